@@ -2,8 +2,5 @@
 
 ``pictures`` has all kinds by name. Each has a ``draw_...`` function, which returns one matplotlib ``Figure``; it raises
 ``NothingToDrawError`` where a run holds nothing that it could show, and ``RunFolderError`` where a folder is damaged.
-``python -m analysis RUN...`` draws those that apply; ``report`` (``fedsim report RUN...``) puts them on one page, with a
-timeline that can be looked at closely.
-
-``lanes`` draws devices' lanes, ``series`` puts seeds together, and ``style`` is what all share.
+``python -m analysis RUN...`` draws those that apply; ``report`` (``fedsim report RUN...``) puts them on one page.
 """

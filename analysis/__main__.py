@@ -39,7 +39,10 @@ def main(
     endings, span = _chosen("--format", formats, FORMATS), _rounds(rounds)
     wanted = KINDS if only is None else _chosen("--only", only, KINDS)
     folders = [RunFolder(path) for path in runs]
-    target = _target(folders, out)
+    first = folders[0].path.resolve()
+    target = first.with_name(f"{first.name}-figures") if out is None else out
+    if target.exists() and not target.is_dir():
+        raise PictureError(f"--out {str(target)!r} is a file; give a folder")
     for kind, name, draw in _pictures(folders, span, devices, order):
         if kind in wanted:
             try:
@@ -51,7 +54,6 @@ def main(
 def _pictures(
     runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
 ) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
-    """Each picture's kind (one of ``KINDS``), its name, and what draws it."""
     names = [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
     how: dict[str, dict[str, Any]] = {"stragglers": {"rounds": rounds}, "membership": {"devices": devices}}
     how["timeline"] = {"devices": devices, "order": order, "rounds": rounds}
@@ -80,14 +82,6 @@ def _rounds(text: str | None) -> tuple[int, int] | None:
     if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
         raise PictureError(f"--rounds is {text!r}; allowed is A:B with whole numbers A < B, such as 0:5")
     return int(first), int(stop)
-
-
-def _target(runs: Sequence[RunFolder], out: Path | None) -> Path:
-    first = runs[0].path.resolve()
-    target = first.with_name(f"{first.name}-figures") if out is None else out
-    if target.exists() and not target.is_dir():
-        raise PictureError(f"--out {str(target)!r} is a file; give a folder")
-    return target
 
 
 if __name__ == "__main__":

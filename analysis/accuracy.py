@@ -14,8 +14,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone, group_by_scenario
+from fedsim.lab.reading.history import History
 from fedsim.records.folder import ROUNDS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _CUT = 0.02  # an axis that begins higher says so
@@ -128,7 +128,6 @@ def _course(run: RunFolder, name: str) -> pd.DataFrame:
 
 
 def _draw_epsilon(panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
-    """A line on an axis of its own: the privacy that was spent until then, where it is known; returns the legend's entry."""
     if curve["epsilon"].isna().all():
         return []
     for panel, axis in zip(panels, axes, strict=True):

@@ -14,9 +14,9 @@ from matplotlib.lines import Line2D
 from fedsim.analysis import style
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import History
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find
@@ -108,13 +108,11 @@ def read_clusterings(history: History) -> list[Clustering]:
 
 
 def _some_of(found: list[Clustering]) -> tuple[list[Clustering], str]:
-    """The first, the last, and some between, of more than six, and words that say so."""
     chosen = [found[place] for place in style.evenly(len(found), _MOST)] if found else []
     return chosen, f"{len(chosen)} of {len(found)} clusterings" if len(chosen) < len(found) else ""
 
 
 def _grid(part: Figure | SubFigure, count: int) -> list[Axes]:
-    """So many panels, at most three in a row."""
     panels = part.subplots(math.ceil(count / 3), min(3, count), squeeze=False).ravel()
     for panel in panels[count:]:
         panel.set_axis_off()
@@ -254,7 +252,7 @@ def draw_embedding(run: RunFolder) -> Figure:
     side = style.WIDTH_IN / max(2, columns) - 0.2
     figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1))
     before, last = chosen[0], np.empty((0, 2))
-    for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=True):
+    for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=False):
         points, share = principal_components(_coordinates(clustering))
         if len(last):  # rotated or mirrored so that devices come nearest to where they were (Schoenemann 1966)
             _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
@@ -265,15 +263,12 @@ def draw_embedding(run: RunFolder) -> Figure:
     groups = sorted({int(group) for one in chosen for group in one.groups})
     handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
-    return style.finished(figure, [run], handles, "; ".join(filter(None, [_what(chosen[0]), part])))
-
-
-def _what(clustering: Clustering) -> str:
-    measure = f" ({style.short(clustering.measure, 30)})" if clustering.measure else ""
-    if clustering.features is not None:
-        return _FEATURES.get(clustering.measure, f"features{measure}")
-    kind = "similar to each other" if clustering.alike else "distant from each other"
-    return f"devices as {kind} as the server saw them{measure}"
+    first = chosen[0]
+    measure = f" ({style.short(first.measure, 30)})" if first.measure else ""
+    what = f"devices as {'similar to' if first.alike else 'distant from'} each other as the server saw them{measure}"
+    if first.features is not None:
+        what = _FEATURES.get(first.measure, f"features{measure}")
+    return style.finished(figure, [run], handles, "; ".join(filter(None, [what, part])))
 
 
 def _coordinates(clustering: Clustering) -> Floats:

@@ -64,8 +64,7 @@ class ReportedGrouping:
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
     """Every grouping of the run by data size, in order; tiers of latency are none.
 
-    A device has reported all its samples when a task outside of any round has ended well, its largest part when it has split
-    its data, and counts no more when it was lost.
+    A device reports all its samples by a task outside of any round, its largest part by a split, and nothing once it is lost.
     """
     by_latency = run.scenario.get("strategy", {}).get("tiers_from") == "latency"
     samples = dict(zip(*map(as_list, run.table(DEVICES).select(["device", "samples"]).columns), strict=True))
@@ -161,7 +160,6 @@ def _colour(group: int) -> str:
 
 
 def _draw_members(panel: Axes, groupings: list[ReportedGrouping], rounds: int) -> None:
-    """Each cluster's members from one clustering to the next, its number at the end of its line."""
     times = [grouping.round for grouping in groupings]
     members = np.array([grouping.members for grouping in groupings])
     end = max(rounds, times[-1] + 1)

@@ -13,9 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.lab.reading.history import History
 from fedsim.language.units import show_joules
 from fedsim.meters.energy import PHASES, PLACES, TABLE
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 _COLOURS = {"idle": "#A9BFCC", "compute": style.GREEN, "receive": style.SKY, "send": style.BLUE, "tail": style.ORANGE}

@@ -15,7 +15,7 @@ from matplotlib.transforms import ScaledTranslation
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone
 from fedsim.arrays import Ints
-from fedsim.records.fairness import jain_over_time, selections
+from fedsim.lab.reading.fairness import jain_over_time, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder
 

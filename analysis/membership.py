@@ -16,9 +16,9 @@ from fedsim.analysis import style
 from fedsim.analysis.timeline import MOST_LANES, mark_rows, number_rounds
 from fedsim.arrays import Ints
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import NO_GROUP, History
 from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS, ROUNDS
-from fedsim.records.history import NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits
@@ -138,7 +138,6 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
-    """The groups' sizes, one on the other, those without a group on top."""
     sizes = {group: history.sizes(group) for group in [*history.groups, NO_GROUP]}
     times = np.unique(np.concatenate([[history.end], *(at for at, _ in sizes.values())]))
     base = np.zeros(len(times))
@@ -286,7 +285,6 @@ def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluste
 
 
 def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float) -> None:
-    """At the end of each leaf its devices and the mean of their accuracies; ``height`` in inches."""
     panel.set_ylim(len(leaves) - 0.4, -0.75)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)

@@ -19,7 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.errors import nearest
-from fedsim.records.history import History, parsed
+from fedsim.lab.reading.history import History, parsed
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = ("valid", "slow", "late", "lost", "stopped")

@@ -1,7 +1,4 @@
-"""The timeline of a run: a lane a device, what it did when, and what all did together.
-
-Bars of one kind are one collection, and many bars become pixels inside the SVG: it stays small, and takes seconds.
-"""
+"""The timeline of a run: a lane a device, what it did when, and what all did together."""
 
 from contextlib import suppress
 from typing import Any
@@ -21,9 +18,9 @@ from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import FedsimError, nearest
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
 from fedsim.language.units import BytesPerSecond, read_quantity, show_seconds
-from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 
 _ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
@@ -313,8 +310,7 @@ def capacity(run: RunFolder) -> dict[str, float | None]:
 
 def counted(stretches: pd.DataFrame) -> Curve:
     """Number of these stretches of time, with ``start`` and ``end`` (s), that go on at a time."""
-    times = stretches[["start", "end"]].to_numpy(float).ravel("F")
-    return summed(times, np.repeat([1.0, -1.0], len(stretches)))
+    return summed(stretches[["start", "end"]].to_numpy(float).ravel("F"), np.repeat([1.0, -1.0], len(stretches)))
 
 
 def draw_work(axes: Axes, view: View) -> None:
@@ -345,8 +341,8 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     _, size, name = style.unit_for(most, _RATES)
     handles: list[Artist] = []
     for way, sign, step in (("down", 1.0, "download"), ("up", -1.0, "upload")):
-        look: dict[str, Any] = {"color": style.STEPS[step], "linewidth": 0, "gid": way}
-        axes.stairs(sign * rates[way] / size, edges / view.unit.size, fill=True, **look)
+        heights, colour = sign * rates[way] / size, style.STEPS[step]
+        axes.stairs(heights, edges / view.unit.size, fill=True, color=colour, linewidth=0, gid=way)
         limit = limits[way]
         if limit is not None and limit <= 1.3 * most:  # one far above would flatten what was carried
             peaks[way] = max(peaks[way], limit)

@@ -23,9 +23,9 @@ from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
 from fedsim.analysis.timeline import ROUND_END, counted, on_lanes, some_lines
 from fedsim.arrays import Floats
+from fedsim.lab.reading.history import History, parsed
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.history import History, parsed
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder
 

@@ -11,14 +11,14 @@ from fedsim.version import __version__ as __version__
 if TYPE_CHECKING:
     from fedsim.build import build_world
     from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.lab.loading import LoadedRun, Result, load_run, run, run_async
     from fedsim.lab.study.loaded import LoadedStudy, load_study
-    from fedsim.loading import LoadedRun, Result, load_run, run, run_async
     from fedsim.scenario import Scenario, load
     from fedsim.simulation import Record, Simulation
 
 _HOMES = {
     "scenario": ["load", "Scenario"],
-    "loading": ["run", "run_async", "Result", "load_run", "LoadedRun"],
+    "lab.loading": ["run", "run_async", "Result", "load_run", "LoadedRun"],
     "lab.study.conduct": ["run_study"],
     "lab.study.loaded": ["load_study", "LoadedStudy"],
     "simulation": ["Simulation", "Record"],

@@ -69,10 +69,7 @@ def is_full(error: Exception) -> bool:
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message of an error that fedsim does not raise itself; ``folder`` is where the failed work was written.
-
-    A full disk and a missing hook of a user's class are named.
-    """
+    """The message of an error that fedsim does not raise itself; ``folder`` is where the failed work was written."""
     if is_full(error):
         name = getattr(error, "filename", None)
         place = folder if name is None else Path(os.fsdecode(name)).parent

@@ -1,15 +1,21 @@
-"""Reading of files of any origin: pipes and devices are refused, and so is nesting without end."""
+"""Files of any origin, of which pipes, devices and nesting without end are refused, and files that survive a power cut.
+
+An operating system writes contents and names to the disk in any order. A content is safe when its file was synced, a name when
+its folder was.
+"""
 
 import errno
 import json
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 SOUGHT = "a relative path is sought in data.root, or without that in the working directory and then in $FEDSIM_DATA"
+WRITING = ".writing"  # suffix of incomplete files
 _TOO_DEEP = "it is nested too deeply"
 
 
@@ -59,3 +65,39 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     for key, value in tables.items():
         found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
     return found
+
+
+def sync(path: Path) -> None:
+    """Sync the content of a file, or the names in a folder, to the disk."""
+    is_folder = path.is_dir()
+    if is_folder and os.name != "posix":  # other systems do not open folders
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if not is_folder or error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot sync folders
+            raise
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A path that becomes ``path`` when it is written; the name is safe only after ``sync(path.parent)``, once for many."""
+    beside = path.with_name(path.name + WRITING)
+    beside.unlink(missing_ok=True)
+    try:
+        yield beside
+        sync(beside)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its missing parents, and sync their names."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in missing:
+        sync(folder.parent)

@@ -41,14 +41,3 @@ class ModelCost:
     weights: float
     memory: float
     memory_a_sample: float
-
-    @classmethod
-    def of_size(cls, weights: float, flops_a_sample: float, *, momentum: bool) -> "ModelCost":
-        """The cost of a model with a known size (bytes) and known FLOPs of a training step on a sample.
-
-        A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches.
-        """
-        forward = operation(0.0, flops_a_sample / 3, weights)
-        backward = operation(0.0, flops_a_sample * 2 / 3, 2 * weights)
-        update = operation(weights / 2, 0.0, (8.0 if momentum else 3.0) * weights)
-        return cls(forward, backward, update, weights, (3.0 if momentum else 2.0) * weights, 0.0)

@@ -50,10 +50,7 @@ def _holds(said: Any, there: Any) -> bool:
 
 
 def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file, called ``what`` in errors; if it ``extends`` another one, merged into that one's.
-
-    ``of``: the files that extend it.
-    """
+    """The tables of a TOML file (a ``what``), merged into those that it ``extends``; ``of``: the files that extend it."""
     here, name = Path(path), f"the {what} {str(path)!r}"
     try:
         own = files.read_toml(here)
@@ -78,19 +75,11 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
 def apply_changes(
     scenarios: Sequence[Tables], changes: Sequence[str], root: type[Spec], tell: Callable[[str], object] = lambda _: None
 ) -> list[SetChange]:
-    """Carry out changes on the tables of scenarios; the order of the changes does not matter.
+    """Carry out changes (``key.path=value``) on the tables of scenarios; the order of the changes does not matter.
 
-    Whole tables come before keys in them, and a ``kind`` before the other keys of its table. What a change gives is never
-    dropped: a key that the table's kind lacks stays, to be refused by name.
-
-    Args:
-        scenarios: they are altered.
-        changes: ``key.path=value`` each; a value is TOML, or else plain text. ``key.path=`` takes the key away.
-        root: the spec of a scenario. Where a change alters the ``kind`` of a table, keys that the new kind lacks are dropped.
-        tell: called with a line for each dropped key.
-
-    Raises:
-        ScenarioError: a change cannot be carried out, or is undone by another one.
+    Whole tables come before keys in them, and a ``kind`` before the other keys of its table. Where a change alters the ``kind``
+    of a table, keys that the new kind lacks are dropped, each with a line to ``tell``. What a change gives is never dropped: a
+    key that the table's kind lacks stays, to be refused by name. ``root`` is the spec of a scenario.
     """
     read = [read_change(change) for change in changes]
     given = {change.keys for change in read}

@@ -9,25 +9,11 @@ from fedsim.data.partitions import Partition, federated
 from fedsim.data.shifts import Change, Shift
 from fedsim.data.sources import Source
 from fedsim.evaluation.evaluator import Measured
-from fedsim.federation import (
-    BEST,
-    Client,
-    Contents,
-    Device,
-    Header,
-    Instruction,
-    Lazy,
-    LocalResult,
-    Opaque,
-    Partial,
-    Peer,
-    PreviousResult,
-    Real,
-    RunInfo,
-    Server,
-    TaskEnd,
-)
+from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
 from fedsim.federation.codecs import Codec, Coded
+from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.devices import Device
+from fedsim.federation.server import Peer, Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref

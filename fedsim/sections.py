@@ -1,7 +1,4 @@
-"""The sections of a scenario, and what they must say of each other to be run.
-
-Each section is a ``Spec`` in the module of its rule.
-"""
+"""The sections of a scenario, each a ``Spec`` in the module of its rule, and what they must say of each other to be run."""
 
 from collections.abc import Iterator
 from itertools import chain, starmap
@@ -105,9 +102,9 @@ class Sections(Spec):
             yield f"strategy.kind is {kind}, which needs edge servers, and the network has none; allowed with {allowed}"
         if strategy.at_edges and network.edge_servers:
             strategy.check_edges(network.edge_servers)
-        for key, why in self._of_servers().items() if strategy.serverless else ():
-            if why:
-                yield f"{key} is given, {why}; not for strategy.kind = {kind}, which has no server"
+        for key, is_given, why in self._of_servers() if strategy.serverless else ():
+            if is_given:
+                yield f"{key} is given, which {why}; not for strategy.kind = {kind}, which has no server"
         if self.malicious is not None:
             self.malicious.check(population.devices)
         if self.drift is not None and population.samples is not None:
@@ -119,18 +116,19 @@ class Sections(Spec):
         if self.not_restorable and (self.checkpoint.rounds or self.checkpoint.time):
             yield f"[checkpoint] asks for a run that can be resumed, but {self.not_restorable}"
 
-    def _of_servers(self) -> dict[str, str | Literal[False]]:
-        """Sections that need a server, and why."""
+    def _of_servers(self) -> Iterator[tuple[str, bool, str]]:
+        """Sections that need a server, whether they are given, and why they do."""
         up = self.messages.up
         of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
-        codec = f"which writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices"
-        return {
-            "messages.up": of_changes and codec,
-            "energy": self.energy is not None and "which counts what tasks alone draw",
-            "server": self.server != ServerSpec() and "which is how long a server computes and waits",
-            "messages.down": self.messages.down.kind != "plain" and "which is how a server writes models",
-            "network.edge": bool(self.network.edge_servers) and "which are servers",
-        }
+        yield (
+            "messages.up",
+            of_changes,
+            f"writes changes of a model ({up.kind!r}), or keeps what it leaves out; not between devices",
+        )
+        yield "energy", self.energy is not None, "counts what tasks alone draw"
+        yield "server", self.server != ServerSpec(), "is how long a server computes and waits"
+        yield "messages.down", self.messages.down.kind != "plain", "is how a server writes models"
+        yield "network.edge", bool(self.network.edge_servers), "are servers"
 
     def _of_messages(self) -> Iterator[str]:
         """Codecs that cannot write what the strategy sends."""
@@ -187,20 +185,20 @@ class Sections(Spec):
         if training.state != "sent":
             return
         aggregation, name = getattr(strategy, "aggregation", None), getattr(training, "optimiser", training.kind)
-        needed = {
-            f"the trainer is {name!r}, of whose state no size is known": training.state_numbers({"": (2, 2)}) > 0,
-            f"strategy.kind is {strategy.kind!r}": vars(type(strategy)).get("mixes_states", False),
-            "strategy.server is given": getattr(strategy, "server", None) is None,
-            f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}": type(aggregation) in (Weighted, Mean),
-            "strategy.secure_aggregation is given": getattr(strategy, "secure_aggregation", None) is None,
-            f"messages.down is {messages.down.kind!r}": isinstance(messages.down, Plain),
-            f"messages.up is {messages.up.kind!r}": isinstance(messages.up, Plain),
-            "malicious is given": self.malicious is None,
-            "model.keep or model.send is given": not self.model.says_what_stays,
-        }
+        refused = [
+            (training.state_numbers({"": (2, 2)}) <= 0, f"the trainer is {name!r}, of whose state no size is known"),
+            (not vars(type(strategy)).get("mixes_states", False), f"strategy.kind is {strategy.kind!r}"),
+            (getattr(strategy, "server", None) is not None, "strategy.server is given"),
+            (type(aggregation) not in (Weighted, Mean), f"strategy.aggregation is {getattr(aggregation, 'kind', None)!r}"),
+            (getattr(strategy, "secure_aggregation", None) is not None, "strategy.secure_aggregation is given"),
+            (not isinstance(messages.down, Plain), f"messages.down is {messages.down.kind!r}"),
+            (not isinstance(messages.up, Plain), f"messages.up is {messages.up.kind!r}"),
+            (self.malicious is not None, "malicious is given"),
+            (self.model.says_what_stays, "model.keep or model.send is given"),
+        ]
         allowed = "moments (as Adam's) and 'fedavg' or 'fedprox', 'weighted' or 'mean'"
         without = "codecs, server optimiser, secure aggregation, attack and kept tensors"
-        for said in (said for said, holds in needed.items() if not holds):
+        for said in (said for holds, said in refused if holds):
             yield f"training.state is 'sent' and {said}; allowed are {allowed}, without {without}"
 
     @property
@@ -214,11 +212,7 @@ class Sections(Spec):
         return self.world.not_restorable or self.strategy.not_restorable
 
     def meters_in(self, context: MeterContext) -> Meters:
-        """The meters of a run in such a world.
-
-        Raises:
-            ScenarioError, DataError: a meter cannot be made there.
-        """
+        """The meters of a run in such a world; ``ScenarioError``, ``DataError``: one cannot be made there."""
         sections = {"energy": self.energy, "costs": self.costs}
         built = {name: spec.build(context) for name, spec in sections.items() if spec is not None}
         return Meters(built, [spec.build(context) for spec in self.meters])

@@ -51,11 +51,7 @@ def _named(name: str, refusal: str) -> Path:
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a shipped file and the files that it names into a folder; returns the copies, the file itself first.
-
-    Raises:
-        ScenarioError: nothing is shipped under that name, or a file is there already.
-    """
+    """Copy a shipped file and those that it names into a folder, where none may be; returns the copies, itself first."""
     files = _with_named(_named(name, f"nothing called {name!r} comes with fedsim"))
     above = os.path.commonpath([file.parent for file in files])
     copies = {file: folder / file.relative_to(above) for file in files}

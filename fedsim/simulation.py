@@ -1,8 +1,7 @@
 """The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
 
-Simulated time belongs to SimPy alone. asyncio steps the environment and lets others watch; it never decides an order. Within
-one instant the order is that of ``fedsim.environment``. While real work is joined no event is processed, so that the work
-may take any time on any number of workers, and the run is the same to the bit.
+asyncio steps the environment and lets others watch; within one instant the order is that of ``fedsim.environment``. While real
+work is joined no event is processed, so that the run is the same to the bit whatever time that takes.
 
 Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days); later times are as
 far apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
@@ -115,21 +114,16 @@ class Simulation:
     def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
         self.env = Environment()
         self.env.moved = self._move
-        self.now = 0.0
-        self.end = CLOCK_END_S
-        self.ended = self.env.event()
+        self.now, self.end, self.ended = 0.0, CLOCK_END_S, self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
         self.stopped: str | None = None
-        self._over = False
+        self.settled = self.working = self._over = self._interrupted = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
         self._finals: list[Callable[[], None]] = []
         self._closers: list[Callable[[], None]] = []
         self._watched: deque[Record] | None = None
         self._between: list[Callable[[], None]] = []
-        self._interrupted = False
-        self.settled = False
-        self.working = False
         self.idle: Callable[[], bool] | None = None
         self.installed: Any = None if blueprint is None else blueprint.install(self)
 
@@ -228,7 +222,7 @@ class Simulation:
         found = []
         for event in self.env.alarms():
             if not isinstance(event, Alarm) or event.when <= self.now:
-                why = f"{event!r} has no name" if not isinstance(event, Alarm) else "the instant is not over"
+                why = "the instant is not over" if isinstance(event, Alarm) else f"{event!r} has no name"
                 raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
             found.append((*event.name, event.when))
         return found

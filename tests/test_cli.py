@@ -146,18 +146,6 @@ class TestMistakes:
         for name, says in (("none", "does not exist"), ("x" * 300, "cannot be used: File name too long")):
             assert self.refused(verb, tmp_path / name) == f"fedsim: '{tmp_path / name}' {says}\n"
 
-    def test_missing_and_truncated_data(self, scenario: Path, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        words = ("run", scenario, "--out", out, "--set", "data.source=mnist")
-        message = self.refused(*words, "--set", f"data.root={tmp_path}")
-        assert "train-images-idx3-ubyte" in message
-        assert f"`fedsim data fetch mnist --root {tmp_path}`" in message
-        (tmp_path / "mnist").mkdir()
-        for name in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
-            (tmp_path / "mnist" / f"{name}-ubyte").write_bytes(b"\x00\x00\x08\x03\x00\x00")
-        assert "ubyte" in self.refused(*words, "--set", f"data.root={tmp_path}")
-        assert not out.exists()
-
 
 def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"

@@ -1,6 +1,8 @@
 """Files that a user names: pipes, devices, and nesting without end are refused, not waited for or followed."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,14 @@ def test_files_as_windows_writes_them(tmp_path: Path) -> None:
     assert read_toml(tmp_path / "a.toml") == {"name": "é", "seed": 2}
     assert read_json(tmp_path / "a.json") == {"name": "é"}
     assert read_hours(tmp_path / "a.csv", 0) == pytest.approx([1e-5] * 24)
+
+
+CASES = {"scenarios": 5, "folders": 2, "inputs": 8}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="watches forked processes as only Linux lets one")
+def test_it_is_done_or_refused(tmp_path: Path) -> None:
+    counts = [word for kind, count in CASES.items() for word in (f"--{kind}", str(count))]
+    command = [sys.executable, "-m", "tests.benchmarks.fuzz", *counts, "--out", str(tmp_path / "out")]
+    told = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
+    assert told.returncode == 0, told.stdout[-5000:] + told.stderr[-2000:]

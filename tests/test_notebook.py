@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim import loading
+from fedsim.lab import loading
 
 
 def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Path) -> None:

@@ -14,9 +14,8 @@ import pytest
 import tomli_w
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.named import make_executor
 from fedsim.language.registry import refuse_wrong_hooks
-from fedsim.output.progress import summary_lines
+from fedsim.output.terminal import summary_lines
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill
@@ -43,16 +42,6 @@ class TestOwnParts(StrategyContract):
 
 
 @pytest.mark.parametrize("executor", EXECUTORS)
-def test_executors_agree_and_bytes_are_the_codecs(executor: str) -> None:
-    sections = eventful_world(OWN) | SECTIONS
-    inline, other = run(sections), run(sections, executor=make_executor(executor, workers=2))
-    for name in ("events_sha256", "models_sha256", "bytes"):
-        assert inline[name] == other[name]
-    assert inline["bytes"]["by_purpose"]["update"] % 1 == 0
-    assert inline["bytes"]["by_purpose"]["times"] > 0
-
-
-@pytest.mark.parametrize("executor", EXECUTORS)
 def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
     executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -67,25 +56,16 @@ def test_in_a_file_outside_of_any_package_killed_and_resumed_it_is_the_same_run(
     assert result["same"], result
     of_one_thread = run(sections)
     summary = json.loads((tmp_path / "cut" / "summary.json").read_text())
-    for name in ("events_sha256", "models_sha256"):
+    for name in ("events_sha256", "models_sha256", "bytes"):
         assert summary[name] == of_one_thread[name]
+    assert summary["bytes"]["by_purpose"]["update"] % 1 == 0
+    assert summary["bytes"]["by_purpose"]["times"] > 0
 
 
 def write(folder: Path, sections: Mapping[str, Any], name: str = "scenario.toml") -> str:
     path = folder / name
     path.write_text(tomli_w.dumps(dict(sections)))
     return str(path)
-
-
-def test_a_file_in_the_working_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mymod_of_mine.py").write_text("from fedsim.plugin import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    strategy = {"kind": "./mymod_of_mine.py:Mine", "clients_per_round": 2}
-    sections = {"strategy": strategy, "learning": "off", "stop": {"rounds": 1}}
-    result = call("run", write(tmp_path, sections), "--out", "out", "--allow-code")
-    assert result.exit_code == 0, result.output
-    assert json.loads(Path("out/summary.json").read_text())["strategy"] == "./mymod_of_mine.py:Mine"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pty
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,16 +21,15 @@ from typing import Any
 
 import networkx
 import pytest
-from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsim
 from fedsim.checkpoint import store
-from fedsim.cli import main
 from fedsim.errors import CheckpointError, RunFolderError
 from fedsim.records.lock import LOCK, locked
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from tests.calls import call
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
@@ -137,11 +137,6 @@ def words(scenario: dict[str, Any], place: Path) -> list[str]:
     return ["run", str(path), "--out", str(place / "out"), "--quiet"]
 
 
-def called(*given: str) -> Result:
-    """The command line, in this process."""
-    return CliRunner().invoke(main, list(given))
-
-
 class TestCommandLine:
     """What is stopped is a process of its own; it goes on in this one."""
 
@@ -163,7 +158,7 @@ class TestCommandLine:
         process.send_signal(end)
         assert process.wait(60) == (130 if end == signal.SIGTERM else -end)
         assert (tmp_path / "out" / "summary.json").exists() == (end == signal.SIGTERM)
-        assert called(*words(scenario, tmp_path), "--resume").exit_code == 0
+        assert call(*words(scenario, tmp_path), "--resume").exit_code == 0
         assert_same_run(tmp_path / "whole", tmp_path / "out")
 
     def test_the_end_of_its_terminal_saves_the_run(self, tmp_path: Path) -> None:
@@ -278,6 +273,8 @@ class TestRefusals:
     def test_a_folder_in_which_another_process_works(self, cut: Cut) -> None:
         with locked(cut[1]):
             refused(cut, rf"another process \({os.getpid()} on ")
+            with pytest.raises(RunFolderError, match="already holds"):
+                run(*cut)
         assert go_on(*cut)["status"] == "done"
         assert not (cut[1] / LOCK).exists()
 
@@ -357,48 +354,6 @@ def test_a_network_that_was_changed_is_written_again(tmp_path: Path) -> None:
         assert_sound(tmp_path / "cut")
 
 
-def test_two_at_a_time_do_not_harm_each_other(tmp_path: Path, made: Made) -> None:
-    """While a process resumes a run, another that wants to, or to begin one there, is told who does."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=2, rounds=60)
-    assert run_until(scenario, tmp_path / "out", 100) == "interrupted"
-    command = words(scenario, tmp_path)
-    first = subprocess.Popen([sys.executable, "-c", "from fedsim.cli import main; main()", *command, "--resume"])
-    TestCommandLine.wait_for(tmp_path / "out", LOCK)
-    while not (tmp_path / "out" / LOCK).read_text():  # it is about to write who it is
-        time.sleep(0.01)
-    second = called(*command, "--resume")
-    assert second.exit_code == 2
-    assert f"another process ({first.pid} on " in second.output
-    assert called(*command).exit_code == 2
-    assert first.wait(60) == 0
-    assert_same_run(made(scenario, tmp_path / "whole"), tmp_path / "out")
-    assert_sound(tmp_path / "out")
-
-
-def test_a_full_disk_leaves_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every write of the third checkpoint fails in turn; the run says so, and goes on later from the second."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=3) | {"checkpoint": {"time": "7 s"}}
-    run(scenario, tmp_path / "whole")
-    written = Path.write_bytes
-    calls = 0
-
-    def full(path: Path, content: Any) -> int:
-        nonlocal calls
-        if ".writing" in str(path):
-            calls += 1
-            if calls > 7:
-                raise OSError(28, "No space left on device")
-        return written(path, content)
-
-    monkeypatch.setattr(Path, "write_bytes", full)
-    with pytest.raises(OSError, match="No space left"):
-        fedsim.run(fedsim.Scenario(**scenario), tmp_path / "cut", executor="inline")
-    monkeypatch.undo()
-    assert not list((tmp_path / "cut" / store.FOLDER).glob("*.writing"))
-    go_on(scenario, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
-
-
 @contextmanager
 def no_file_larger_than(size: int) -> Iterator[None]:
     """The system refuses to make any file of this process larger."""
@@ -412,18 +367,19 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
 def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, made: Made) -> None:
-    """The system refuses every file beyond a size: the run fails without a traceback, and goes on when there is room again."""
+    """The system refuses every file beyond a size: the run fails without a traceback, and goes on from its last checkpoint."""
     scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=20)
     scenario |= {"checkpoint": {"time": "7 s"}}
     whole, out = made(scenario, tmp_path / "whole"), tmp_path / "out"
     most_bytes = int(share * max(file.stat().st_size for file in whole.rglob("*") if file.is_file()))
     command = words(scenario, tmp_path)
     with no_file_larger_than(most_bytes):
-        failed = called(*command)
+        failed = call(*command)
     assert failed.exit_code == 1
     assert isinstance(failed.exception, SystemExit)
     assert "File too large" in failed.output
     assert "Traceback" not in failed.output
+    assert not [*(out / store.FOLDER).glob("*.writing")]
     if any((out / store.FOLDER).glob("*")):
         go_on(scenario, out)
         assert_same_run(whole, out)
@@ -439,3 +395,60 @@ def test_checkpoints_change_nothing(tmp_path: Path) -> None:
     assert len(list((tmp_path / "often" / store.FOLDER).iterdir())) == 2
     assert not (tmp_path / "never" / store.FOLDER).exists()
     assert not list((tmp_path / "never").glob("*.part-*"))
+
+
+_HOLDER = """
+import sys, time
+from pathlib import Path
+from fedsim.records.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+
+
+def holder(folder: Path, seconds: float) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-c", _HOLDER, str(folder), str(seconds)]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert started.stdout is not None
+    assert started.stdout.readline() == "held\n"
+    return started
+
+
+def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
+    with holder(tmp_path, 60) as other:
+        with pytest.raises(RunFolderError) as refusal, locked(tmp_path):
+            pass
+        assert str(refusal.value) == (
+            f"another process ({other.pid} on {socket.gethostname()!r}) works in {str(tmp_path)!r}; wait, or end it"
+        )
+        other.kill()
+    assert (tmp_path / LOCK).exists()  # nobody was there to remove it
+    with locked(tmp_path):
+        pass
+    assert not (tmp_path / LOCK).exists()
+
+
+def test_who_is_patient_gets_it_when_its_holder_has_ended(tmp_path: Path) -> None:
+    with holder(tmp_path, 0.5):
+        began = time.monotonic()
+        with locked(tmp_path, patience_s=30):
+            assert time.monotonic() - began < 30
+            with pytest.raises(RunFolderError), locked(tmp_path):
+                pass
+
+
+@pytest.mark.parametrize("text", ["", "one two", "1 \x1b[31mred 3", "\x00" * 5000])
+def test_a_name_that_says_nothing_is_not_repeated(tmp_path: Path, text: str) -> None:
+    with locked(tmp_path):
+        (tmp_path / LOCK).write_text(text)
+        with pytest.raises(RunFolderError, match=r"^another process works in"), locked(tmp_path):
+            pass
+
+
+def test_a_link_to_another_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "precious.txt").write_text("mine")
+    (tmp_path / LOCK).symlink_to(tmp_path / "precious.txt")
+    with pytest.raises(RunFolderError, match="cannot be locked"), locked(tmp_path):
+        pass
+    assert (tmp_path / "precious.txt").read_text() == "mine"

@@ -1,12 +1,11 @@
 """Whole runs: how they end, what they leave, and what ``fedsim.run`` gives back."""
 
+import random
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim.audit import audit
@@ -176,51 +175,38 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     assert device not in server.clients.sample(20, "x")
 
 
-# Any world: time and bytes only, so that hundreds can be tried.
+def any_world(seed: int) -> dict[str, Any]:
+    """Time and bytes only, so that hundreds can be tried."""
+    draw = random.Random(seed)
+    times = ["500 ms", "3 s", "20 s", "2 min", "1 h"]
 
-TIMES = st.sampled_from(["500 ms", "3 s", "20 s", "2 min", "1 h"])
-RATES = st.sampled_from(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"])
-LINKS = {"down": RATES, "up": RATES}
-LATENCY = st.sampled_from(["0 s", "40 ms", "3 s"])
-SLOW = {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}
+    def link() -> dict[str, Any]:
+        return {way: draw.choice(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"]) for way in ("down", "up")}
+
+    network = {"server": link(), "device": link() | {"latency": draw.choice(["0 s", "40 ms", "3 s"])}}
+    cells = draw.choice([{"kind": "star"}, {"kind": "tree", "cells": draw.randint(1, 4), "cell": link()}])
+    strategy = {"kind": draw.choice(["fedavg", "fedprox", "local"]), "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
+    strategy |= {"deadline": draw.choice([None, "10 s", "60 s", "10 min"])}
+    strategy |= {"over_selection": draw.choice([1.0, 1.5])} if strategy["kind"] != "local" else {}
+    away = {"kind": "renewal", "mean_on": draw.choice(times), "mean_off": draw.choice(times)}
+    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": draw.choice([0.0, 0.5])}
+    population |= {"availability": draw.choice([away, {"kind": "always"}])}
+    population |= draw.choice([{}, {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}}])
+    sections = {"seed": seed, "learning": "off", "population": population, "network": network | cells, "strategy": strategy}
+    return sections | {"stop": {"rounds": 6, "simulated_time": "1 day"}}
 
 
 @pytest.mark.long
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(
-    seed=st.integers(0, 1000),
-    network=st.fixed_dictionaries(
-        {"server": st.fixed_dictionaries(LINKS), "device": st.fixed_dictionaries(LINKS | {"latency": LATENCY})}
-    ),
-    cells=st.one_of(
-        st.just({"kind": "star"}), st.fixed_dictionaries({"cells": st.integers(1, 4), "cell": st.fixed_dictionaries(LINKS)})
-    ),
-    away=st.one_of(st.none(), st.fixed_dictionaries({"kind": st.just("renewal"), "mean_on": TIMES, "mean_off": TIMES})),
-    deadline=st.sampled_from([None, "10 s", "60 s", "10 min"]),
-    kind=st.sampled_from(["fedavg", "fedprox", "local"]),
-    over=st.sampled_from([1.0, 1.5]),
-    jitter=st.sampled_from([0.0, 0.5]),
-    slow=st.booleans(),
-)
-def test_disconnections_in_any_phase_leave_no_trace_of_disorder(
-    seed: int, network: Any, cells: Any, away: Any, deadline: Any, kind: str, over: float, jitter: float, slow: bool,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:  # fmt: skip
-    strategy = {"kind": kind, "clients_per_round": 6, "local_epochs": 3, "retry": "10 s", "deadline": deadline}
-    strategy |= {"over_selection": over} if kind != "local" else {}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": jitter}
-    population |= {"availability": away or {"kind": "always"}} | ({"slow_phases": SLOW} if slow else {})
-    sections = {"seed": seed, "learning": "off", "population": population, "network": {"kind": "tree"} | network | cells}
-    scenario = fedsim.Scenario(**sections, strategy=strategy, stop={"rounds": 6, "simulated_time": "1 day"})
+@pytest.mark.parametrize("seed", range(60))
+def test_disconnections_in_any_phase_leave_no_trace_of_disorder(seed: int, tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(**any_world(seed))
     try:
-        Simulation(scenario)
+        fedsim.run(scenario, tmp_path / "run", executor="inline")
     except fedsim.ScenarioError as error:
         if "for its download alone" not in str(error):  # the deadline is shorter than any download
             raise
         return
-    folder = tmp_path_factory.mktemp("any") / "run"
-    fedsim.run(scenario, folder, executor="inline")
-    assert not any(audit(folder).values())
+    assert not any(audit(tmp_path / "run").values())
 
 
 # What a run gives back.

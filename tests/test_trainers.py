@@ -26,7 +26,6 @@ from fedsim.strategies import STRATEGIES
 from fedsim.streams import Streams
 from fedsim.testing import FIGURES, StrategyContract, assert_sound, eventful_world, quiet_world, run
 from fedsim.world.device_kinds import find_kind
-from fedsim.world.population import PopulationSpec
 from tests import own_trainers
 from tests.benchmarks.hashes import OF_WORLDS, WORLDS
 from tests.benchmarks.hashes import STRATEGIES as SAID
@@ -357,13 +356,3 @@ def test_processes_tell_of_what_goes_wrong() -> None:
 def test_sections_that_are_not_for_it_are_refused(section: dict[str, Any], message: str) -> None:
     with pytest.raises(ScenarioError, match=message):
         fedsim.Scenario(**sections() | section)
-
-
-def test_a_strategy_may_refuse_a_population() -> None:
-    class Picky(OwnParams):
-        def check_population(self, population: PopulationSpec) -> None:
-            if population.devices > 2:
-                raise ScenarioError(f"population.devices is {population.devices}; allowed with 'own' are 2")
-
-    with pytest.raises(ScenarioError, match="devices is 3; allowed with 'own' are 2"):
-        fedsim.Scenario(**{**sections(), "strategy": Picky()})

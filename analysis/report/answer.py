@@ -48,7 +48,6 @@ def _side_by_side(*plots: Markup | None) -> Markup:
 
 
 def _card(answer: "Answer", goal: "Ranking") -> Markup:
-    """The costs of the best by the goal, and of each the cell that has the least."""
     best, alike = goal.whole[0], style.counted(len(goal.alike), "other")
     doubt = f"not told apart from {alike}" if goal.alike else ""
     figures = [(f"best by {goal.measure.name}", plain(best.name, 60), doubt)]
@@ -76,7 +75,6 @@ def _names(answer: "Answer") -> dict[int, str]:
 
 
 def _plot(ranking: "Ranking", colours: dict[int, str], names: Mapping[int, str]) -> Markup:
-    """One figure of all lines, the best on top: name, value, and a dot with its interval."""
     there = [one for one in ranking.entries if one.values]
     low, high, is_log = _scale(there, ranking)
     rows = []
@@ -104,7 +102,6 @@ def _plot(ranking: "Ranking", colours: dict[int, str], names: Mapping[int, str])
 
 
 def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, float, bool]:
-    """The ends of an axis, and whether it is logarithmic."""
     values = [value for one in entries for value in one.values.values()]
     least, most = min(values), max(values)
     if not ranking.measure.is_cost:
@@ -132,7 +129,6 @@ def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least
 
 
 def _heat(cells: "HeatMap") -> Markup:
-    """The figures of two keys as a table whose cells are the darker the better they are."""
     frame = cells.figures
     heads = [el("th", str(frame.index.name), scope="col", class_="text")]
     heads += [el("th", plain(level, 40), scope="col") for level in frame.columns]

@@ -68,7 +68,7 @@ def gather(paths: Sequence[str | Path]) -> Subject:
     from fedsim.lab.compare.answer import cell_names
     from fedsim.lab.compare.lines import read_lines, title_of
     from fedsim.lab.compare.table import Comparison
-    from fedsim.records.study_folder import is_study, read_index
+    from fedsim.lab.reading.study_folder import is_study, read_index
 
     lines = read_lines(paths)
     runs = tuple(run for line in lines.lines for run in line.runs)

@@ -71,7 +71,6 @@ def build(subject: Subject, *, live: bool = False) -> str:
 
 
 def _frame(title: str, body: Markup) -> str:
-    """The whole document. Its policy lets it run the one script and the one style that stand in it, and load nothing."""
     has_chart = 'class="chart"' in body
     script = "\n".join(asset(f"{name}.js") for name in (*SCRIPTS, *(CHART if has_chart else ())))
     sheet = "\n".join(asset(name) for name in ("report.css", *(("uPlot.min.css",) if has_chart else ())))
@@ -129,7 +128,6 @@ def _compared(subject: Subject) -> list[tuple[str, str]]:
 
 
 def _wasted(run: RunFolder) -> float | None:
-    """Share of a run's bytes that was wasted; None where nothing moved."""
     moved = run.summary["bytes"]
     total = moved["down"] + moved["up"]
     return moved["wasted"] / total if total else None

@@ -40,7 +40,6 @@ def in_short(shown: Shown) -> Markup:
 
 
 def _tiles(run: RunFolder) -> Markup:
-    """The headline numbers."""
     from fedsim.lab.compare.measures import measure
 
     summary, moved, values = run.summary, run.summary["bytes"], measure(run)
@@ -70,7 +69,6 @@ def _tiles(run: RunFolder) -> Markup:
 
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
-    """The scenario in words, and as it is."""
     yield el("p", plain(words.describe(run.scenario), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
@@ -135,7 +133,6 @@ def timelines(shown: tuple[Shown, ...], of: int) -> Markup:
 
 
 def _chooser(shown: tuple[Shown, ...], of: int) -> Iterator[Markup]:
-    """Choosers for the runs of the timelines and of the sections that follow."""
     beside = next((place for place, one in enumerate(shown) if place and one.line is not shown[0].line), 1)
     for name, text, chosen in (("first", "run ", 0), ("second", "beside it ", beside)):
         options = [el("option", one.name, value=place, selected=place == chosen) for place, one in enumerate(shown)]
@@ -206,10 +203,7 @@ def _key_of(run: RunFolder) -> str:
 
 
 def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
-    """Pictures that can be drawn of one run or of several side by side, except ``but``.
-
-    Runs in ``alone`` are drawn one by one, a series each; of ``series`` the means over seeds are drawn.
-    """
+    """Pictures, except ``but``, of the runs in ``alone``, a series each, and of the means over seeds of ``series``."""
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
     over_seeds = any(len(one.runs) > 1 for one in series)

@@ -9,9 +9,9 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
+from fedsim.lab.reading.history import History
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
@@ -126,12 +126,8 @@ def _with_buttons(
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """A row a device that worked, who wasted most first.
-
-    Columns: ``device``, ``speed``, ``samples``, ``group``, ``accuracy``, ``joules`` and ``cost`` as in the devices' table;
-    ``tasks``, and how many of them ended in each way; ``worked_s`` (s), ``wasted_s`` (s, for tasks that were not done), its
-    ``share`` (0..1); ``bytes``.
-    """
+    """A row a device that worked, who wasted most first: some columns of the devices' table; ``tasks``, and how many ended in
+    each way; ``worked_s``, ``wasted_s`` (for tasks that were not done) and its ``share``; ``bytes``."""
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
     of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)

@@ -18,9 +18,9 @@ from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import MEANING, capacity, counted, on_lanes
 from fedsim.arrays import Ints
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
 from fedsim.lab.trackers.link_load import link_load, thinned
 from fedsim.records.folder import AVAILABILITY, ROUNDS
-from fedsim.records.history import MARKS, NO_GROUP, History, parsed
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)
@@ -61,7 +61,6 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
 
 
 def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
-    """The devices that have a lane, by number: all of them, or, of too many, those that worked, or some of these."""
     everyone, steps = history.population.index.to_numpy(np.int64), len(history.steps)
     if len(everyone) <= most_lanes and steps <= most_steps:
         return everyone
@@ -71,7 +70,6 @@ def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
 
 
 def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]") -> TimelineColumns:
-    """Tables of the devices shown, lane by lane, times in whole ticks."""
     run = history.run
 
     def ticks(times: Any) -> NDArray[np.uint32]:

@@ -77,7 +77,9 @@ _AMOUNTS = {
 def describe(scenario: Facts) -> str:
     """One paragraph on the tables of a resolved ``scenario.toml``; what is not known here is left out."""
     parts = (_data, _training, _speed, _hosts, _availability, _lifetimes, _network)
-    return " ".join(filter(None, (_said(part, scenario) for part in (*parts, _processes, _energy, _drift, _strategy, _end))))
+    acts = scenario.get("world", {}).get("processes", ())
+    said = [*(_said(part, scenario) for part in parts), *(_said(_process, act) for act in acts)]
+    return " ".join(filter(None, (*said, *(_said(part, scenario) for part in (_energy, _drift, _strategy, _end)))))
 
 
 def strategy_name(kind: str) -> str:
@@ -159,9 +161,9 @@ def _speed(scenario: Facts) -> str:
 def _hosts(scenario: Facts) -> str:
     if (host := scenario["population"].get("host")) is None:
         return ""
-    words = f"They run on {style.counted(host['number'], 'host')}"
-    words += f" with {host['cores']:,} cores" if "cores" in host else ""
-    return words + (f"; {host['workers']:,} tasks run at once, others queue." if "workers" in host else ".")
+    cores = f" with {host['cores']:,} cores" if "cores" in host else ""
+    queue = f"; {host['workers']:,} tasks run at once, others queue" if "workers" in host else ""
+    return f"They run on {style.counted(host['number'], 'host')}{cores}{queue}."
 
 
 def _availability(scenario: Facts) -> str:
@@ -204,11 +206,6 @@ def _limits(link: Facts) -> str:
     rates = {way: _spelled_out(link[way]) for way in ("down", "up") if way in link}
     known = {way: rate for way, rate in rates.items() if not str(rate.get("value", "")).startswith("inf")}
     return _listed(f"{_amount(rate)} {way}" for way, rate in known.items())
-
-
-def _processes(scenario: Facts) -> str:
-    """A sentence for each process of the world."""
-    return " ".join(map(_process, scenario.get("world", {}).get("processes", ())))
 
 
 def _process(process: Facts) -> str:
@@ -308,6 +305,5 @@ def _sentence(words: Iterable[str], between: str) -> str:
 
 
 def _listed(words: Iterable[Any], last: str = "and") -> str:
-    """``a``, ``a and b``, ``a, b and c``."""
     texts = [str(word) for word in words]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} {last} {texts[-1]}" if texts else ""

@@ -18,8 +18,7 @@ from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 
 _HOURS = np.arange(25) * 3600.0
-_NOBODY = -1
-_GOES_ON = -1  # the record of what is booked with every round
+_NOBODY = _GOES_ON = -1  # the device of a place, and the record of what is booked with every round
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
@@ -81,12 +80,10 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
 
 
 class _Account:
-    """Energy that was drawn by the records.
+    """Energy by the records: in ``drawn``, and of each device (row) in each phase (column) in ``of_devices``.
 
-    Attributes:
-        drawn: ``joules`` that were drawn from ``start`` to ``end`` (s), by ``phase`` or place, for a ``device`` and a ``task``
-            (-1: none); their ``grams``, the grid's ``zone``, and ``row``: the record with which they were booked.
-        of_devices: joules of each device (row) in each phase (column).
+    ``drawn`` has ``joules`` from ``start`` to ``end`` (s), by ``phase`` or place, for a ``device`` and a ``task`` (-1: none);
+    their ``grams``, the grid's ``zone``, and ``row``: the record with which they were booked.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -129,10 +126,8 @@ class _Account:
         of_peers = moved["kind"] == "message"
         for place, passing in (("server", ~(near | of_peers)), ("edge", of_devices | of_edges)):
             draws, here = self._setting[place], named[named["at_edge"] == (place == "edge")]
-            time = self._events["time"][here.index]
-            updates = pd.DataFrame(
-                {"joules": draws["update_j"] * here["tasks"].map(len).astype(float), "start": time, "end": time}
-            )
+            time, joules = self._events["time"][here.index], draws["update_j"] * here["tasks"].map(len).astype(float)
+            updates = pd.DataFrame({"joules": joules, "start": time, "end": time})
             messages = moved[["start", "end"]].assign(joules=draws["j_byte"] * moved["delivered"])[passing]
             idle = pd.DataFrame({"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end}, index=[_GOES_ON])
             parts = pd.concat([idle, messages, updates])

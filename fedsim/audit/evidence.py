@@ -30,10 +30,10 @@ Data = dict[str, Any]
 """The parsed ``data`` of a record."""
 
 
-def _number(value: object) -> float:
+def _number(value: Any) -> float:
     if type(value) not in (int, float):
         raise TypeError(f"{value!r} is no number")
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def _tasks(data: Data) -> list[int]:
@@ -90,14 +90,14 @@ class Evidence:
         self._said: dict[str, pd.DataFrame] = {}
         numbers = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {"direction": object, "sender": object, "receiver": object, **numbers, "payloads": int}
-        self._readers = _READERS | {
-            OF_DEVICES: (
-                message,
-                lambda data: ("", data.get("sender") or "", data.get("receiver") or "", math.nan, *self._sizes(data)),
-            ),
-            "server-transfer": (message, self._at_once),
-            **dict.fromkeys(FLOWS, (message, lambda data: (*ends_of(data), _number(data["start"]), *self._sizes(data)))),
-        }
+        self._readers = _READERS | {OF_DEVICES: (message, self._of_device), "server-transfer": (message, self._at_once)}
+        self._readers |= dict.fromkeys(FLOWS, (message, self._on_links))
+
+    def _of_device(self, data: Data) -> tuple[Any, ...]:
+        return "", data.get("sender") or "", data.get("receiver") or "", math.nan, *self._sizes(data)
+
+    def _on_links(self, data: Data) -> tuple[Any, ...]:
+        return *ends_of(data), _number(data["start"]), *self._sizes(data)
 
     def _sizes(self, data: Data) -> tuple[Any, ...]:
         sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
@@ -122,7 +122,7 @@ class Evidence:
 
     def parse_others(self) -> None:
         """Parse the ``data`` of the records that no check reads."""
-        known = np.logical_or.reduce([self._among(of) for of in self._readers])
+        known = np.logical_or.reduce([*map(self._among, self._readers)])
         self._parsed("other", ~known, {"any": object}, lambda data: (None,))
 
     def _among(self, of: str) -> Flags:
@@ -190,15 +190,14 @@ class Evidence:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """Ends of steps, with the record (``begun``, -1: none) and the time (``start``, s) of their begins."""
         return self._spans("step")
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """Ends of tasks likewise."""
         return self._spans("task")
 
     def _spans(self, what: str) -> pd.DataFrame:
+        """Ends of steps or tasks, with the record (``begun``, -1: none) and the time (``start``, s) of their begins."""
         events = self.events
         ended = events[events["kind"] == f"{what}-end"]
         begun = latest(events["kind"] == f"{what}-start", events["task"])[ended.index]

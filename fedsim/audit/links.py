@@ -37,15 +37,10 @@ def slack_s(end: Floats) -> Floats:
 
 
 class Rate(NamedTuple):
-    """Capacity of a link that changes with time.
+    """Capacity of a link that changes with time."""
 
-    Attributes:
-        since: from when on (s), ascending, the first 0; float64 [n].
-        values: bytes/s, infinity allowed; float64 [n].
-    """
-
-    since: Floats
-    values: Floats
+    since: Floats  # from when on (s), ascending, the first 0; float64 [n]
+    values: Floats  # bytes/s, infinity allowed; float64 [n]
 
     def carried(self, until: Floats) -> Floats:
         """The most bytes from 0 to each of some times (s), those of times of infinite rate left out; float64 [times]."""
@@ -123,15 +118,12 @@ _WHOLE, _BELOW, _ABOVE = range(3)  # between devices and the server, devices and
 
 
 class Link(NamedTuple):
-    """A link that messages share: its name in findings and its ``key`` in records, its rate as it was built (bytes/s).
+    """A link that messages share."""
 
-    Its users are the messages of a direction, on a part of the way, of a place (that of the devices, or the edge server).
-    """
-
-    name: str
-    key: str
-    rate: float
-    users: Sequence[tuple[str, int, int]]
+    name: str  # in findings
+    key: str  # in records
+    rate: float  # as it was built (bytes/s)
+    users: Sequence[tuple[str, int, int]]  # messages of a direction, on a part of the way, of a place (of devices, or an edge)
 
 
 def within_capacity(evidence: Evidence) -> Iterator[str]:
@@ -150,17 +142,12 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
         yield from _overfull(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], link.rate, changed.get(link.key))
 
 
-def _changing(built: float, changed: Rate) -> Rate:
-    """The rate of a link from 0 on, which was built with another than it had later."""
-    return Rate(np.append(0.0, changed.since), np.append(built, changed.values))
-
-
 def _overfull(link: str, messages: pd.DataFrame, built: float, changed: Rate | None) -> Iterator[str]:
     end, size = messages["end"].to_numpy(), messages["wire_bytes"].to_numpy()
     begin = np.minimum(messages["begin"].to_numpy(), end)
     found = None
-    if changed is not None:
-        found = _changing(built, changed).overfull(begin, end, size)
+    if changed is not None:  # the link was built with another rate than it had later
+        found = Rate(np.append(0.0, changed.since), np.append(built, changed.values)).overfull(begin, end, size)
     elif built < math.inf:
         found = overfull(begin, end, size, built)
     if found is not None:
@@ -201,7 +188,8 @@ def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str,
             continue
         rows = np.flatnonzero((told["device"] == int(owner[1])) & (told["direction"] == owner[2]))
         if len(rows):
-            over, begin, due = _changing(rate[rows[0]], rates), told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
+            over = Rate(np.append(0.0, rates.since), np.append(rate[rows[0]], rates.values))
+            begin, due = told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
             most[rows] = np.where(over.is_unlimited(begin, due), math.inf, (over.carried(due) - over.carried(begin)) * SLACK)
     text = "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     yield from findings(text, told.assign(took=end - told["begin"], rate=rate), ~(told["wire_bytes"] <= most))
@@ -243,8 +231,7 @@ def _of_scenario(network: Mapping[str, Any], places: int) -> tuple[int, list[Lin
 def _from_file(evidence: Evidence) -> tuple[int, list[Link], float]:
     """Likewise as the run has left them in the folder; and the latency between edge servers and the server (s)."""
     try:
-        told = evidence.network
-        if told is None:
+        if (told := evidence.network) is None:
             raise ValueError("there is no such file")
         users: dict[str, list[tuple[str, int, int]]] = {name: [] for name in told["links"]}
         edges = told.get("edges", {"below": {}, "above": {}, "latency": 0.0})

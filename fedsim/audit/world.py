@@ -34,15 +34,7 @@ _POWERS = {
 }
 """Each column's key and unit, and its value where neither the key nor a preset is there."""
 
-_OF_STEPS = (
-    "pfedme",
-    "flexcfl",
-    "fedgroup",
-    "flower",
-    "heterofl",
-    "hetlora",
-    "flora",
-)  # not all epochs are passes of the model
+_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")  # not each epoch is a pass
 _ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
 _ROUNDING = 1e-6
 _ON_CORES = ("train", "evaluate", "compute")
@@ -122,13 +114,9 @@ def _drawn(scenario: TomlTable, said: TomlTable | None, purpose: str, unit: Any)
 
 def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
     def place(told: TomlTable | None, count: int) -> dict[str, float]:
-        given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"}
-        given |= {key: value for key, value in (told or {}).items() if value is not None}
-        return {
-            "idle_w": count * read(units.Watts, given["idle"]),
-            "update_j": read(units.Joules, given["update"]),
-            "j_byte": read(units.JoulesPerByte, given["byte"]) * overhead,
-        }
+        given = {"idle": "0 W", "update": "0 J", "byte": "0 J/B"} | {key: own for key, own in (told or {}).items() if own}
+        idle_w, update_j = count * read(units.Watts, given["idle"]), read(units.Joules, given["update"])
+        return {"idle_w": idle_w, "update_j": update_j, "j_byte": read(units.JoulesPerByte, given["byte"]) * overhead}
 
     setting = {"idle_while": said["idle_while"], "batteries": "battery" in said}
     setting |= {"server": place(said.get("server"), 1), "edge": place(said.get("edge"), cells)}
@@ -138,7 +126,7 @@ def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
         setting["zones"] = [
             {
                 "name": zone["name"] or f"zone {number}",
-                "hours": [read(units.GramsPerJoule, one) for one in zone["intensity"]],
+                "hours": read(list[units.GramsPerJoule], zone["intensity"]),
                 "offset_s": (starts + read(units.Seconds, zone["ahead"])) % DAY_S,
             }
             for number, zone in enumerate(zones)

@@ -123,15 +123,15 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     client = tasks.client
     pace = np.log(took(tasks.train) / tasks.train.amount)
     rest = pace - _median(pace, client, clients)[client]
-    free = max(1, len(rest) - len(np.unique(client)))
-    sigma = _SIGMA * float(np.median(np.abs(rest))) * math.sqrt(len(rest) / free)
+    spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
+    sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
     near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
-    count = np.bincount(client[near], minlength=clients)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mean = np.where(count, np.bincount(client[near], pace[near], clients) / count, math.nan)
-    if near.sum() > count.astype(bool).sum():  # what is near enough says how far it spreads, all together
-        within = pace[near] - mean[client[near]]
-        sigma = math.sqrt(float(np.sum(within**2)) / (near.sum() - count.astype(bool).sum()))
+    pace, own = pace[near], client[near]
+    count = np.bincount(own, minlength=clients)
+    with np.errstate(invalid="ignore"):
+        mean = np.bincount(own, pace, clients) / count  # NaN without any
+    if (free := len(pace) - np.count_nonzero(count)) > 0:  # the near ones say how far times spread, all together
+        sigma = math.sqrt(float(np.sum((pace - mean[own]) ** 2)) / free)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
 

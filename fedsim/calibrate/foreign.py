@@ -81,7 +81,8 @@ def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
             step, size, took = _NVFLARE.match(line), _BYTES.search(line), _TIME.search(line)
             if step is None or size is None or took is None or step[2] == last:  # a task that was sent twice counts once
                 continue
-            last, end, start = step[2], _seconds(step[1]), _seconds(step[1]) - float(took[1])
+            last, end = step[2], _seconds(step[1])
+            start = end - float(took[1])
             if last.startswith("getTask"):
                 number, got = number + 1, end
                 yield place, client, number, "down", start, end, float(size[1]), epochs
@@ -111,23 +112,21 @@ def _appfl_trainings(lines: list[_Line], epochs: int) -> dict[int, tuple[int, fl
         is_time = row.get("Time", "").replace(".", "", 1).isdecimal()
         if row.get("Pre") == "Y" or not is_time or not row["Round"].isdecimal():
             continue
-        first, start, _, passes = trainings.get(int(row["Round"]), (place, end - float(row["Time"]), end, 0))
-        if "Epoch" in row:
-            trainings[int(row["Round"])] = first, start, end, passes + 1
-        else:
-            trainings[int(row["Round"])] = place, end - float(row["Time"]), end, epochs
+        number, begun = int(row["Round"]), end - float(row["Time"])
+        first, start, _, passes = trainings.get(number, (place, begun, end, 0))
+        trainings[number] = (first, start, end, passes + 1) if "Epoch" in row else (place, begun, end, epochs)
     return trainings
 
 
 def _of_appfl(lines: list[_Line], where: str, size: float, epochs: int) -> Iterator[tuple[Any, ...]]:
     """The tasks of all clients from the second round on."""
-    arrived: dict[str, list[float]] = {}
-    for _, time, name, text in lines:
-        if name == "server" and text.startswith(_UPDATE):
+    arrived, by_name = dict[str, list[float]](), dict[str, list[_Line]]()
+    for line in lines:
+        by_name.setdefault(line[2], []).append(line)
+    for _, time, _, text in by_name.get("server", ()):
+        if text.startswith(_UPDATE):
             arrived.setdefault(text.removeprefix(_UPDATE).strip(), []).append(time)
-    names = dict.fromkeys(line[2] for line in lines)
-    trained = {name: _appfl_trainings([line for line in lines if line[2] == name], epochs) for name in names}
-    trained = {name: found for name, found in trained.items() if found}
+    trained = {name: found for name, own in by_name.items() if (found := _appfl_trainings(own, epochs))}
     if not trained or trained.keys() - arrived.keys():
         raise DataError(
             f"{where} is APPFL's, whose server has updates of {shown(', '.join(arrived) or 'nobody')}, and whose other logs "
@@ -157,18 +156,15 @@ def of_run(path: Path) -> Any:
     run = RunFolder(path)
     samples = {row["device"]: row["samples"] for row in run.devices}
     words = {"download": "down", "train": "train", "upload": "up"}
-    begun: dict[int, float] = {}
-    rows: list[tuple[Any, ...]] = []
-    last = 0.0
+    begun, rows, last = dict[int, float](), list[tuple[Any, ...]](), 0.0
     kinds = ("step-start", "step-end", "round-start", "round")
     columns = ("time", "kind", "device", "round", "task", "step", "outcome", "data")
     for time, kind, device, number, task, step, outcome, data in run.events_of(kinds, columns):
         if kind == "step-start":
             begun[task] = time
-        elif kind == "round-start":
-            last = time
-        elif kind == "round":
-            rows.append((0, "server", number, "round", last, time, 0.0, 1, 0.0))
+        elif kind in ("round-start", "round"):
+            if kind == "round":
+                rows.append((0, "server", number, "round", last, time, 0.0, 1, 0.0))
             last = time
         elif outcome == "done" and step in words and number is not None:
             facts = json.loads(data)

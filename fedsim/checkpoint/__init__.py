@@ -1,7 +1,4 @@
-"""Runs that can be stopped at any instant and continued to the bit.
-
-Here is ``[checkpoint]``, how often a run is saved; ``snapshot`` collects the state that is saved.
-"""
+"""Runs that can be stopped at any instant and continued to the bit; here is ``[checkpoint]``, how often a run is saved."""
 
 from pydantic import Field
 

@@ -146,10 +146,7 @@ class Checkpointer:
 
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
-    """All that a run must remember between two instants, as JSON-able tables and arrays.
-
-    ``SimulationError``: something waits that has no name. ``CheckpointError``: a state holds something that cannot be written.
-    """
+    """All that a run must remember between two instants, as JSON-able tables and arrays."""
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
         {
@@ -159,14 +156,8 @@ def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str
             "alarms": run.simulation.alarms(),
             "recorder": recorder.snapshot(),
             "data": None if run.drift is None else (run.population.samples, run.population.version),
-            "network": run.network.snapshot(),
-            "tasks": run.tasks.snapshot(),
-            "edges": run.messages.snapshot(),
-            "lifetimes": run.lifetimes.snapshot(),
+            **{name: part.snapshot() for name, part in _parts(run).items()},
             "processes": run.processes.snapshot(),
-            "drift": None if run.drift is None else run.drift.snapshot(),
-            "learner": run.learner.snapshot(),
-            "server": run.dispatch.snapshot(),
             "strategy": run.strategy.state,
             "last": run.evaluator.last,
             "ever": run.evaluator.ever,
@@ -175,12 +166,15 @@ def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str
     return tree, encoder.arrays
 
 
-def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-    """Bring a run that was just built to where the newest checkpoint of its folder left it.
+def _parts(run: "Run") -> dict[str, Any]:
+    """The parts that take up their own state, in the order in which they do."""
+    parts = {"network": run.network, "edges": run.messages, "tasks": run.tasks, "lifetimes": run.lifetimes}
+    drift = {} if run.drift is None else {"drift": run.drift}
+    return drift | parts | {"learner": run.learner, "server": run.dispatch}
 
-    Raises:
-        CheckpointError: there is none, or it is damaged, not of this run, or of one that was built from other data.
-    """
+
+def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
+    """Bring a run just built to where the newest checkpoint of its folder left it; ``CheckpointError``: it cannot be."""
     _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:
@@ -195,14 +189,9 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])
     if run.drift is not None:
-        run.drift.restore(state["drift"])
         run.population.samples, run.population.version = state["data"]
-    run.network.restore(state["network"])
-    run.messages.restore(state["edges"])
-    run.tasks.restore(state["tasks"])
-    run.lifetimes.restore(state["lifetimes"])
-    run.learner.restore(state["learner"])
-    run.dispatch.restore(state["server"])
+    for name, part in _parts(run).items():
+        part.restore(state[name])
     run.strategy.state = state["strategy"]
     run.evaluator.last, run.evaluator.ever = state["last"], state["ever"]
     run.processes.restore(state["processes"], state["alarms"])

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.checkpoint.codec import Arrays
-from fedsim.durable import WRITING, make_folder, sync
 from fedsim.errors import CheckpointError
-from fedsim.files import read_json, regular
+from fedsim.files import WRITING, make_folder, read_json, regular, sync
 
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
@@ -19,10 +18,7 @@ _FORMAT = 11
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint taken after so many events into a run folder; then remove all but this one and the one before.
-
-    Files that it refers to must already be on the disk. ``OSError``: the disk refuses; what was there before is untouched.
-    """
+    """Write a checkpoint, whose parts are on the disk already, after so many events; then remove all but the last two."""
     from safetensors.numpy import save
 
     place = folder / FOLDER / f"{events:012d}"

@@ -14,57 +14,17 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.energy.charging import Charging
 from fedsim.simulation import TICK_S, Alarm, Simulation, on_grid
-from fedsim.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.phases import Span
 from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
-
-
-class Charging(Protocol):
-    """When devices are plugged in, as paths: pure functions of (seed, device), whatever a device is asked to do."""
-
-    def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s): on while it is plugged in. An off phase may follow another one."""
-
-
-class ChargingModel(Spec):
-    """The base of every kind of charging."""
-
-    kind: str
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
-        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
-        return self  # type: ignore[return-value]
-
-
-class Never(ChargingModel):
-    """A device has what is in its battery at first."""
-
-    kind: Literal["never"] = "never"
-
-    def span(self, device: int, time: float) -> Span:
-        return Span(False, 0.0, math.inf)
-
-
-_KINDS = "fedsim.toolbox.worlds.charging"
-_OTHERS = {
-    "always": (f"{_KINDS}:Always", "a device is plugged in all the time"),
-    "reached": (f"{_KINDS}:WhenReached", "a device is plugged in while it can be reached: phones as FLASH recorded them"),
-    "renewal": (f"{_KINDS}:RenewalCharging", "plugged in and unplugged for exponential times"),
-    "daily": (f"{_KINDS}:Daily", "plugged in each day at a time of its own, for as long as it has always been"),
-}
-CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
-ChargingSpec = Annotated[ChargingModel, CHARGINGS]
 
 _DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
 _DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")
@@ -159,8 +119,6 @@ class Batteries:
         """Whether the device has a battery that can be flat."""
         return self._draws(device, "capacity_j") < math.inf
 
-    # What a device can do now, or when.
-
     def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
         columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
@@ -230,10 +188,9 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """Time to look ahead while a message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s).
+        """A time (s) before which the device does not run flat, whether it does so then, and whether that hangs on the rate.
 
-        A time (s) before which the device does not run flat, whether it does so then, and whether its battery may hold less
-        than these bytes take: then that is so only while the rate stays as it is.
+        A message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s); the battery may hold less.
         """
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
@@ -364,8 +321,6 @@ class Batteries:
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
         self._simulation.emit("battery", device=device, level=point.level, **books, flat=point.flat, path=path)
-
-    # Snapshots, between two instants.
 
     _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails")
 

@@ -9,7 +9,8 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats, Ints
-from fedsim.energy.batteries import Batteries, ChargingSpec, Never
+from fedsim.energy.batteries import Batteries
+from fedsim.energy.charging import ChargingSpec, Never
 from fedsim.errors import DataError, ScenarioError, nearest
 from fedsim.files import sought
 from fedsim.language.spec import Spec

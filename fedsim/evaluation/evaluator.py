@@ -89,7 +89,6 @@ class Evaluator:
     """Measures aggregations when it is due, and knows when a run has come to its end.
 
     Attributes:
-        last: the last evaluation, or None.
         ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
     """
 
@@ -140,10 +139,7 @@ class Evaluator:
         return "no device that was tested has test samples"
 
     async def measure(self, number: int, models: ModelAssignment, updates: Sequence[Measured], strategy: "Handlers") -> Figures:
-        """Accuracy and loss on test data, training loss and discrepancies after a round, None where no test is due.
-
-        Where the generator of the data knows the true groups, it says how well the strategy's agree with them.
-        """
+        """Accuracy, losses, discrepancies after a round, None where no test is due; agreement where true groups are known."""
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
         if self._spec.score == "historical":
             for name, (_, served) in models.items():
@@ -257,7 +253,7 @@ class Evaluator:
         return found | {"consensus": float(np.sqrt(np.mean(squares)))}
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
-        """The strategy's group of each device, -1 for none, int64 [devices]."""
+        """Each device's group, or -1, int64 [devices]."""
         found = strategy.groups_of(range(len(self._world.version())))
         return np.array([-1 if group is None else group for group in found], dtype=np.int64)
 
@@ -286,6 +282,6 @@ class Evaluator:
         return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
-        """Accuracy of a model on the pooled test samples of devices (None: all); None where nothing is measured."""
+        """A model's accuracy on the pooled test samples of devices (None: all); None where nothing is measured."""
         evaluation = await self._learner.evaluate(self._here({"test": (model, devices)}))
         return None if evaluation is None else evaluation.score("pooled")[0]

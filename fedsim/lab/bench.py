@@ -47,30 +47,20 @@ _SEEN_S = 60.0  # of availability: runs differ in length
 
 @dataclass(frozen=True)
 class BoardLine:
-    """A strategy in a world.
+    """A strategy in a world: means over its seeds, those to the target None unless all seeds reached it."""
 
-    Attributes:
-        strategy, world: names of a variant and of a part of the study ``bench``.
-        seeds, reached: how many runs there were, and how many of them reached the target.
-        time_s, time_low, time_high: mean simulated time to the target (s), and its 95 % interval over seeds (Student's t).
-        bytes, joules: means to the target. Like the times they are None unless all seeds reached it.
-        accuracy: mean at the end, 0..1.
-        file: digest of the world's file.
-        version: of fedsim, with the commit where it runs from a checkout.
-    """
-
-    strategy: str
+    strategy: str  # a variant of the study ``bench``, and a part of it:
     world: str
     seeds: int
-    reached: int
-    time_s: float | None
+    reached: int  # of these seeds
+    time_s: float | None  # simulated, to the target, with its 95 % interval over seeds (Student's t):
     time_low: float | None
     time_high: float | None
     bytes: float | None
     joules: float | None
-    accuracy: float | None
-    file: str
-    version: str
+    accuracy: float | None  # at the end, 0..1
+    file: str  # digest of the world's
+    version: str  # of fedsim, with the commit where it runs from a checkout
 
 
 def bench(
@@ -216,23 +206,15 @@ def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
     """The lines with their places among those of the board and their own."""
     every = [*{(line.strategy, line.world): line for line in (*board, *lines)}.values()]
-    ranked = places(every)
-    rows: list[dict[str, Cell]] = []
+    ranked, heads, rows = places(every), ["strategy", "world", "place", "time to target", "bytes", "energy"], list[list[Cell]]()
     for line in lines:
-        among = sum(other.world == line.world for other in every)
         place = ranked.get((line.strategy, line.world))
-        missed = f"missed in {line.seeds - line.reached} of {line.seeds}"
-        rows.append(
-            {
-                "strategy": line.strategy,
-                "world": line.world,
-                "place": missed if place is None else f"{place} of {among}",
-                "time to target": interval_of(line),
-                "bytes": None if line.bytes is None else show_bytes(line.bytes),
-                "energy": None if line.joules is None else show_joules(line.joules),
-            }
-        )
-    found = ComparedTable.of(["strategy", "world", "place", "time to target", "bytes", "energy"], rows)
+        among = f"{place} of {sum(other.world == line.world for other in every)}"
+        placed = f"missed in {line.seeds - line.reached} of {line.seeds}" if place is None else among
+        moved = None if line.bytes is None else show_bytes(line.bytes)
+        joules = None if line.joules is None else show_joules(line.joules)
+        rows.append([line.strategy, line.world, placed, interval_of(line), moved, joules])
+    found = ComparedTable.of(heads, [dict(zip(heads, row, strict=True)) for row in rows])
     fewest, kept = min(line.seeds for line in lines), max((line.seeds for line in board), default=0)
     few = f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {kept}: places may change with --seeds {kept}."
     return replace(found, notes=(few,)) if fewest < kept else found
@@ -242,6 +224,6 @@ def interval_of(line: BoardLine) -> str | None:
     """Time to the target with its interval, in words; None where some seed missed it."""
     if line.time_s is None:
         return None
-    known = line.time_low is not None and line.time_high is not None
-    ends = f" ({show_seconds(line.time_low or 0.0)} to {show_seconds(line.time_high or 0.0)})" if known else ""
-    return show_seconds(line.time_s) + ends
+    if line.time_low is None or line.time_high is None:
+        return show_seconds(line.time_s)
+    return f"{show_seconds(line.time_s)} ({show_seconds(line.time_low)} to {show_seconds(line.time_high)})"

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from fedsim.data.partitions import PARTITIONS
 from fedsim.data.shifts import SHIFTS
 from fedsim.data.sources import SOURCES
-from fedsim.energy.batteries import CHARGINGS
+from fedsim.energy.charging import CHARGINGS
 from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors.named import EXECUTORS
@@ -194,16 +194,11 @@ def keys_of(spec: type[Spec]) -> list[Key]:
     """The keys that a table takes, its ``kind`` included where it has one."""
     schema = spec.model_json_schema()
     schema = schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
-    return [
-        Key(
-            name,
-            as_toml(said["default"]) if "default" in said else "",
-            name in schema.get("required", ()),
-            _in_words(said, schema.get("$defs", {})),
-            said.get("description", ""),
-        )
-        for name, said in schema["properties"].items()
-    ]
+    keys = []
+    for name, said in schema["properties"].items():
+        default, allowed = as_toml(said["default"]) if "default" in said else "", _in_words(said, schema.get("$defs", {}))
+        keys.append(Key(name, default, name in schema.get("required", ()), allowed, said.get("description", "")))
+    return keys
 
 
 def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
@@ -242,12 +237,8 @@ def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     return ", ".join([_TYPES[way.get("type")], *bounds])
 
 
-_BOUNDS = {
-    "minimum": "{} or more",
-    "exclusiveMinimum": "more than {}",
-    "maximum": "at most {}",
-    "exclusiveMaximum": "less than {}",
-}
+_BOUNDS = {"minimum": "{} or more", "exclusiveMinimum": "more than {}"}
+_BOUNDS |= {"maximum": "at most {}", "exclusiveMaximum": "less than {}"}
 _TYPES: dict[str | None, str] = {"integer": "a whole number", "number": "a number", "string": "text", None: "anything"}
 _TYPES |= {"boolean": "true or false", "object": "a table"}
 

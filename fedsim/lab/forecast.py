@@ -22,7 +22,7 @@ from fedsim.executors.base import Executor
 from fedsim.executors.inline import Inline
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.learning import Learner
-from fedsim.output.progress import share_done
+from fedsim.output.terminal import share_done
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder

@@ -75,12 +75,8 @@ def refuse_code(place: str, key: str) -> None:
 def find(path: str, key: str, base: type, called: str, *, or_function: bool = False, permitted: bool = False) -> Any:
     """The class at an import path, the value of ``key``; ``ScenarioError`` if there is none that may be imported here.
 
-    Nothing but its module is run.
-
-    Args:
-        base: the class that it must inherit, which users know by the name ``called``.
-        or_function: whether a function that is annotated to return one will do too.
-        permitted: whether the path is an entry point of an installed package, and not the text of a file.
+    It must inherit ``base``, which users know as ``called``; a function annotated to return one will do too if ``or_function``.
+    ``permitted``: whether the path is an entry point of an installed package, and not the text of a file.
     """
     found = at(path, key) if permitted else named(path, key)
     if isinstance(found, type):

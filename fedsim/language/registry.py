@@ -178,10 +178,7 @@ def with_any_kind(found: type[S]) -> type[S]:
 
 @cache
 def refuse_wrong_hooks(found: type, key: str) -> None:
-    """Refuse a user's class with a hook of another form than the one it overrides: a property, async, other arguments.
-
-    Of a strategy, its ``Client`` and ``Params`` are checked too. ``ScenarioError`` names ``key``, the hook and its place.
-    """
+    """Refuse a user's class, or its ``Client`` or ``Params``, with a hook of another form than the one it overrides."""
     halves = [half for half in map(vars(found).get, _HALVES) if isinstance(half, type)]
     for one in (found, *halves):
         for name, own, base in _overrides(one):

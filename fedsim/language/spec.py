@@ -30,10 +30,7 @@ def _said(value: Any) -> str:
 
 
 class OnlyWith:
-    """Annotates a key that counts in one mode only: in any other mode, a value other than the default is refused.
-
-    One of the keys ``modes`` has to have one of ``values``; with none given, any value that is true.
-    """
+    """A key with this note has its default unless one of the keys ``modes`` has one of ``values`` (or any that is true)."""
 
     def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
         self._modes, self._values = modes, values

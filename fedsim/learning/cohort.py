@@ -25,13 +25,6 @@ class TrainingJob(NamedTuple):
     lr: float
     batch_size: int
 
-    @property
-    def size(self) -> tuple[int, int, int]:
-        """Samples that it trains on, rows of its batch arrays, and SGD steps."""
-        samples = len(self.shard.train if self.samples is None else self.samples)
-        steps = self.recipe.training.sgd_steps(samples, self.batch_size)
-        return samples, batch_width(samples, self.batch_size), steps
-
 
 Question = tuple[Shard, list[Weights], NDArray[np.int64] | None]
 """Choice of the best of several known models, float32 [d] each, on the training samples of a shard or some (positions)."""
@@ -56,8 +49,10 @@ class LocalWork:
 
     def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
         """Positions of the jobs of each request, those with the most steps in all first, so that none is left last."""
-        sizes = [job.size for job in jobs]
-        steps, at_once = [step for _, _, step in sizes], [self._solver.a_request(*size) for size in sizes]
+        counts = [len(job.shard.train if job.samples is None else job.samples) for job in jobs]
+        steps = [job.recipe.training.sgd_steps(n, job.batch_size) for n, job in zip(counts, jobs, strict=True)]
+        widths = [batch_width(n, job.batch_size) for n, job in zip(counts, jobs, strict=True)]
+        at_once = list(map(self._solver.a_request, counts, widths, steps))
         order = sorted(range(len(jobs)), key=lambda at: (at_once[at], -steps[at], at))
         chunks: list[list[int]] = []
         for most, group in groupby(order, at_once.__getitem__):

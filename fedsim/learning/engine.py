@@ -68,10 +68,7 @@ class Learning(Learner):
         root: Path | None = None,
         objective: Objective | None = None,
     ) -> None:
-        if not isinstance(model, TorchModel):
-            raise ScenarioError(
-                f'model.kind is {model.kind!r}, which has no weights to learn; allowed with learning = "off" only'
-            )
+        assert isinstance(model, TorchModel), "the scenario has refused any other"
         shape, classes = data.pool.shape, data.pool.outputs or data.pool.classes
         super().__init__(model, shape, classes)
         self._simulation, self._may_wait, self._objective = simulation, True, objective or Classification()

@@ -16,10 +16,9 @@ from fedsim.training import Training
 
 
 class Learner:
-    """Makes and measures models, for samples of a shape and a number of classes.
+    """Makes and measures models, for samples of a shape and a number of classes; this one without weights.
 
-    This one gives out names of models that have a size and a cost, and no weights: every test answers None, and asking for
-    weights raises ``SimulationError``. ``Learning`` computes the models that the names stand for.
+    Its names of models have a size and a cost: every test answers None, and asking for weights raises ``SimulationError``.
 
     Attributes:
         learns: whether models have weights.
@@ -112,11 +111,10 @@ class Learner:
         return ref
 
     def snapshot(self) -> int:
-        """Number of names given so far."""
+        """The number of names given so far."""
         return self._serial
 
     def restore(self, state: int) -> None:
-        """Go on with names after so many."""
         self._serial = state
 
     # Numbers.

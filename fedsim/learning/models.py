@@ -27,7 +27,7 @@ from fedsim.learning.architecture import (
     dense,
     matching,
 )
-from fedsim.model_cost import ModelCost
+from fedsim.model_cost import ModelCost, operation
 from fedsim.training import CutBy
 
 if TYPE_CHECKING:
@@ -343,7 +343,11 @@ class SizeOnly(Model):
         return self.flops_per_sample
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        return ModelCost.of_size(self.bytes, self.flops_per_sample, momentum=training.sgd.momentum > 0)
+        """A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches."""
+        weights, flops, has_momentum = self.bytes, self.flops_per_sample, training.sgd.momentum > 0
+        forward, backward = operation(0.0, flops / 3, weights), operation(0.0, flops * 2 / 3, 2 * weights)
+        update = operation(weights / 2, 0.0, (8.0 if has_momentum else 3.0) * weights)
+        return ModelCost(forward, backward, update, weights, (3.0 if has_momentum else 2.0) * weights, 0.0)
 
 
 MODELS = Registry(

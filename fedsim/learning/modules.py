@@ -36,7 +36,7 @@ def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
-    """A module made while torch's global generator has a seed; it is then as it was."""
+    """A module made while torch's global generator has a seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         return make()
@@ -86,10 +86,10 @@ def frozen_numbers(module: nn.Module) -> int:
 
 
 def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> float:
-    """FLOPs of the matrix products and convolutions of a training step on one sample: three times those of a forward pass.
+    """FLOPs of the matrix products and convolutions of a training step on one sample: three times those of a forward pass, or
+    with ``backward`` those of both passes, where gradients that nobody needs cost nothing.
 
-    With ``backward`` those of both passes are counted: gradients that nobody needs cost nothing. Counted on tensors that hold
-    nothing, where recurrent layers and attention are matrix products too; unless the module needs values.
+    Counted on tensors that hold nothing, where recurrent layers and attention are products too; unless values are needed.
     """
     for place in ("meta", "cpu"):
         try:
@@ -111,10 +111,7 @@ def example(samples: int, shape: Shape) -> Tensor:
 
 
 def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int = 0) -> nn.Module:
-    """The module, which is changed, with adapters, and frozen but for what ``train`` names (None: the adapters, or all).
-
-    ``seed`` is of the adapters' first numbers; torch's global generator is left as it was.
-    """
+    """The module, changed in place: adapters by a seed; all frozen but what ``train`` names (None: adapters, or all)."""
     if lora is not None:
         seeded(lambda: _adapt(module, lora), seed)
     if train is not None or lora is not None:

@@ -150,7 +150,7 @@ class Ref:
 
     @property
     def train_loss(self) -> float:
-        """Reported training loss; NaN where none is reported."""
+        """NaN where none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
     @property

@@ -98,15 +98,12 @@ class TestSets:
 
     def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[Any]]:
         """One device's samples as they are: a function that makes x, float32 [n, *shape], and the targets [n, ...]."""
-        shard = self._shard(device)
+        shard = self._data.shard(device, int(self._versions[device]))
         return partial(_own, self._samples, shard), self._data.test_targets(shard)
-
-    def _shard(self, device: int) -> Shard:
-        return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
         pool = self._data.pool
-        shards = [self._shard(device) for device in devices]
+        shards = [self._data.shard(device, int(self._versions[device])) for device in devices]
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), np.array([len(shard.test) for shard in shards], dtype=np.int64))
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
@@ -148,7 +145,7 @@ def judge_each(
     samples: Sequence[Callable[[], Tensor]],
     ys: Sequence[NDArray[Any]],
 ) -> Judged:
-    """Apply several models, each to samples of its own, one model after the other; runs on a worker."""
+    """Apply several models, each to samples of its own; runs on a worker."""
     one_thread()
     return _judged(solver, objective, torch.cat(solver.outputs_each(weights, [x() for x in samples])), np.concatenate(ys))
 
@@ -169,10 +166,7 @@ def counted(
     judged: Sequence[Judged],
     order: NDArray[np.int64] | None = None,
 ) -> Evaluation:
-    """The evaluation of samples that were judged in parts, device by device; ``owner`` has positions in ``devices``.
-
-    ``order`` says which sample each entry of the parts is; None: they stand as in ``owner``. Losses are summed as in ``owner``.
-    """
+    """The evaluation of samples judged in parts, in some ``order``; ``owner`` has each one's position in ``devices``."""
     facts: dict[str, SampleNumbers] = {"": np.zeros((len(owner), 3))}
     for name in judged[0] if judged else ():
         found = np.concatenate([part[name] for part in judged])

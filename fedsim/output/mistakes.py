@@ -20,10 +20,7 @@ _NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a name, wh
 
 
 def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Turns the errors of a command of ``program`` into one message and an exit status; a traceback only with --debug.
-
-    A command that reads runs has them in ``run`` or ``runs``, and writes nothing into any.
-    """
+    """Turns errors of a command into one message and an exit status; one that reads ``run`` or ``runs`` writes into none."""
 
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         @wraps(command)

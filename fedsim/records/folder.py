@@ -12,9 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedsim.durable import WRITING, make_folder, replacing, sync
 from fedsim.errors import RunFolderError
-from fedsim.files import read_json, regular
+from fedsim.files import WRITING, make_folder, read_json, regular, replacing, sync
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
@@ -26,10 +25,7 @@ _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a 
 
 
 def refuse_unusable(path: Path) -> None:
-    """See whether a new run folder can be made at ``path``, and change nothing.
-
-    Raises ``RunFolderError``: it holds files already, is no folder, cannot be written, or has a name in bytes that are no text.
-    """
+    """See whether a new run folder can be made at ``path``, and change nothing; ``RunFolderError`` says why not."""
     try:
         str(path).encode()
     except UnicodeEncodeError:  # what writes tables takes text alone
@@ -60,10 +56,7 @@ def holds_nothing(path: Path) -> bool:
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
-    """See whether ``path`` holds an unfinished run of ``scenario`` (as written TOML), and change nothing.
-
-    Raises ``RunFolderError``: it holds none, one of another scenario, or one that is done.
-    """
+    """See whether ``path`` holds an unfinished run of ``scenario`` (TOML); ``RunFolderError`` says why not."""
     try:
         there = regular(path / SCENARIO).read_bytes()
     except OSError:
@@ -113,10 +106,7 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Path to write the content of a user's file ``path`` to, as ``replacing`` has it; its folder is made.
-
-    Raises ``RunFolderError``: the system refuses.
-    """
+    """Path to write a user's file to, as ``replacing`` has it; its folder is made. ``RunFolderError``: the system refuses."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -140,10 +130,7 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """Changes of a run folder since the run left it.
-
-    Each file has the sha256 that the summary states, none is missing and none was added; the summary has its seal.
-    """
+    """Files of a run folder changed, missing or added since the run left it, by the sha256 and the seal of its summary."""
     try:
         written = regular(folder / SUMMARY).read_bytes()
         summary = read_json(folder / SUMMARY)

@@ -41,12 +41,9 @@ def total_of_round(row: Mapping[str, Any]) -> float:
 
 
 class Ledger:
-    """Bytes that moved, summed in order of the messages' ends.
+    """Bytes that moved to devices, from them, and between other endpoints (``peer``), summed in order of the messages' ends.
 
-    Attributes:
-        down, up: bytes that moved to devices and from them.
-        peer: those that moved between other endpoints, from device to device say.
-        wasted: those of tasks whose work was not used: they ended late, lost or left, or trained without one epoch that counts.
+    ``wasted`` are those of tasks that ended late, lost or left, or trained without one epoch that counts.
     """
 
     def __init__(self) -> None:

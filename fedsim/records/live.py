@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.durable import WRITING
+from fedsim.files import WRITING
 
 if TYPE_CHECKING:
     from fedsim.simulation import Record, Simulation
@@ -24,7 +24,7 @@ _SHARE = 30  # so many times as long as one copy takes pass until the next one
 class Live:
     """Copies the books of a run to its folder ``out`` from time to time, between two instants; no influence on the run.
 
-    ``write`` writes what there is to a folder; ``every_s`` is the least real time between two copies, and until the first (s).
+    ``every_s`` is the least real time between two copies, and until the first (s).
     """
 
     def __init__(self, simulation: "Simulation", out: Path, write: Callable[[Path], None], every_s: float = EVERY_S) -> None:

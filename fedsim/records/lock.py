@@ -18,15 +18,9 @@ LOCK = "fedsim.lock"
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
-    """Keep other processes from working in a folder; gives the file descriptors that hold the lock.
+    """Keep other processes from working in a folder, waiting ``patience_s`` for one; ``RunFolderError``: another works there.
 
-    Who inherits one holds the lock too. Where the system has no such locks, nothing is locked.
-
-    Args:
-        folder: it is there.
-        patience_s: how long to wait for a holder to end.
-
-    Raises ``RunFolderError``: the system refuses, or another process works there.
+    Gives the file descriptors that hold the lock; who inherits one holds it too. Systems without such locks lock nothing.
     """
     path, end = folder / LOCK, time.monotonic() + patience_s
     try:

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.durable import replacing
 from fedsim.errors import CheckpointError
+from fedsim.files import replacing
 from fedsim.meters.base import Meters
 from fedsim.records import folder as files
-from fedsim.records.schema import AVAILABILITY, DEVICES, column, typed, with_columns
+from fedsim.records.schema import DEVICES, column, typed, with_columns
 
 _ROWS_A_BATCH = 4_096
 _ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
@@ -56,10 +56,7 @@ class TableWriter:
         return list(self._parts.values())
 
     def adopt(self, fingerprints: Sequence[str]) -> None:
-        """Go on after the parts of these sha256 of a run that was stopped.
-
-        Raises ``CheckpointError``: a part is missing, or is not what was written.
-        """
+        """Go on after the parts of these sha256; ``CheckpointError``: one is missing, or is not what was written."""
         self._parts = {self._part(number): sha256 for number, sha256 in enumerate(fingerprints)}
         for part, sha256 in self._parts.items():
             if not part.is_file() or files.fingerprint(part) != sha256:
@@ -113,24 +110,20 @@ class TableWriter:
 def write_devices(folder: Path, columns: Mapping[str, Any], meters: Meters) -> None:
     """Write ``devices.parquet``; each column has one entry a device, and meters have theirs besides."""
     schema = with_columns(DEVICES, meters.columns("device"))
-    _write_columns(folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema)
-
-
-def write_availability(folder: Path, columns: Mapping[str, Any]) -> None:
-    """Write ``availability.parquet``; each column has one entry a change of a device's state."""
-    _write_columns(folder / files.AVAILABILITY, columns, AVAILABILITY)
+    write_columns(folder / files.DEVICES, {**columns, **meters.of_devices(columns["device"])}, schema)
 
 
 def write_meters(folder: Path, meters: Meters) -> None:
     """Write the files that meters have of their own."""
     for name, content, columns in meters.files():
         if columns:
-            _write_columns(folder / name, content, typed(columns))
+            write_columns(folder / name, content, typed(columns))
         else:
             files.write_text(folder / name, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
-def _write_columns(path: Path, columns: Mapping[str, Any], schema: Any) -> None:
+def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> None:
+    """Write a table at once; the columns, empty where they lack, are as long as the schema's first one."""
     rows = len(columns[schema.names[0]])
     empty = [None] * rows
     with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:

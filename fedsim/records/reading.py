@@ -55,12 +55,7 @@ def as_frame(table: Any) -> "pd.DataFrame":
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Says of an error that came of a changed file of a run, or of a run of a study, which file that is.
-
-    What a reader makes of a file depends on so much in it that not all can be looked at beforehand.
-
-    Raises ``RunFolderError``: there was an error that nobody had foreseen, and a file is not as the run left it.
-    """
+    """Turns an unforeseen error into a ``RunFolderError`` where a file of a run (or of a study's) was changed, and names it."""
     try:
         yield
     except (FedsimError, MemoryError):
@@ -75,10 +70,7 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
 
 
 class RunFolder:
-    """A run folder that was written before, or, of a run that goes on, what it has written by now.
-
-    Raises ``RunFolderError``: there is no run here, or, when it is read, a file is missing or damaged.
-    """
+    """A run folder, or what a run that goes on has written by now; ``RunFolderError``: there is none, or a file is damaged."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -167,10 +159,7 @@ class RunFolder:
         return self._parsed(files.EVENTS, "data")
 
     def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """The named columns of the events of some kinds, in order; ``data`` as it is written, JSON or None.
-
-        For long runs: what is not asked for never becomes a Python object.
-        """
+        """Some columns of the events of some kinds; no others become Python objects. ``data`` is JSON or None."""
         table = self.table(files.EVENTS)
         wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
         return zip(*map(as_list, table.select(columns).filter(wanted).columns), strict=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.durable import sync
+from fedsim.files import sync
 from fedsim.meters.base import Column, Meters, transfer_of
 from fedsim.records import folder as files
 from fedsim.records.ledger import Ledger
@@ -18,13 +18,8 @@ _ROWS_AT_ONCE = 4_096
 class Recorder:
     """Writes every record to the run folder, and derives from them the transfers, the rounds and the ledger.
 
-    Args:
-        folder: an existing folder, or None to keep only the rounds, in memory.
-        meters: what is counted besides bytes. They take each record before this does.
-        columns: figures of rounds besides those of all runs and of meters.
-
-    Attributes:
-        ledger, rounds, last_time: the bytes, the aggregations, the time of the last record (s).
+    ``folder`` exists, or is None to keep only the rounds, in memory; ``meters`` take each record first; ``columns`` are figures
+    of rounds besides those of all runs and of meters.
     """
 
     def __init__(self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()) -> None:

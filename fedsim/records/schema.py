@@ -116,10 +116,7 @@ OF_METERS = {name: typed(columns) for meter in OF_SECTIONS for name, columns in 
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """A table with columns of meters besides; each has its unit and what it is as metadata.
-
-    Raises ``ScenarioError``: the table has a column of that name.
-    """
+    """A table with columns of meters besides, with metadata; ``ScenarioError``: it has a column of that name."""
     for one in columns:
         if one.name in schema.names:
             raise ScenarioError(f"meters: the column {one.name!r} is in the table already, beside {', '.join(schema.names)}")
@@ -128,10 +125,7 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
 
 
 def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
-    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first.
-
-    Raises ``pyarrow.ArrowInvalid``: a number is none of that kind.
-    """
+    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first."""
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()
         strings.append_values(values)
@@ -180,10 +174,7 @@ class EventChain:
 
 
 def models_digest(models: "Mapping[str, Mapping[str, NDArray[Any]]]") -> str:
-    """sha256 over all models' tensors: by file name, then tensor name; each as its name, its shape and its bytes.
-
-    The type of the numbers is told where it is not float32.
-    """
+    """sha256 over all tensors by file and name, each as name, shape and bytes (and its type where it is not float32)."""
     digest = hashlib.sha256()
     for name in sorted(models):
         for tensor, values in sorted(models[name].items()):

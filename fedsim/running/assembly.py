@@ -20,13 +20,11 @@ from fedsim.learning import Learner
 from fedsim.learning.architecture import STATISTICS, LoRA, Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
-from fedsim.model_cost import ModelCost
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
-from fedsim.training import CutBy
 from fedsim.world import columns
 from fedsim.world.availability import changes, one_by_one, spans_of
 from fedsim.world.compute import Compute
@@ -47,10 +45,7 @@ _MOST_CHANGES = 200_000  # a second or two to walk through, and more than pictur
 
 
 class Run:
-    """Everything that one run consists of: ``scenario``, put on the clock ``simulation``, which is still empty.
-
-    With ``learner`` that is there instead of learning, whatever the scenario says of it.
-    """
+    """All that one run consists of, on the clock ``simulation``; ``learner`` takes the place of the scenario's learning."""
 
     def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
         self.scenario = scenario
@@ -81,9 +76,9 @@ class Run:
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
         metrics = scenario.figures
-        of_rounds = with_columns(ROUNDS, [Column(one.name, "", "a metric") for one in metrics])
-        for table in ("round", "device"):
-            with_columns(of_rounds if table == "round" else DEVICES, self.meters.columns(table))
+        of_metrics = [Column(one.name, "", "a metric") for one in metrics]
+        with_columns(ROUNDS, [*of_metrics, *self.meters.columns("round")])  # refuses a name that is there already
+        with_columns(DEVICES, self.meters.columns("device"))
         batteries = None
         if scenario.energy is not None:
             meter = self.meters.of_sections["energy"]
@@ -107,17 +102,8 @@ class Run:
         )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
-        self.tasks = TaskRunner(
-            self.messages,
-            self.population,
-            availability,
-            compute,
-            scenario.training.batch_size,
-            client_side.next_steps,
-            dispatch.on_task_end,
-            batteries,
-            spec.host,
-        )
+        here = (self.messages, self.population, availability, compute, scenario.training.batch_size)
+        self.tasks = TaskRunner(*here, client_side.next_steps, dispatch.on_task_end, batteries, spec.host)
         setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
         self.server = Server(dispatch, setting)
         self.strategy = strategy(scenario.strategy, self.server)
@@ -182,13 +168,10 @@ class Run:
         """Training times of kinds of devices for the scenario's model; None where there are none."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
-        model, training, asked = self.scenario.model, self.scenario.training, self._shape_and_classes
-
-        def cost_of_cut(by: CutBy, size: float) -> ModelCost:
-            return model.cut(by, size).cost(*asked, training, self.scenario.objective)
-
-        cost = model.cost(*asked, training, self.scenario.objective)
-        return Rooflines(capacity.kinds, capacity.which, cost, training.batch_size, cost_of_cut)
+        model, training = self.scenario.model, self.scenario.training
+        asked = (*self._shape_and_classes, training, self.scenario.objective)
+        costs = model.cost(*asked), training.batch_size, lambda by, size: model.cut(by, size).cost(*asked)
+        return Rooflines(capacity.kinds, capacity.which, *costs)
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
@@ -289,11 +272,7 @@ class Run:
 
 
 def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
-    """Build ``scenario`` into ``simulation`` so that it only needs to be run; see ``Run``.
-
-    Raises:
-        ScenarioError, DataError: what the scenario asks for cannot be had.
-    """
+    """Build ``scenario`` into ``simulation``, so that it only needs to be run; ``ScenarioError``, ``DataError``: it cannot."""
     run = Run(scenario, simulation, learner)
     if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at

@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts.
-
-    ``present`` tells who has arrived and not left, bool [devices]; None when that is everybody.
-    """
+    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts."""
 
     def __init__(
         self, spec: ShiftSpec, data: "FederatedData", dispatch: "Dispatch", present: Callable[[], NDArray[np.bool_] | None]

@@ -20,7 +20,7 @@ from fedsim.records import live, parquet
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
-from fedsim.records.schema import ASKED, models_digest
+from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
 from fedsim.signals import end_at_once
 from fedsim.simulation import Simulation
 from fedsim.version import __version__
@@ -50,12 +50,7 @@ class Job:
     """One run from its building to its books; ``over``: it has ended, however it did, and these are closed.
 
     Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
-
-    Args:
-        out: the run folder to make, or None to keep nothing on disk.
-        executor: where real work runs; the job closes it.
-        resume: go on with the run in ``out`` where its newest checkpoint left it.
-        live_every_s: how often what there is of the run becomes readable while it goes on (s of real time).
+    The job closes ``executor``. ``live_every_s``: how often what there is becomes readable meanwhile (s of real time).
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -144,7 +139,8 @@ class Job:
         if self.out is not None:
             files.write_models(self.out, tensors)
             self._write_devices(self.out)
-            parquet.write_availability(self.out, self.run.availability_columns(summary["simulated_s"]))
+            available = self.run.availability_columns(summary["simulated_s"])
+            parquet.write_columns(self.out / files.AVAILABILITY, available, AVAILABILITY)
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
@@ -204,10 +200,7 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant; if that instant does not end, end the process. For signal handlers.
-
-    Nothing is half-written, since files get their names when they are complete; the last checkpoint remains.
-    """
+    """End and save a run after its current instant; if that does not end, end the process: the last checkpoint remains."""
     job.interrupt()
     with suppress(RuntimeError):  # none runs: nothing is to be waited for
         loop = asyncio.get_running_loop()

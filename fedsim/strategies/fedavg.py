@@ -96,9 +96,8 @@ class FedAvg(Synchronous[S]):
     def models(self) -> ModelAssignment:
         own = self.state.get("own", {})
         others = [device for device in range(self.server.devices) if device not in own] if own else None
-        return {"global": (self.state["model"], others)} | {
-            f"device/{device}": (own[device], [device]) for device in sorted(own)
-        }
+        served = {f"device/{device}": (own[device], [device]) for device in sorted(own)}
+        return {"global": (self.state["model"], others), **served}
 
     def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state["model"], None)}

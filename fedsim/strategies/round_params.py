@@ -11,7 +11,7 @@ from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
-from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed, Relative
+from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.strategies.parts.selection import Random, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimiserSpec
@@ -63,7 +63,7 @@ class RoundParams(StrategyParams):
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        return self.deadline.devices if isinstance(self.deadline, Relative) else "unslowed"
+        return (isinstance(self.deadline, Deadline) and self.deadline.mean_over) or "unslowed"
 
     @property
     def bounds_training(self) -> bool:
@@ -107,7 +107,7 @@ class RoundParams(StrategyParams):
         self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        if self.bounds_training or isinstance(self.deadline, Relative):
+        if self.bounds_training or (isinstance(self.deadline, Deadline) and self.deadline.mean_over):
             return
         least = self.deadline_s(math.nan)
         if least is not None and least <= fastest_download_s:

@@ -1,12 +1,46 @@
-"""Deadlines that follow from earlier rounds."""
+"""Deadlines that follow from the population, or from earlier rounds."""
 
 import math
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.errors import ScenarioError
+from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds
-from fedsim.strategies.parts.deadline import Deadline
+from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
+from fedsim.world.population import DeadlineBase
+
+
+class Relative(Deadline):
+    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs`` (CATA-Fed's T, section 5.2).
+
+    Attributes:
+        devices: in a population with tentative stragglers, whether the mean is the one without them (``unslowed``) or over the
+            devices as they are (``all``).
+        since: as of ``Fixed``; by default ``download``.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {"time": "times"}
+
+    kind: Literal["relative"] = "relative"
+    times: float = Field(default=1.0, gt=0.0, le=1e9)
+    epochs: Epochs = 5
+    devices: DeadlineBase = "unslowed"
+    since: Since = "download"
+
+    @property
+    def mean_over(self) -> DeadlineBase:
+        return self.devices
+
+    def among(self, mean_epoch_s: float) -> Deadline:
+        if not 0 < mean_epoch_s < math.inf:
+            raise ScenarioError(
+                f"strategy.deadline.times is {self.times:g} in units of the mean training time, which is {mean_epoch_s:g} s in "
+                "this population; give 'population.speed' values above 0 and finite, or a time as 'deadline'"
+            )
+        return Fixed.of(self.times * self.epochs * mean_epoch_s)
 
 
 class Quantile(Deadline):

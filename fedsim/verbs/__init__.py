@@ -1,4 +1,4 @@
-"""Verbs of the command line besides those that run, study and audit (``fedsim.cli``), and the options that verbs share."""
+"""Verbs of the command line besides ``run`` (``fedsim.cli``), and the options that verbs share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
 
 one_message = explained("fedsim")
@@ -16,6 +17,12 @@ ALLOW_CODE = click.option(
     is_flag=True,
     help="Import the code that the file names (a strategy or module of your own): trust it first.",
 )
+SCENARIO = click.argument("scenario", type=click.Path(dir_okay=False))
+SEED = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
+ADDRESS = click.option("--address", metavar="HOST:PORT", help="The Ray cluster, or 'auto'; by default Ray is started here.")
+WATCH = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
+PORT = click.option("--port", type=click.IntRange(0, 65535), default=0, help="For --watch; by default any that is free.")
+QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 RUN_FOLDER = click.argument("run", type=FOLDER)
 RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
 WORKERS = click.option("--workers", type=int, help="Threads or processes; by default one per core. No influence on results.")
@@ -30,3 +37,11 @@ def changes(told: str, *, required: bool = False) -> Callable[[Any], Any]:
     """The option ``--set``."""
     how: Any = {"multiple": True, "metavar": "KEY.PATH=VALUE", "required": required}
     return click.option("--set", "changes", help=f"{told}; may be repeated.", **how)
+
+
+CHANGES = changes("Override a key, or without VALUE take it away")
+
+
+def tell_dropped(quiet: bool = False) -> Callable[[str], object]:
+    """Prints a line for each key that ``--set`` of a kind drops."""
+    return (lambda _: None) if quiet else lambda line: say(f"fedsim: {line}", err=True)

@@ -1,12 +1,13 @@
-"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, and ``bench`` for a strategy."""
+"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check`` and ``data fetch``."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
 from fedsim.output.harmless import say
-from fedsim.verbs import ALLOW_CODE, FILE, FOLDER, WORKERS, changes, one_message, out
+from fedsim.verbs import ALLOW_CODE, CHANGES, FILE, FOLDER, SCENARIO, SEED, one_message, tell_dropped
 
 
 @click.command("new")
@@ -80,35 +81,43 @@ def schema_command(file: Any) -> None:
     say(*json.dumps(schema(file), indent=1).split("\n"))
 
 
-@click.command("bench")
-@click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
-@out("The folder of the runs; by default runs/bench-STRATEGY.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3.")
-@changes("A key of your strategy")
-@click.option("--keep", type=FILE, help="A board (CSV) to put the lines on.")
-@WORKERS
+@click.command("check")
+@SCENARIO
+@SEED
+@CHANGES
 @ALLOW_CODE
+@click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
+@click.option("--toml", is_flag=True, help="Print the scenario too, with every default: the output is a scenario file.")
 @one_message
-def bench_command(strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **how: Any) -> None:
-    """Run strategies in six frozen worlds, and place them on the kept board.
+def check_command(scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool) -> None:
+    """Validate SCENARIO, and say what it will cost."""
+    from fedsim.executors.named import make_executor
+    from fedsim.lab.forecast import PATIENCE_S, forecast_lines
+    from fedsim.scenario import load
 
-    STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own, or 'all' for the board's.
-    """
-    from fedsim.lab import bench
-    from fedsim.lab.compare.show import print_to
-    from fedsim.lab.study.plan import safe_name
-    from fedsim.output.terminal import Console
-
-    target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
-    lines = bench.bench(strategies, target, changes, **how)
-    print_to(Console(), [bench.table_of(lines, bench.read_board())])
-    tables = bench.tables_of(target)
-    if changed := bench.changed_tables(tables):
-        say(f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} differ", err=True)
-    if keep is not None:
-        bench.keep(lines, keep, tables)
-    say(f"runs are in {target}: fedsim report {target}", *([] if keep is None else [f"kept in {keep}"]))
+    read = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
+    with closing(make_executor("threads", device=read.training.device)) as executor:
+        lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
+    if toml:
+        say(*(f"# {line}" for line in lines), *read.to_toml().split("\n"))
+    else:
+        say(*lines, "it is valid; --toml prints it with every default")
 
 
-NAMING = (new_command, describe_command, list_command, init_command, schema_command, bench_command)
-"""The verbs of this file, in the order of the help."""
+@click.group("data")
+def data_group() -> None:
+    """Data sets on disk."""
+
+
+@data_group.command("fetch")
+@click.argument("name")
+@click.option("--root", type=FOLDER, envvar="FEDSIM_DATA", required=True, help="Where to put it; by default $FEDSIM_DATA.")
+@one_message
+def data_fetch_command(name: str, root: Path) -> None:
+    """Download the data set NAME and write it in its published format."""
+    from fedsim.toolbox.sources.images import fetch
+
+    say(f"written to {fetch(name, root)}")
+
+
+BEGINNING = (new_command, describe_command, list_command, init_command, schema_command, check_command, data_group)

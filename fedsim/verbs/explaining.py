@@ -9,7 +9,7 @@ import click
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import INTERRUPTED
-from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out
+from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
 
 
 @click.command("compare")
@@ -97,7 +97,7 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.show import print_short, print_to
     from fedsim.lab.compare.table import Comparison
-    from fedsim.loading import run as run_scenario
+    from fedsim.lab.loading import run as run_scenario
     from fedsim.output.terminal import Console
     from fedsim.records.folder import SCENARIO
     from fedsim.records.reading import RunFolder
@@ -105,7 +105,7 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
 
     before = RunFolder(run)
     after = out or run.resolve().with_name(f"{run.resolve().name}.whatif")
-    read = load(run / SCENARIO, changes, allow_code=allow_code, tell=lambda line: say(f"fedsim: {line}", err=True))
+    read = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped())
     result = run_scenario(read, after, workers=workers)
     if result.summary["status"] == "interrupted":
         return INTERRUPTED
@@ -120,4 +120,4 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     return 0
 
 
-VERBS = (compare_command, why_command, whatif_command)
+EXPLAINING = (compare_command, why_command, whatif_command)

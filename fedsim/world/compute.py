@@ -81,10 +81,9 @@ class Compute:
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
             fitting = epochs
-            if on_grid(epoch_s) > 0:
-                for last, beyond in ((limit, 0), (horizon, 1)):
-                    if last < math.inf:
-                        fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
+            for last, beyond in ((limit, 0), (horizon, 1)):
+                if last < math.inf and on_grid(epoch_s) > 0:
+                    fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
             # Each sum is rounded once, so that so many epochs end exactly at a deadline that is exactly so many epochs long.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
@@ -110,10 +109,8 @@ class Compute:
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
-        if task is None:
-            normal = self._streams.normal("world/jitter", device, int(start * _TICKS_PER_SECOND))
-        else:
-            normal = self._streams.normal("world/jitter/task", device, task)
+        named = ("world/jitter", int(start * _TICKS_PER_SECOND)) if task is None else ("world/jitter/task", task)
+        normal = self._streams.normal(named[0], device, named[1])
         return math.exp(sigma * normal - sigma**2 / 2)
 
     def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
@@ -172,9 +169,8 @@ class HostSpec(Spec):
             raise ValueError(f"'throughput' has points at {busy[1:]} computations; allowed are ascending numbers above 1")
         for count, work in self.throughput or ():
             if work > count:
-                raise ValueError(
-                    f"'throughput' lets {count:g} computations do the work of {work:g}; allowed is up to {count:g}"
-                )
+                told = f"'throughput' lets {count:g} computations do the work of {work:g}"
+                raise ValueError(f"{told}; allowed is up to {count:g}")
         if (self.memory is None) != (self.task_memory is None):
             raise ValueError("'memory' and 'task_memory' go together; give both or none")
         if self.slots < 1:

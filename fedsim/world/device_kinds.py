@@ -1,7 +1,6 @@
 """Speeds and links of devices: by kinds with a name, or by FedScale's table of real phones; and how long kinds take to train.
 
-``device_kinds.toml`` has the catalogue, every figure with its source and date; a scenario adds kinds of its own in
-``population.kinds``, from nothing or from one of these.
+``device_kinds.toml`` has the catalogue, every figure with its source and date.
 
 A kind takes as long as a roofline says, operation by operation: as long as its arithmetic, or as long as its data take through
 memory, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over some
@@ -156,11 +155,10 @@ def find_kind(name: str, own: Mapping[str, DeviceKind], key: str) -> DeviceKind:
     """A kind by its name: one of the user's own, or of the catalogue; ``ScenarioError`` at ``key`` if there is none."""
     if name in own:
         return own[name]
-    if name not in _table():
-        names = [*own, *_table()]
-        raise ScenarioError(
-            f"{key} is {shown(name)}; allowed are {', '.join(names)}, or your own in population.kinds{nearest(name, names)}"
-        )
+    names = [*own, *_table()]
+    if name not in names:
+        allowed = f"allowed are {', '.join(names)}, or your own in population.kinds"
+        raise ScenarioError(f"{key} is {shown(name)}; {allowed}{nearest(name, names)}")
     return DeviceKind.model_validate({field: figure.value for field, figure in figures(name, key).items()})
 
 
@@ -263,11 +261,11 @@ class Rooflines:
         if training.only_batch is not None:
             passes, rest = 0, training.steps or 0
 
-        def steps_s(learns: bool) -> float:
-            return passes * self._pass_s(kind, samples, size, learns) + rest * self._batch_s(kind, size, learns)
-
-        besides_s = training.asked_besides * steps_s(False) if training.asked_besides else 0.0
-        return self.kinds[kind].epoch + steps_s(True) + besides_s
+        learning_s, asking_s = (
+            passes * self._pass_s(kind, samples, size, learns) + rest * self._batch_s(kind, size, learns)
+            for learns in (True, False)
+        )
+        return self.kinds[kind].epoch + learning_s + training.asked_besides * asking_s
 
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of a forward pass over so many samples."""

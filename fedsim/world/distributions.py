@@ -1,8 +1,7 @@
 """A quantity of every device, with units in the text.
 
 Drawn (a constant, uniform, lognormal, choice), or said device by device: in a list, or in a table of the user's own, CSV or
-Parquet, with a row a device or several. A message about a cell of such a table names the file, the row (counted from 1, without
-a header), what is there and what is allowed.
+Parquet. A message about a cell names the file, the row (from 1, without a header), what is there and what is allowed.
 """
 
 import csv
@@ -250,10 +249,7 @@ class FileColumn(Spec):
     unit: str | None = None
 
     def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
-        """The values of the column; ``DataError`` if a row or a value is missing, or not allowed here.
-
-        ``empty`` is the value of empty cells, else they are refused.
-        """
+        """The values of the column; ``DataError`` if a row or a value is missing (unless ``empty`` stands for it), or wrong."""
         table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 

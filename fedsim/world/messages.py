@@ -50,12 +50,8 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 class Messages:
     """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
 
-    An edge server is an endpoint at which what its devices send can be combined. One that is ``lost`` is gone with all that it
-    holds; ``on_edge_lost`` is told of it, before what was on its way ends.
-
-    Attributes:
-        edges: number of edge servers.
-        until: says until when an endpoint can be reached (s): now where it cannot, infinity where that is always.
+    Of the ``edges`` edge servers those that are ``lost`` are gone with all that they hold; ``on_edge_lost`` is told of each,
+    before what was on its way ends. ``until`` says until when an endpoint can be reached (s), now where it cannot.
     """
 
     def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:
@@ -78,11 +74,9 @@ class Messages:
 
         ``waited``: see ``Network.send``. ``SimulationError``: there is no such endpoint, or it would send to itself.
         """
-        now = self.simulation.now
-        message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
-        until = min(self.until(source), self.until(destination))
+        now, until = self.simulation.now, min(self.until(source), self.until(destination))
+        message = self.under_way[self._sent] = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self._sent += 1
-        self.under_way[message.id] = message
         if until <= now:
             self.simulation.env.call(partial(self._end, message, "lost"))
             return message

@@ -39,12 +39,10 @@ class Phases:
     """
 
     def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
-        self._streams = streams
-        self._purpose = purpose
+        self._streams, self._purpose, self._first = streams, purpose, f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
         self._far_s = _MOST_PHASES * min(mean_on, mean_off)  # before that there are not too many phases
-        self._first = f"{purpose}/first"
         self._rows = DeviceRows(devices)
         # The phase that each device was last found in, by its row; one that ends at 0 has never been looked for.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
@@ -72,9 +70,8 @@ class Phases:
 
     def check_walk(self, device: int, start: float, end: float) -> None:
         """Raise ``SimulationError`` if there are far too many phases from ``start`` to ``end`` (s) to go through."""
-        expected = 2 * (end - start) / sum(self._means)
+        expected, (off, on) = 2 * (end - start) / sum(self._means), self._means
         if expected > _MOST_PHASES:
-            off, on = self._means
             told = f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} s"
             most = f"at most {_MOST_PHASES:.0e} can be walked through at a time"
             raise SimulationError(f"{told} ({self._purpose}); {most}: give longer phases, or an earlier end of the run")

@@ -231,10 +231,7 @@ class PopulationSpec(Spec):
         return self.availability.kind != "always" or self.arrivals is not None or self.departures is not None
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Speeds (samples/s) and, from a file or of kinds of devices, links of all devices.
-
-        ``DataError``: a capacity file is missing or malformed. ``ScenarioError``: a file names an unknown kind of device.
-        """
+        """Speeds (samples/s) and, from a file or kinds of devices, links of all; ``DataError``, ``ScenarioError`` by file."""
         if self.capacity is not None:
             return self.capacity.draw(streams, self.devices, root)
         if self.device is None:

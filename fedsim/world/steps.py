@@ -23,6 +23,7 @@ from fedsim.world.population import Population
 from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Power, Queue, Task, TaskStep, Train, Upload, Work, in_line
 
 _DISCONNECTED = ("lost", "left", "battery")
+_COMPUTED = Train | Evaluate | Work
 
 Ending = tuple[Cause | None, dict[str, Any]]
 """Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
@@ -153,8 +154,7 @@ class StepRunner:
 
     def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
         """The running computation: an undisturbed epoch (s), how many, the limit (s), if it adapts, its jitter's name."""
-        step, population = task.step, self.population
-        pace = self.paces.get(task.device, 1.0)
+        step, population, pace = task.step, self.population, self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
             epoch_s = population.training_s(task.device, step.training, task.samples, self._batch_size)
@@ -264,31 +264,23 @@ class StepRunner:
         if pace != 1.0:
             self.paces[device] = pace
         task = self._working.get(device)
-        if task is None or not task.waits or task.epoch_ends is None or task.fails:
-            return
-        if not isinstance(task.step, Train | Evaluate | Work):
+        if task is None or not task.waits or task.epoch_ends is None or task.fails or not isinstance(task.step, _COMPUTED):
             return
         if self.hosts is not None:
             self.hosts.stretch(task, before / pace)
             return
         now, done = self._simulation.now, bisect_right(task.epoch_ends, self._simulation.now)
-        if done == len(task.epoch_ends):
-            return
-        end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
-        task.cancel("alarm")
-        task.cancel("battery")
-        self._known_ends[task.id] = [*task.epoch_ends[:done], end]
-        self._look_ahead(task)
+        if done < len(task.epoch_ends):
+            end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
+            task.cancel("alarm")
+            task.cancel("battery")
+            self._known_ends[task.id] = [*task.epoch_ends[:done], end]
+            self._look_ahead(task)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end.
-
-        ``SimulationError``: messages of that direction queue for something else already.
-        """
-        if direction in self.queues:
-            raise SimulationError(
-                f"messages {direction} queue for {self.queues[direction].capacity} slots already; a direction has one queue"
-            )
+        """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end."""
+        if (other := self.queues.get(direction)) is not None:
+            raise SimulationError(f"messages {direction} queue for {other.capacity} slots already; a direction has one queue")
         self.queues[direction] = slots
         for task_id in self._queued.pop(direction, ()):
             self.running[task_id].request("slot", slots)
@@ -324,10 +316,7 @@ class StepRunner:
             task.battery = self._env.at(name, max(when, self._simulation.now), ring, CUT)
 
     def _look_at_battery(self, task: Task) -> None:
-        if self._simulation.now >= task.dry:
-            self._cut(task)
-        else:
-            self._look_again(task)
+        (self._cut if self._simulation.now >= task.dry else self._look_again)(task)
 
     def _look_at_scarce(self) -> None:
         """Links were shared again: batteries that may not last for their messages last for longer now, or shorter."""

@@ -17,9 +17,8 @@ from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flows import Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, its device left for
-good, its device's battery is flat, the run was over, or what it was to compute does not fit into its memory."""
-
+"""Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, left for good or has a
+flat battery, the run was over, or what was to be computed does not fit into memory."""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
@@ -82,8 +81,8 @@ class Code:
 class Work:
     """The device computes something without a ref, for as long as a training on ``samples``, ``flops`` and ``seconds`` take.
 
-    Its jitter is named by the number of its device's task, not by the instant: whoever sends a few bytes more, and so begins
-    a little later, meets the same delay. ``what`` says what it is for.
+    Its jitter is named by the number of its device's task, so that one who begins a little later meets the same delay.
+    ``what`` says what it is for.
     """
 
     samples: float = 0.0

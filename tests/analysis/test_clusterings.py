@@ -11,7 +11,7 @@ import pytest
 import fedsim
 from fedsim.analysis.clusterings import Clustering, draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.errors import RunFolderError
-from fedsim.records.history import History
+from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from tests.strategies.clustered import world
 
@@ -67,14 +67,9 @@ def test_of_many_clusterings_six_are_drawn_on_one_scale(grouped: RunFolder, tmp_
     images = [image for panel in draw_similarity(many).axes for image in panel.images]
     assert len(images) == 6
     assert len({image.norm.vmax for image in images}) == 1
-
-
-def test_lcfl_has_distances(grouped_scenario: dict[str, Any], tmp_path: Path) -> None:
-    strategy = {"kind": "lcfl", "groups": 2, "local_epochs": 1}
-    plain = {key: value for key, value in grouped_scenario.items() if key != "drift"}
-    scenario = plain | {"strategy": strategy, "population": {"devices": 8}, "stop": {"rounds": 7}}
-    fedsim.run(fedsim.Scenario(**scenario), tmp_path / "lcfl", executor="inline")
-    figure = draw_similarity(RunFolder(tmp_path / "lcfl"))
+    (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
+    distances = (1 - np.array(event["data"]["similarity"])).tolist()
+    figure = draw_similarity(with_clusterings(grouped, tmp_path / "far", [{"similarity": None, "distance": distances}]))
     assert figure.axes[0].images[0].norm.vmin == 0
     assert "distance" in figure.axes[-1].get_ylabel()
 

@@ -15,8 +15,8 @@ from matplotlib.axes import Axes
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
 from fedsim.analysis.style import PictureError, save
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.language.units import show_seconds
-from fedsim.records.history import MARKS, NO_GROUP, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived, drawn
 

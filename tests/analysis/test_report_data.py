@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
 from fedsim.analysis.timeline import draw_timeline
-from fedsim.records.history import MARKS
+from fedsim.lab.reading.history import MARKS
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import Ran, drawn
+from tests.analysis.conftest import drawn
 
 KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]
 
@@ -131,11 +131,3 @@ def test_of_too_many_devices_some_of_those_that_worked_are_shown(run: RunFolder)
     half = read_timeline(run, 1000, few.steps // 2)
     assert 1 <= len(half.columns["device"]) < len(worked)
     assert len(half.columns["kind"]) < 0.8 * half.steps
-
-
-def test_a_run_in_which_nothing_happened(small: dict[str, Any], ran: Ran) -> None:
-    """Devices that can never be reached: no step, no round, no bytes."""
-    small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 ms", "mean_off": "100 day"}
-    data = read_timeline(ran("r", learning="off", stop={"simulated_time": "1 min"}), 100, 100)
-    assert data.steps == len(data.columns["kind"]) == 0
-    assert len(data.columns["device"]) == 20

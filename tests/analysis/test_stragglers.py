@@ -7,7 +7,7 @@ import pytest
 
 from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, SORTS, draw_stragglers, read_attempts, trained_rounds
 from fedsim.analysis.style import NothingToDrawError, PictureError
-from fedsim.records.history import History
+from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran, drawn
 

@@ -18,8 +18,8 @@ from fedsim.analysis.report.timeline import read_timeline
 from fedsim.analysis.style import PictureError, save
 from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work, span_of_rounds
 from fedsim.lab.compare.critical_path import CriticalPaths
+from fedsim.lab.reading.history import MARKS, History
 from fedsim.lab.trackers.trace import trace_events
-from fedsim.records.history import MARKS, History
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran, drawn
 
@@ -89,6 +89,9 @@ def test_orders_of_lanes_and_some_of_them(history: History) -> None:
     views = [View(history, span_of_rounds(history, number, number + 1)) for number in range(len(history.rounds))]
     assert [list(view.rounds["round"]) for view in views] == [[number] for number in range(len(views))]
     assert [len(view.tasks) for view in views] == [row["selected"] for row in history.run.rounds]
+    figure = draw_timeline(history.run, rounds=(2, 4), devices=3)
+    assert (drawn(figure.axes[0])["end"], len(figure.axes[0].get_yticks())) == (2, 3)
+    assert ": 3 of " in figure.get_suptitle()
 
 
 @pytest.mark.parametrize(
@@ -134,17 +137,6 @@ def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: Ru
     at, row = (np.asarray(side)[::3] for side in line.get_data())
     np.testing.assert_array_equal(row, [lanes.index(step.device) for step in steps])
     np.testing.assert_allclose(at / at[-1], [step.start / steps[-1].start for step in steps])
-
-
-def test_some_rounds_and_few_devices(run: RunFolder) -> None:
-    figure = draw_timeline(run, rounds=(2, 4))
-    shown = [run.rounds[number] for number in (2, 3)]
-    expected = {"late": sum(row["slow"] for row in shown), "lost": sum(row["disconnected"] for row in shown)}
-    assert marks(figure) == {outcome: count for outcome, count in expected.items() if count}
-    assert drawn(figure.axes[0])["end"] == 2
-    few = draw_timeline(run, devices=3, order="number")
-    assert len(few.axes[0].get_yticks()) == 3
-    assert ": 3 of " in few.get_suptitle()
 
 
 def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: RunFolder, tmp_path: Path) -> None:

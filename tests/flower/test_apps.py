@@ -4,7 +4,6 @@ import inspect
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,18 +21,15 @@ from tests.calls import done
 from tests.flower.plain import last_arrays, run_plain
 from tests.flower.runs import eventful, execute, scenario
 
-APPS = {"numpy_app": {}, "torch_app": {}, "legacy_app": {}, "private_app": {}}
-OWN_NAMES = {"torch_app": {"loss": "eval_loss"}}
 
-
-@pytest.mark.parametrize(("app", "config"), APPS.items(), ids=APPS)
-def test_always_on_devices_learn_what_a_plain_loop_does(app: str, config: dict[str, Any], tmp_path: Path) -> None:
-    result = execute(scenario(app, run_config=config, **OWN_NAMES.get(app, {})), tmp_path / "run")
+@pytest.mark.parametrize("app", ["numpy_app", "torch_app", "legacy_app", "private_app"])
+def test_always_on_devices_learn_what_a_plain_loop_does(app: str, tmp_path: Path) -> None:
+    result = execute(scenario(app, **({"loss": "eval_loss"} if app == "torch_app" else {})), tmp_path / "run")
     assert result.summary["status"] == "done"
     assert result.summary["accuracy"]["final"] > 0.5
     assert result.summary["algorithm"] == {"private_app": "DifferentialPrivacyClientSideFixedClipping"}.get(app, "FedAvg")
     rounds = {"num-server-rounds": 4} if app == "private_app" else {}  # it never sends what its last round has made
-    expected = last_arrays(run_plain(app, devices=6, **config, **rounds))
+    expected = last_arrays(run_plain(app, devices=6, **rounds))
     (found,) = assert_sound(tmp_path / "run").models().values()
     assert {name: (values.dtype, values.tobytes()) for name, values in found.items()} == {
         name: (values.dtype, values.tobytes()) for name, values in expected.items()

@@ -12,8 +12,7 @@ pytest.importorskip("flwr")
 import fedsim
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.flower.params import SamplesTime
-from fedsim.output.progress import RunProgress
-from fedsim.output.terminal import Console
+from fedsim.output.terminal import Console, RunProgress
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Record
 from fedsim.testing import assert_sound

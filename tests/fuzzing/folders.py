@@ -176,10 +176,11 @@ def _other(draw: random.Random, cell: Any) -> Any:
 def _prints(folder: Path) -> dict[str, str]:
     """The hash of each file, but for locks, which hold nothing of the run."""
     found: dict[str, str] = {}
-    for path in sorted(
-        path for path in folder.rglob("*") if "lock" not in path.name and (path.is_symlink() or not path.is_dir())
-    ):
-        link = f"a link to {path.readlink()}" if path.is_symlink() else "no file"
-        is_file = path.is_file() and not path.is_symlink()
-        found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest() if is_file else link
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            print_of = f"a link to {path.readlink()}"
+        else:
+            print_of = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+        if "lock" not in path.name and (path.is_symlink() or not path.is_dir()):
+            found[str(path.relative_to(folder))] = print_of
     return found

@@ -26,11 +26,16 @@ def test_the_expected_maximum_against_all_draws(drawn: int) -> None:
     assert 0.998 < expected_maximum(np.arange(100_000) / 100_000, 1000) < 1.0
 
 
-def test_traffic_and_time_agree_with_the_run(small: dict[str, Any]) -> None:
+@pytest.mark.parametrize("edges", [False, True])
+def test_traffic_and_time_agree_with_the_run(edges: bool, small: dict[str, Any]) -> None:
+    """Of edge servers each round's edge rounds, and one message more each way for each edge server."""
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
     small["stop"] = {"rounds": 40}
+    if edges:
+        small["network"] |= {"kind": "tree", "cells": 2, "edge": {"receive": "1 Gbit/s", "send": "1 Gbit/s", "latency": "0 s"}}
+        small["strategy"] = {"kind": "hierfavg", "clients_per_round": 20, "kappa2": 2}
     lines = nominal(small)
     summary = fedsim.run(fedsim.Scenario(**small | {"learning": "off"})).summary
     assert f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}" in lines[-1]
@@ -113,18 +118,13 @@ def test_the_steps_are_those_of_the_updates_that_came(small: dict[str, Any]) -> 
 
 
 def test_a_part_tells_the_whole(small: dict[str, Any], tmp_path: Path) -> None:
-    scenario = fedsim.Scenario(**small | {"stop": {"rounds": 200}, "learning": "off"})
+    scenario = fedsim.Scenario(**small | {"stop": {"rounds": 200}, "learning": "off", "evaluation": {"every": 100}})
     part, trial = told(scenario, rounds=50)
     whole, _ = told(scenario)
     assert 0.2 < trial.share < 0.3
+    assert (trial.tally.tests, part["tests"]) == (0, 2)  # those that come after the trial
     assert part["events"] == pytest.approx(whole["events"], rel=0.2)
     assert part["disk_bytes"] == pytest.approx(whole["disk_bytes"], rel=0.5)
-
-
-def test_tests_are_counted_that_come_after_the_trial(small: dict[str, Any]) -> None:
-    scenario = fedsim.Scenario(**small | {"stop": {"rounds": 200}, "learning": "off", "evaluation": {"every": 100}})
-    found, trial = told(scenario, rounds=10)
-    assert (trial.tally.tests, found["tests"]) == (0, 2)
 
 
 KINDS = ("fedavg", "fedasync", "cata-fed", "lcfl", "fedat", "gossip")  # a family of strategies each

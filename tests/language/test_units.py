@@ -8,17 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.language.units import (
-    CLOCK_END_S,
-    Bytes,
-    BytesPerSecond,
-    PerSecond,
-    PositiveSeconds,
-    SamplesPerSecond,
-    Seconds,
-    show_bytes,
-    show_seconds,
-)
+from fedsim.language import units
+from fedsim.language.units import CLOCK_END_S, Bytes, BytesPerSecond, PerSecond, PositiveSeconds, SamplesPerSecond, Seconds
 
 TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
 
@@ -43,8 +34,8 @@ def test_what_is_not_a_time_is_refused_with_the_units_that_are(wrong: object) ->
 @pytest.mark.parametrize("quantity", [Seconds, PositiveSeconds, Bytes, BytesPerSecond, SamplesPerSecond, PerSecond])
 @pytest.mark.parametrize("number", ["1e-320", "1e-40", "1e40", "1e300", "1e400", "inf"])
 def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: Any, number: str) -> None:
-    units = {Seconds: "s", PositiveSeconds: "s", Bytes: "B", BytesPerSecond: "B/s", SamplesPerSecond: "samples/s"}
-    unit = units.get(quantity, "/s")
+    names = {Seconds: "s", PositiveSeconds: "s", Bytes: "B", BytesPerSecond: "B/s", SamplesPerSecond: "samples/s"}
+    unit = names.get(quantity, "/s")
     if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
         assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf
         return
@@ -80,6 +71,6 @@ def test_a_unit_as_others_write_it_is_answered_with_ours(kind: Any, text: str, m
 
 
 def test_for_people() -> None:
-    assert show_seconds(3725) == "1 h 02 min"
-    assert show_seconds(12.34) == "12.3 s"
-    assert show_bytes(1.264e6) == "1.26 MB"
+    assert units.show_seconds(3725) == "1 h 02 min"
+    assert units.show_seconds(12.34) == "12.3 s"
+    assert units.show_bytes(1.264e6) == "1.26 MB"

@@ -56,11 +56,7 @@ def federation(
 
 
 def learning(
-    data: FederatedData,
-    model: ModelSpec,
-    executor: Any = None,
-    seed: int = 1,
-    **training: Any,
+    data: FederatedData, model: ModelSpec, executor: Any = None, seed: int = 1, **training: Any
 ) -> tuple[Learning, list[Record]]:
     """A learning core on a bare clock, and the records that it emits."""
     simulation = Simulation(executor=executor)

@@ -229,25 +229,6 @@ def test_where_nothing_finite_is_left() -> None:
     assert [record.fields["ref"] for record in records] == [bad.name, bad.name, difference.name]
 
 
-def test_a_device_that_diverges_by_itself_is_left_out_and_recorded() -> None:
-    data = federation([30] * 3)
-    data.pool.x[data.shards[1].train] *= 1e30
-    core, records = learning(data, Logistic(), lr=1e6)
-    model = core.initial()
-    mixed = core.mix([(core.train(Training(model, epochs=3), device, key=0), 1 / 3) for device in range(3)], otherwise=model)
-    assert np.isfinite(run(core.value(mixed))).all()
-    assert [record.fields["device"] for record in records] == [1]
-
-
-def test_a_mix_is_a_sum_in_float64_in_the_order_given() -> None:
-    core, _ = learning(federation([9] * 3), Logistic())
-    refs = [core.initial(at) for at in range(3)]
-    mixed = run(core.value(core.mix([(refs[0], 0.2), (refs[1], -1.5), (refs[2], 1e3)])))
-    a, b, c = (run(core.value(ref)).astype(np.float64) for ref in refs)
-    assert mixed.tobytes() == (0.2 * a - 1.5 * b + 1e3 * c).astype(np.float32).tobytes()
-    assert not mixed.flags.writeable
-
-
 def test_training_loss_and_discrepancy() -> None:
     core, _ = learning(federation([30, 20, 9]), Logistic())
     model = core.initial()
@@ -272,11 +253,6 @@ def test_learning_off_has_names_and_sizes_only() -> None:
     assert run(off.losses([best])) is run(off.choices([best])) is None
     with pytest.raises(SimulationError, match='learning = "on"'):
         run(off.value(update))
-
-
-def test_a_bare_size_cannot_learn() -> None:
-    with pytest.raises(ScenarioError, match="no weights to learn"):
-        learning(federation([3]), SizeOnly.model_validate({"bytes": "4 MB"}))
 
 
 def test_a_device_that_is_not_there_is_refused_when_learning_starts() -> None:

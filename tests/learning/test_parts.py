@@ -143,6 +143,7 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_parts:normed"}
         (MLP | {"file": __file__}, FEDAVG, r"model\.file: .* cannot be read as a \.safetensors file"),
         (FACTORY | {"train": "2.running_*"}, FEDAVG, "leaves no tensor to be trained by gradients"),
         ({"kind": "size", "bytes": "4 kB", "lora": {"rank": 2}}, FEDAVG, "unknown key 'lora'"),
+        ({"kind": "size", "bytes": "4 kB"}, FEDAVG, "which has no weights to learn"),
     ],
 )
 def test_bad_parts_are_refused(model: dict[str, Any], strategy: dict[str, Any], says: str, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, eventful_world, go_on, run, run_until
 
-MOVED = {"kind": "tests.own_meters:Moved", "price": 2.0}
+MOVED = {"kind": "tests.own_parts:Moved", "price": 2.0}
 CHECK = "meters agree with the records"
 COSTS = {
     "device": {"per_hour": 0.3, "per_gigabyte": 7.0, "per_request": 0.01, "per_task": 0.1},
@@ -48,7 +48,7 @@ def test_a_meter_of_ones_own_has_its_columns_and_survives_stops(tmp_path: Path) 
     assert summary["meters"]["moved"] == entry
     assert {row["device"]: row["bytes_sent"] + row["bytes_received"] for row in folder.devices} == pytest.approx(by_device)
     field = pq.read_schema(whole / files.ROUNDS).field("moved")
-    assert field.metadata == {b"unit": b"bytes", b"about": b"that moved since the round before"}
+    assert field.metadata == {b"unit": b"bytes", b"about": b"moved in the round"}
     assert fedsim.load_run(whole).rounds["moved"].sum() <= summary["meters"]["moved"]["price"] / 2
     assert not any(audit(whole, allow_code=True).values())
     for share in (0.3, 0.8):
@@ -90,12 +90,12 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("sections", "says"),
     [
         ({"meters": ["trafic"]}, "kind is 'trafic'; allowed are traffic, or your own .*did you mean 'traffic'"),
-        ({"meters": ["tests.own_meters:Column"]}, "not a subclass of fedsim.plugin.Meter"),
-        ({"meters": ["tests.own_meters:Open"]}, "takes '\\*\\*'; allowed are parameters by name"),
+        ({"meters": ["tests.own_parts:Slowest"]}, "not a subclass of fedsim.plugin.Meter"),
+        ({"meters": ["tests.own_parts:Open"]}, "takes '\\*\\*'; allowed are parameters by name"),
         ({"meters": [MOVED | {"prize": 2.0}]}, "unknown key 'prize'; allowed are kind, price.*did you mean 'price'"),
         ({"meters": [MOVED | {"price": "much"}]}, "meters.0.price is 'much'"),
         ({"meters": [MOVED, MOVED]}, "meters: two have the entry 'moved'"),
-        ({"meters": ["tests.own_meters:Twice"]}, "the column 'speed' is in the table already"),
+        ({"meters": ["tests.own_parts:Twice"]}, "the column 'speed' is in the table already"),
         ({"costs": {"devise": {}}}, "unknown key 'devise'; allowed are currency, device, .*did you mean 'device'"),
         ({"costs": {"device": {"per_our": 1.0}}}, "costs.device has the unknown key 'per_our'.*did you mean 'per_hour'"),
         ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
@@ -113,13 +113,13 @@ def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], says: str) 
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("Fails", "the meter 'Fails' failed at .* s, in own_meters.py, line [0-9]+: KeyError: 'nothing'"),
+        ("Fails", "the meter 'Fails' failed at .* s, in own_parts.py, line [0-9]+: KeyError: 'nothing'"),
         ("Forgets", "the meter 'Forgets': totals gives 'nothing' for its column 'forgotten'; allowed is a number, or None"),
     ],
 )
 def test_a_mistake_in_a_meter_is_told_by_file_and_line(kind: str, says: str) -> None:
     with pytest.raises(SimulationError, match=says):
-        run(eventful() | {"meters": [f"tests.own_meters:{kind}"]})
+        run(eventful() | {"meters": [f"tests.own_parts:{kind}"]})
 
 
 def world(**more: Any) -> dict[str, Any]:

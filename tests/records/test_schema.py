@@ -1,12 +1,19 @@
-"""Records as rows and as what is fingerprinted, and columns as those of ``pyarrow``."""
+"""Records as rows and as what is fingerprinted, columns as those of ``pyarrow``, and tables that grow in parts."""
 
 import hashlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from fedsim.errors import CheckpointError
+from fedsim.records import parquet
+from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import EventChain, EventRow, column, event_row
 from fedsim.simulation import Record
 from fedsim.world.task import Payload
@@ -71,3 +78,71 @@ def test_what_is_not_a_number_is_not_empty() -> None:
 def test_a_number_that_is_too_large_for_its_column_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid):
         column([2**40, None], pa.int32())
+
+
+SCHEMA = pa.schema([("time", pa.float64()), ("kind", pa.dictionary(pa.int16(), pa.string())), ("data", pa.string())])
+Row = tuple[Any, ...]
+
+
+def rows(count: int) -> list[Row]:
+    """Rows whose names change on the way: a group of rows has some that another has not."""
+    return [(number / 3, None if number % 7 == 0 else f"kind {number // 10 % 13}", f"{{{number}}}") for number in range(count)]
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "_ROWS_A_BATCH", 8)
+    monkeypatch.setattr(parquet, "_ROWS_A_PART", 50)
+
+
+def write(path: Path, content: list[Row], flush_at: set[int] = frozenset(), step: int = 1) -> bytes:  # type: ignore[assignment]
+    writer = TableWriter(path, SCHEMA)
+    for number in range(0, len(content), step):
+        if step == 1:
+            writer.extend([content[number]])
+        else:
+            writer.extend(content[number : number + step])
+        if number in flush_at:
+            writer.flush()
+    writer.copy_to(path)
+    for part in writer.parts:
+        part.unlink()
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+    return path.read_bytes()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 333), st.sets(st.integers(0, 333)), st.sampled_from([1, 3, 60]))
+def test_the_file_is_the_same_however_the_rows_were_parted(
+    tmp_path_factory: pytest.TempPathFactory, count: int, flush_at: set[int], step: int
+) -> None:
+    content, folder = rows(count), tmp_path_factory.mktemp("table")
+    (folder / "a").mkdir()
+    (folder / "b").mkdir()
+    whole = write(folder / "a" / "t.parquet", content)
+    assert write(folder / "b" / "t.parquet", content, flush_at, step) == whole
+    table = pq.read_table(folder / "a" / "t.parquet")
+    assert table.schema.equals(SCHEMA)
+    assert list(zip(*(column.to_pylist() for column in table.columns), strict=True)) == content
+
+
+def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> None:
+    content = rows(180)
+    (tmp_path / "whole").mkdir()
+    whole = write(tmp_path / "whole" / "t.parquet", content)
+    writer = TableWriter(tmp_path / "t.parquet", SCHEMA)
+    writer.extend(content[:70])
+    parts = writer.flush()
+    writer.extend(rows(300)[200:])  # of a run that was killed later
+    writer.flush()
+    again = TableWriter(tmp_path / "t.parquet", SCHEMA)
+    again.extend([content[0]])  # what it held is forgotten too
+    again.adopt(parts)
+    again.copy_to(tmp_path / "copy")
+    assert [tuple(row.values()) for row in pq.read_table(tmp_path / "copy").to_pylist()] == content[:70]
+    again.extend(content[70:])
+    again.copy_to(tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").read_bytes() == whole
+    (tmp_path / "t.part-00000.parquet").unlink()
+    with pytest.raises(CheckpointError, match="part-00000"):
+        TableWriter(tmp_path / "t.parquet", SCHEMA).adopt(parts)

@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from fedsim.errors import RunFolderError
+from fedsim.lab.reading.history import History
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed, thinned
 from fedsim.lab.trackers.trace import write_trace
-from fedsim.records.history import History
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world
 from fedsim.testing import run as finish

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.records.fairness import jain_index, selections, worst_decile
+from fedsim.lab.reading.fairness import jain_index, selections, worst_decile
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
@@ -45,13 +45,6 @@ def test_the_share_that_fedavg_drops(t: float | None, dropped: float, tmp_path: 
     sizes = np.array([device["samples"] for device in run.devices])
     survivors = {event["device"] for event in of_kind(run, "task-end") if event["outcome"] == "done"}
     assert survivors == set(np.flatnonzero(sizes <= (t or np.inf) * sizes.mean()).tolist())
-
-
-def test_long_tail_sizes_by_name(tmp_path: Path) -> None:
-    run = everybody_once({"devices": 1000, "samples": "long-tail", "speed": "10 samples/s"}, tmp_path / "run")
-    sizes = np.array([device["samples"] for device in run.devices])
-    assert sizes.mean() == pytest.approx(550, rel=0.03)
-    assert [int((sizes <= most).sum()) for most in (300, 500, 1000)] == pytest.approx([400, 700, 900], abs=6)
 
 
 @pytest.mark.parametrize("t", [1.0, 0.5, 0.1])

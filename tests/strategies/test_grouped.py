@@ -58,8 +58,13 @@ def test_without_it_cohorts_are_those_of_fedavg(tmp_path: Path) -> None:
     assert cohorts[0] == cohorts[1] == cohorts[2]
 
 
-def shifted_at(time: str, **others: Any) -> Sections:
-    return {"kind": "swap-all", "probability": 1.0, "at": {"times": [time]}} | others
+def shifted_at(*times: str) -> Sections:
+    return {"kind": "swap-all", "probability": 1.0, "at": {"times": [*times]}}
+
+
+def scheduled(**devices: str) -> Sections:
+    """Devices ``d3``, ... that arrive or leave at these times."""
+    return {"kind": "schedule", "times": [*devices.values()], "devices": [int(name[1:]) for name in devices]}
 
 
 def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_path: Path) -> None:
@@ -104,10 +109,8 @@ def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(tmp
     built: Run = Simulation(fedsim.Scenario(**sections)).installed
     tested = {test["device"] for test in of_kind(run, "shift-test") if test["time"] == at}
     lost = [event for event in tasks(run) if event["outcome"] == "lost" and event["end"] > at]
-    if within:
-        lost = [event for event in lost if event["time"] < at and event["device"] in tested]
-    else:
-        lost = [event for event in lost if event["round"] is None and event["time"] > at]
+    in_round = [event for event in lost if event["time"] < at and event["device"] in tested]
+    lost = in_round if within else [event for event in lost if event["round"] is None and event["time"] > at]
     back = [(event["device"], built.tasks.next_on(event["device"], event["end"])) for event in lost]
     back = [(device, time) for device, time in back if time < run.rounds[-1]["time"]]
     assert back
@@ -116,7 +119,7 @@ def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(tmp
 
 
 def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(tmp_path: Path) -> None:
-    population = {"arrivals": {"kind": "schedule", "times": ["3 s"], "devices": [19]}}
+    population = {"arrivals": scheduled(d19="3 s")}
     drift = shifted_at("3200 ms")
     run = twenty(tmp_path, grouped("flexcfl"), 40, population=population, drift=drift)
     (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
@@ -136,7 +139,7 @@ def test_who_shifts_while_it_is_prepared_is_tested_again(tmp_path: Path) -> None
 
 
 def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(tmp_path: Path) -> None:
-    drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "3100 ms"]}}
+    drift = shifted_at("3 s", "3100 ms")
     strategy = grouped("flexcfl", clients_per_round=1, moment={"shift": "oracle"})
     run = twenty(tmp_path, strategy, 40, drift=drift)
     first = {event["device"]: event["end"] for event in tasks(run) if event["time"] == 3 and event["round"] is None}
@@ -177,14 +180,8 @@ def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(tmp_pat
 
 
 def test_who_is_prepared_in_the_instant_in_which_a_round_asks_it_has_a_group_by_then(tmp_path: Path) -> None:
-    """Pre-training takes half a second, a round a whole one: newcomers find theirs when a round has just ended.
-
-    Whether they began before the round's clients or after them decides who is heard first, and nothing else.
-    """
-    population = {
-        "speed": "128 samples/s",
-        "arrivals": {"kind": "schedule", "times": ["3 s", "4500 ms"], "devices": [7, 8]},
-    }
+    """Pre-training takes half a second, a round a whole one: newcomers find theirs when a round has just ended."""
+    population = {"speed": "128 samples/s", "arrivals": scheduled(d7="3 s", d8="4500 ms")}
     strategy = grouped("flexcfl", groups=2, clients_per_round=10, moment={"epochs": 1})
     run = ran(world(opposite_groups(tmp_path / "data", [64] * 10), 10, strategy, 8, population=population), tmp_path / "run")
     assert fedsim.load(run.path / "scenario.toml").strategy == fedsim.Scenario(strategy=strategy).strategy
@@ -251,7 +248,7 @@ def test_a_device_may_lose_its_only_class(tmp_path: Path, kind: str) -> None:
 
 
 def joined(folder: Path, strategy: Sections) -> RunFolder:
-    population = {"arrivals": {"kind": "schedule", "times": ["1 s", "2 s"], "devices": [3, 11]}}
+    population = {"arrivals": scheduled(d3="1 s", d11="2 s")}
     return twenty(folder, strategy, 60, population=population, learning="off")
 
 
@@ -275,8 +272,7 @@ def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(tmp_path: Pa
     run = joined(tmp_path, strategy)
     begins = [tasks(run, device) for device in range(20)]
     introduced = {device: [event["time"] for event in own if event["round"] is None] for device, own in enumerate(begins)}
-    times = 1 if tiers_from == "size" else 2
-    assert all(len(own) == times for own in introduced.values())
+    assert {len(own) for own in introduced.values()} == {1 if tiers_from == "size" else 2}
     assert (introduced[3][0], introduced[11][0]) == (1.0, 2.0)
     assert all(own[0] == 0 for device, own in introduced.items() if device not in (3, 11))
     (event,) = of_kind(run, "tiers")
@@ -286,9 +282,7 @@ def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(tmp_path: Pa
 
 
 def test_a_server_does_not_know_who_is_to_come() -> None:
-    sections = world(
-        PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": {"kind": "schedule", "times": ["5 s"], "devices": [4]}}
-    )
+    sections = world(PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": scheduled(d4="5 s")})
     run = Simulation(fedsim.Scenario(**sections)).installed
     assert [device for device in range(20) if not run.server.clients.arrived(device)] == [4]
     assert run.server.clients.expects_newcomers()
@@ -298,10 +292,7 @@ def test_a_server_does_not_know_who_is_to_come() -> None:
 
 
 def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:
-    population = {
-        "arrivals": {"kind": "schedule", "times": ["20 s"], "devices": [1]},
-        "departures": {"kind": "schedule", "times": ["10 s", "21 s"], "devices": [0, 1]},
-    }
+    population = {"arrivals": scheduled(d1="20 s"), "departures": scheduled(d0="10 s", d1="21 s")}
     strategy = {"kind": "cata-fed", "clients_per_round": 1, "clusters": 1, "deadline": "1 s", "smallest_part": 10}
     data = {"source": "digits", "partition": "iid"}
     run = ran(world(data, 2, strategy, 10_000, population=population, learning="off"), tmp_path / "run")

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.energy.batteries import Batteries, Charging, ChargingModel, Never, Powered
+from fedsim.energy.batteries import Batteries, Powered
+from fedsim.energy.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
 from fedsim.simulation import TICK_S, Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal
-from fedsim.toolbox.worlds.charging import Always, Daily, RenewalCharging, WhenReached
 from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.calendar import CalendarSpec

@@ -22,17 +22,13 @@ from tests.world.sites import WorkSite
 MODEL = Download((Payload("model", 1000.0),))
 BATCH = 30
 UPDATE = Upload((Payload("update", 500.0), Payload("control", 100.0)))
+DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
 
 
 class Site(WorkSite):
     """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1); unless said otherwise.
 
-    Args:
-        off: when both vanish (s), for as long as the run lasts.
-        latency: of both (s).
-        lifetime: from when to when both are there (s).
-        speed, rates: samples/s, and bytes/s down and up, of both.
-        samples: of each.
+    Both vanish at ``off`` (s) for as long as the run lasts, and are there within their ``lifetime`` (s).
     """
 
     def __init__(
@@ -68,15 +64,12 @@ class Site(WorkSite):
 def test_a_task_from_begin_to_end() -> None:
     site = Site()
     steps = site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)
-    assert steps == [("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3), ("upload", 52.0, "done", 600.0)]
+    assert steps == [DOWN, TRAINED, ("upload", 52.0, "done", 600.0)]
     (task,) = site.ended
     assert (task.outcome, task.epochs, site.tasks.running) == ("done", 3, {})
     assert site.tasks.is_idle(0)
     kinds = [record.kind for record in site.records]
     assert kinds == ["task-start", *["step-start", "step-end"] * 3, "task-end"]
-
-
-DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
 
 
 @pytest.mark.parametrize("outcome", ["lost", "left"])
@@ -214,19 +207,19 @@ def test_what_continues_is_no_selection_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "step", "amount"), [(4.0, "download", 400.0), (35.0, "train", 2), (41.0, "upload", 50.0), (52.0, "upload", 600.0)]
+    ("time", "end"),
+    [
+        (4.0, ("download", 4.0, "late", 400.0)),
+        (35.0, ("train", 35.0, "late", 2)),
+        (41.0, ("upload", 41.0, "late", 50.0)),
+        (52.0, ("upload", 52.0, "done", 600.0)),  # in the instant of the deadline: in time
+    ],
 )
-def test_the_server_can_end_any_step(time: float, step: str, amount: float) -> None:
-    """And a task that ends in the instant of its deadline is in time."""
+def test_the_server_can_end_any_step(time: float, end: tuple[Any, ...]) -> None:
     site = Site()
     site.end_at(time)
-    assert site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)[-1] == (
-        step,
-        time,
-        "late" if time < 52 else "done",
-        amount,
-    )
-    assert site.ended[0].outcome == ("late" if time < 52 else "done")
+    assert site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)[-1] == end
+    assert site.ended[0].outcome == end[2]
 
 
 class TestBudgets:

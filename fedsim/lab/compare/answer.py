@@ -15,8 +15,8 @@ from typing import Any
 from fedsim.lab.compare.lines import Lines, short_key, shown
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
+from fedsim.lab.reading.targets import Target
 from fedsim.output.harmless import clean
-from fedsim.records.targets import Target
 
 Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
@@ -226,7 +226,6 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
 
 
 def _bill(goal: Ranking, figures: Sequence[Sequence[Values]], target: Aim | None) -> Iterator[tuple[Measure, float]]:
-    """The costs of the best by the goal, as far as all its runs have them."""
     wanted = dict.fromkeys([goal.measure, *(goal_of(name, target) for name in (*TARGETED, "battery", "flat"))])
     for measure in wanted if goal.whole else ():
         values = [own.get(measure.name) for own in figures[goal.whole[0].place]] if measure else []
@@ -311,8 +310,6 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
 
 
 def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Aim]) -> Aim | None:
-    """The hardest target that a line of a world reaches in all its runs, or else in any."""
-
     def reaches(values: Values, target: Aim) -> bool:
         if isinstance(target, Target):
             return values[cost_of("rounds", target).name] is not None

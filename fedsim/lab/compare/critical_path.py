@@ -205,8 +205,6 @@ class CriticalPaths:
         return RoundPath(number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner, half)
 
     def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
-        """The steps from the round's end back to its start."""
-
         def last(now: float) -> _WaitedFor | None:
             """The task or message of the round that ended in an instant; at the round's end also one that goes on."""
             here = self._ends.get(now, ())
@@ -251,7 +249,6 @@ class CriticalPaths:
 
 
 def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
-    """Sums by key, the most first; without those of nothing."""
     found: defaultdict[Any, float] = defaultdict(float)
     for key, seconds in pairs:
         found[key] += seconds

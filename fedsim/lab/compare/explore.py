@@ -19,10 +19,7 @@ _FIGURE = "figure"
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The means of the ``goal`` by two keys, of several cells the best: a row a value of one key, a column one of the other.
-
-    NaN is where no cell was tried, and infinite where the target was missed.
-    """
+    """The goal's mean by two keys, the best of several cells: NaN where none was tried, infinite if the target was missed."""
 
     goal: Ranking
     figures: "pd.DataFrame"

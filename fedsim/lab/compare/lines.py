@@ -7,20 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, read_index
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import UNNAMED, is_done, is_study, read_index
 
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a run by its folder's name, or a variant.
+    """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a ``point`` of its grid.
 
-    Attributes:
-        runs: one, or of a variant those of its seeds that are done, of so many ``planned``.
-        point: the grid's keys and their values, of a variant in a study with a grid.
-        study: the name of its folder; empty for a single run.
-        reference: whether it is shown for comparison only, such as training on pooled data.
+    A variant's runs are those of its seeds that are done, of so many ``planned``. A ``reference`` is not ranked.
     """
 
     name: str
@@ -47,7 +43,7 @@ class Lines:
         baselines: the place of each line's baseline, or None.
         baseline: the name of the baseline, if there is one; ``is_first``: the first run, since none was named.
         goal: one of ``fedsim.lab.compare.measures.GOALS``.
-        budget: limits by cost, see ``fedsim.records.targets.within``.
+        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
     """
 
     lines: tuple[ComparedLine, ...]
@@ -69,10 +65,7 @@ class Lines:
 
 
 def read_lines(
-    paths: Sequence[str | Path],
-    baseline: str | None = None,
-    goal: str | None = None,
-    budget: Mapping[str, float] | None = None,
+    paths: Sequence[str | Path], baseline: str | None = None, goal: str | None = None, budget: Mapping[str, float] | None = None
 ) -> Lines:
     """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline.
 

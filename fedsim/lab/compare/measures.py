@@ -9,6 +9,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.lab.reading.fairness import jain_index, worst_decile
+from fedsim.lab.reading.targets import Target, until, within
 from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.units import Bytes, Joules, PositiveSeconds, show_bytes, show_joules, show_seconds
@@ -16,10 +18,8 @@ from fedsim.language.wording import explain
 from fedsim.meters.energy import PHASES
 from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
-from fedsim.records.fairness import jain_index, worst_decile
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import Target, until, within
 
 Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]
@@ -191,7 +191,7 @@ def measure(
     """The figures of a run, by their measures' names. ``RunFolderError``: the folder is damaged.
 
     A run on pooled data has accuracy and rounds alone: its times and bytes are those of no federation. A ledger that is
-    ``paper`` counts bytes as papers do, but those until a target. For the ``budget`` see ``fedsim.records.targets.within``.
+    ``paper`` counts bytes as papers do, but those until a target. For the ``budget`` see ``lab.reading.targets.within``.
     """
     try:
         values = _of_run(run, ledger)

@@ -131,12 +131,10 @@ class Reading(Spec):
         rows = run.rounds
         if self.event is not None:
             at = [number for (number,) in run.events_of((self.event,), ("round",))]
-            if self.take == "count":
-                return float(len(at))
+            if self.take == "before":
+                return float(self._values(rows[: at[0]] if at else rows)[-1])
             before = at[self.number - 1] if self.number <= len(at) else len(rows)
-            if self.take == "rounds before":
-                return float(before)
-            return float(self._values(rows[: at[0]] if at else rows)[-1])
+            return float(len(at) if self.take == "count" else before)
         if self.take == "after":
             return float(self._values([rows[self.rounds - 1]])[0])
         values = self._values(rows)
@@ -277,10 +275,7 @@ def _refuse_unknown(table: PublishedFigures, what: str, names: Any, allowed: Any
 
 
 def beside_published(lines: Sequence[ComparedLine], published: Published) -> list[ComparedTable]:
-    """The tables of a paper, those of the study's size, beside the figures of the study's variants; then all claims.
-
-    A table has the seeds with which all of its rows were run.
-    """
+    """The tables of a paper beside a study's figures, of the seeds with which all rows of a table were run; then all claims."""
     there = [table for table in published.apart if any(_is_at(line, table.at) for line in lines)]
     measured = [_MeasuredTable(table, published, lines) for table in there]
     tables, claims = [one.table() for one in measured], [claim for one in measured for claim in one.claims()]
@@ -291,10 +286,7 @@ def beside_published(lines: Sequence[ComparedLine], published: Published) -> lis
 
 
 def as_printed(tables: Sequence[ComparedTable]) -> list[ComparedTable]:
-    """Tables of ``beside_published`` laid out as papers print them, a column a measure; ``LEGEND`` explains their cells.
-
-    Those whose runs have not been made come last, by name alone.
-    """
+    """Tables of ``beside_published`` as papers print them (``LEGEND``); those without runs come last, by name alone."""
     missing = [table.title for table in tables if not table.columns[0].cells]
     left_out = [ComparedTable((), (f"{'; '.join(missing)}.",), "Not run")] if missing else []
     return [table if table.title == CLAIMS else _printed(table) for table in tables if table.columns[0].cells] + left_out
@@ -348,22 +340,24 @@ class _MeasuredTable:
         return {int(run.summary["seed"]): run for run in found[0].runs}
 
     def _values_of(self, one: Reading) -> dict[str, list[float]]:
-        best = 0.0
+        """The figure of each row, seed by seed, compared as its reading says."""
+
+        def of(reading: Reading, where: Mapping[str, Any], best: float = 0.0) -> list[float]:
+            runs = self._runs(where)
+            return [reading.of(runs[seed], best) for seed in self._seeds]
+
+        best, found = 0.0, {}
         if one.below_best is not None:
             peak = one.model_copy(update={"take": "max", "below_best": None})
-            best = max(math.fsum(self._of(peak, row.where, 0.0)) / len(self._seeds) for row in self._table.rows)
-        return {row.name: self._compared(one, row, best) for row in self._table.rows}
-
-    def _of(self, one: Reading, where: Mapping[str, Any], best: float) -> list[float]:
-        runs = self._runs(where)
-        return [one.of(runs[seed], best) for seed in self._seeds]
-
-    def _compared(self, one: Reading, row: PublishedRow, best: float) -> list[float]:
-        own = self._of(one, row.where, best)
-        other = self._of(one, {**row.where, **(one.over or one.minus)}, best) if one.over or one.minus else [0.0] * len(own)
-        if one.over and 0 in other:
-            raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
-        return [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
+            best = max(math.fsum(of(peak, row.where)) / len(self._seeds) for row in self._table.rows)
+        for row in self._table.rows:
+            found[row.name] = own = of(one, row.where, best)
+            if aside := one.over or one.minus:
+                other = of(one, {**row.where, **aside}, best)
+                if one.over and 0 in other:
+                    raise RunFolderError(f"table {self._table.title!r} has no {one.title!r}: it would be divided by 0")
+                found[row.name] = [a / b if one.over else a - b for a, b in zip(own, other, strict=True)]
+        return found
 
     def table(self) -> ComparedTable:
         """A row a figure; none without runs."""

@@ -15,9 +15,9 @@ from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
+from fedsim.lab.reading.study_folder import PUBLISHED, read_index
 from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.records.folder import write_text
-from fedsim.records.study_folder import PUBLISHED, read_index
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -168,7 +168,6 @@ def _escaped(text: str) -> str:
 
 
 def _marked(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of Markdown; bold what differs too much from what was published, and this in italics."""
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
     ours = _escaped(_with_half(cell.ours, column))

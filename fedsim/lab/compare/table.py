@@ -8,9 +8,9 @@ from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
+from fedsim.lab.reading.targets import Target
 from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
-from fedsim.records.targets import Target
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,12 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table, one cell a row; None where there is nothing.
+    """A column of a table, one cell a row, None where there is nothing; ``best`` says which of its numbers is, if one is.
 
     Attributes:
-        head: with its unit.
         topic: of the table in which it is shown; empty for what says which row it is.
         over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
         signed: whether its numbers are differences.
-        best: which of its numbers is the best, if one is.
     """
 
     head: str
@@ -175,8 +173,7 @@ class Comparison:
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
         """Each line against its baseline, a row a measure: the difference in each seed's world, and their mean and interval.
 
-        The mean is empty unless both have the figure in every seed: over those in which a target happened to be reached it
-        would flatter lines that often fail.
+        The mean is empty unless both have the figure in every seed: it would flatter lines that often fail.
         """
         rows: list[dict[str, Cell]] = []
         for said, place, at in self._compared():
@@ -231,7 +228,6 @@ class Comparison:
         return {seed: (own[seed], base[seed]) for seed in own if seed in base}
 
     def _are_all(self, pairs: Pairs, place: int, at: int) -> bool:
-        """Whether pairs are there, of all runs of two lines."""
         return len(pairs) == max(len(self._figures[place]), len(self._figures[at])) > 0
 
     def _ratio(self, one: measures.Measure, place: int) -> float | None:
@@ -245,7 +241,6 @@ class Comparison:
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    """Of the differences of pairs; those within the last bits of their figures are 0."""
     found = paired_difference([above for above, _ in pairs.values()], [below for _, below in pairs.values()])
     noise = _NOISE * max(abs(figure) for pair in pairs.values() for figure in pair)
     mean, low, high = (0.0 if abs(edge) <= noise else edge for edge in (found.mean, found.low, found.high))

@@ -16,7 +16,7 @@ from fedsim.lab.study.loaded import LoadedStudy, load_study
 from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
 from fedsim.lab.study.spec import TRIAL
-from fedsim.lab.study.trials import Trials
+from fedsim.lab.study.trials import Trials, gave_up
 from fedsim.language.imports import from_file
 from fedsim.output.terminal import Console
 from fedsim.simulation import Simulation
@@ -47,8 +47,7 @@ def run_study(
         study: a file, the name of one that comes with fedsim, or the tables of one as a dict.
         out: the study's folder, new or begun before.
         changes: ``key.path=value`` texts that override the base.
-        executor, workers, address, only: see ``Conductor``.
-        size, seeds, allow_code: see ``fedsim.lab.study.plan.read_study``.
+        executor, workers, address, only: see ``Conductor``; size, seeds, allow_code: see ``fedsim.lab.study.plan.read_study``.
 
     Raises:
         ScenarioError, DataError, RunFolderError: no run was done.
@@ -187,7 +186,7 @@ class Conductor:
         return [
             RunOrder(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
             for run, state in self.wanted_runs
-            if state != "done" and not (self.trials and self.trials.gave_up(self.out / run.folder))
+            if state != "done" and not (self.trials and gave_up(self.out / run.folder))
         ]
 
 

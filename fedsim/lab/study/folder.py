@@ -1,6 +1,6 @@
 """The folder of a study, and which runs of an earlier one in it can be resumed.
 
-``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.records.study_folder``),
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.lab.reading.study_folder``),
 ``runs/VARIANT/seed-N`` are run folders, ``published.toml`` holds published figures; ``fedsim.lab.compare.show`` adds tables.
 """
 
@@ -14,11 +14,11 @@ import tomli_w
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat, regular, toml
+from fedsim.lab.reading.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 from fedsim.lab.study.plan import Study
 from fedsim.overrides import first_difference, spread_out
 from fedsim.records import folder as files
 from fedsim.records import lock
-from fedsim.records.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 
 RunState = Literal["done", "resume", "anew", "new"]
 
@@ -76,28 +76,15 @@ def write_study(path: Path, study: Study) -> None:
 def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
     spec = study.spec
-    variants = [
-        IndexedVariant(
-            name=one.name,
-            label=one.label,
-            point=_plain(dict(one.point)),
-            changes=_plain(flat(spread_out(one.changes))),
-            reference=one.name in spec.references,
-            runs=tuple(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder]),
-        )
-        for one in study.variants
-    ]
-    return StudyIndex(
-        format=1,
-        name=spec.name,
-        about=spec.about,
-        baseline=spec.baseline,
-        targets=tuple(spec.target),
-        goal=spec.goal,
-        budget=spec.budget.limits,
-        seeds=tuple(spec.seeds),
-        variants=tuple(variants),
-    )
+    variants = []
+    for one in study.variants:
+        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
+        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
+        about: dict[str, Any] = {"name": one.name, "label": one.label, "reference": one.name in spec.references}
+        variants.append(IndexedVariant(**about, point=point, changes=changes, runs=tuple(runs)))
+    said: dict[str, Any] = {name: getattr(spec, name) for name in ("name", "about", "baseline", "goal")}
+    said |= {"targets": tuple(spec.target), "seeds": tuple(spec.seeds), "budget": spec.budget.limits}
+    return StudyIndex(format=1, **said, variants=tuple(variants))
 
 
 def _plain(value: Any) -> Any:

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError, nearest
-from fedsim.loading import LoadedRun, drawing, load_run
+from fedsim.lab.loading import LoadedRun, drawing, load_run
+from fedsim.lab.reading.study_folder import TRIALS, read_index
 from fedsim.output.notebook import as_html
-from fedsim.records.study_folder import TRIALS, read_index
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,12 +1,12 @@
 """The plan of a study: the scenario of every run, in a fixed order, before anything is run."""
 
-import functools
 import hashlib
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
+from fedsim.lab.reading.study_folder import RUNS
 from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
-from fedsim.records.study_folder import RUNS
 from fedsim.scenario import Scenario
 from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
@@ -33,10 +33,8 @@ _LONGEST_NAME = 60  # of a folder, so that its path stays below what file system
 class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
-    Attributes:
-        point: the size and the part, if there are any, and the grid's keys with their values; of a trial also its number, and
-            the values of the keys that are searched over.
-        changes: of the base, besides.
+    ``point`` has the size and the part, if there are any, and the grid's keys with their values; of a trial also its number and
+    the values of the keys that are searched over.
     """
 
     name: str
@@ -70,18 +68,12 @@ class PlannedRun:
 
 
 class Study:
-    """A study that can be run; runs of the same scenario are one run.
-
-    Attributes:
-        variants: the variants at each point of the grid, those of one point together.
-        runs_of: the runs of each variant, by its folder, in the order of the seeds.
-        allow_code: whether code that it names was allowed.
-    """
+    """A study that can be run; runs of the same scenario are one run."""
 
     def __init__(self, spec: StudySpec) -> None:
         self.spec, self.allow_code = spec, is_allowed()
-        self.variants: list[Variant] = []
-        self.runs_of: dict[str, list[PlannedRun]] = {}
+        self.variants: list[Variant] = []  # at each point of the grid, those of one point together
+        self.runs_of: dict[str, list[PlannedRun]] = {}  # by the variant's folder, in the order of the seeds
         self._first: dict[str, PlannedRun] = {}
 
     @property
@@ -118,9 +110,7 @@ class Study:
         facts = []
         for variant in self.variants:
             point = {key: shown(value) for key, value in variant.point}
-            said = (
-                {"variant": variant.name, "seed": ""} | {short_key(key, point): value for key, value in point.items()} | point
-            )
+            said = {"variant": variant.name, "seed": "", **{short_key(key, point): point[key] for key in point}, **point}
             facts += [(run.folder, said | {"seed": str(run.scenario.seed)}) for run in self.runs_of[variant.folder]]
         for key, values in asked.items():
             known = list(dict.fromkeys(said[key] for _, said in facts if key in said))
@@ -257,15 +247,11 @@ def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
     ``ScenarioError``: it cannot be run; the message names the variant.
     """
     try:
-        tables = _merged(_layers(variant, spec))
+        tables: Tables = reduce(changed, _layers(variant, spec).values(), {})
         tables = tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
         return PlannedRun(variant, Scenario(**tables | {"seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}"))
     except ScenarioError as error:
         raise ScenarioError(f"variant {variant.label!r}: {error}") from None
-
-
-def _merged(layers: Mapping[str, Mapping[str, Any]]) -> Tables:
-    return functools.reduce(changed, layers.values(), {})
 
 
 def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
@@ -295,20 +281,20 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
         if spec.search is not None and variant.name in spec.variants:
             variant = variant.at({key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()})
         layers = _layers(variant, spec)
-        tables = {key: value for key, value in _merged(layers).items() if key != "seed"}
+        tables: Tables = reduce(changed, layers.values(), {})
+        tables.pop("seed", None)
         found = [(("--set", change.text), change.holds_in(tables)) for change in changes]
         for where, layer in layers.items():
             for key in flat(layer) if where != "base" else _strange(layer):
                 found.append(((where, key), key.endswith("kind") or at(tables, key.split(".")) is not None))
         for said, counted in found:
             counts[said] = counts.get(said, False) or counted
-    for (where, key), counted in counts.items():
-        if not counted:
-            *above, last = key.partition("=")[0].split(".")
-            there = at(planned(variant, spec, spec.seeds[0]).scenario.model_dump(), above) or {}
-            why = "another 'kind' drops it, or the variants say something else" + nearest(last, there)
-            hint = "; the study's 'seeds' count" if key.startswith("seed") else ""
-            raise ScenarioError(f"{where} says {key!r}, which reaches no run: {why}{hint}")
+    for where, key in (said for said, counted in counts.items() if not counted):
+        *above, last = key.partition("=")[0].split(".")
+        there = at(planned(variant, spec, spec.seeds[0]).scenario.model_dump(), above) or {}
+        why = "another 'kind' drops it, or the variants say something else" + nearest(last, there)
+        hint = "; the study's 'seeds' count" if key.startswith("seed") else ""
+        raise ScenarioError(f"{where} says {key!r}, which reaches no run: {why}{hint}")
 
 
 def _strange(base: Mapping[str, Any]) -> list[str]:

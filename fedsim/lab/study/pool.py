@@ -23,11 +23,8 @@ from rich.text import Text
 from fedsim.executors.processes import start
 from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
-from fedsim.output.progress import bar
-from fedsim.output.terminal import Console
+from fedsim.output.terminal import Console, bar
 
-How = Literal["new", "anew", "resume"]
-Status = Literal["done", "failed", "interrupted"]
 News: TypeAlias = Mapping[str, Any]
 
 _LONGEST = 1000  # characters of a line
@@ -35,15 +32,12 @@ _LONGEST = 1000  # characters of a line
 
 @dataclass(frozen=True)
 class RunOrder:
-    """A run to carry out; its scenario is TOML, and its label for people.
+    """A run to carry out."""
 
-    ``how``: ``new`` where there is no folder, ``anew`` to remove the folder first, ``resume`` from its checkpoint.
-    """
-
-    label: str
-    scenario: str
+    label: str  # for people
+    scenario: str  # as TOML
     folder: Path
-    how: How
+    how: Literal["new", "anew", "resume"]  # there is no folder; remove the folder first; from its checkpoint
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ class Ended:
     """Ending of a run: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
 
     order: RunOrder
-    status: Status
+    status: Literal["done", "failed", "interrupted"]
     error: str = ""
     accuracy: float | None = None
     wall_s: float = 0.0

@@ -18,10 +18,10 @@ from typing_extensions import override
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare.measures import WITHIN
+from fedsim.lab.reading.targets import Target
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.records.targets import Target
 from fedsim.streams import Streams
 
 Number = int | float
@@ -128,7 +128,7 @@ class Range(Spec):
 
     @property
     def ends(self) -> tuple[Number, Number]:
-        return _measured(self.low)[0], _measured(self.high)[0]
+        return self.number(self.low), self.number(self.high)
 
     @property
     def whole(self) -> bool:
@@ -278,11 +278,9 @@ class RandomSearch(Search):
 
     @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        def drawn(number: int) -> dict[str, Any]:
-            draws = {key: Streams(self.seed).uniform(f"search/{line}/{key}", number) for key in space}
-            return {key: one.written(one.at(draws[key])) for key, one in space.items()}
-
-        return [drawn(number) for number in range(len(told), len(told) + count)]
+        streams, numbers = Streams(self.seed), range(len(told), len(told) + count)
+        draws = [{key: streams.uniform(f"search/{line}/{key}", number) for key in space} for number in numbers]
+        return [{key: space[key].written(space[key].at(share)) for key, share in shares.items()} for shares in draws]
 
 
 class OptunaSearch(Search):

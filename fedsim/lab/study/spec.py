@@ -23,13 +23,13 @@ from pydantic_core import CoreSchema
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
 from fedsim.lab.compare.measures import GOALS, Budget
+from fedsim.lab.reading.study_folder import UNNAMED
+from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.search import METRICS, AnySearch, Search
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.wording import explain
 from fedsim.overrides import Tables, changed
-from fedsim.records.study_folder import UNNAMED
-from fedsim.records.targets import Target
 from fedsim.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.population import PopulationSpec

@@ -15,14 +15,14 @@ from fedsim.lab.compare.lines import short_key, shown
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
+from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
+from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
 from fedsim.lab.study.spec import TRIAL
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import BEST_OF, TRIALS, is_done
-from fedsim.records.targets import Target
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
 _FEW = 4  # so many others are needed before one is pruned
@@ -31,21 +31,15 @@ _Build = Callable[[PlannedRun], None]
 
 @dataclass
 class Trial:
-    """A point of the space that is tried; its number is from 1 on, and ``refused`` with an error.
-
-    Attributes:
-        values: of each key that is searched over.
-        figures: the metric of its runs, one a seed; None for one that does not have it.
-        nearest: the best accuracy of each run, where the metric is to reach one.
-    """
+    """A point of the space that is tried."""
 
     variant: Variant
-    number: int
-    values: Mapping[str, Any]
+    number: int  # from 1 on
+    values: Mapping[str, Any]  # of each key that is searched over
     state: Literal["open", "done", "pruned", "failed", "refused"] = "open"
-    figures: list[float | None] = field(default_factory=list)
-    nearest: list[float] = field(default_factory=list)
-    error: str = ""
+    figures: list[float | None] = field(default_factory=list)  # the metric of its runs, one a seed; None where it is missing
+    nearest: list[float] = field(default_factory=list)  # the best accuracy of each run, where the metric is to reach one
+    error: str = ""  # of one that is refused
 
     @property
     def value(self) -> float | None:
@@ -106,17 +100,13 @@ class Trials:
     def _open(self) -> list[Trial]:
         return [trial for trial in self._batch if trial.state == "open"]
 
-    def gave_up(self, folder: Path) -> bool:
-        """Whether the run in a folder ended by an error of its own; it is not tried again."""
-        return bool(files.summarised_status(folder) == "failed")
-
     def _told(self, path: Path) -> bool:
         new = ((trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :]) for trial in self._open)
         runs, spec = [(trial, path / run.folder) for trial, own in new for run in own], self.study.spec
-        if not all(is_done(folder) or self.gave_up(folder) for _, folder in runs):
+        if not all(is_done(folder) or gave_up(folder) for _, folder in runs):
             return False
         for trial, folder in runs:
-            if self.gave_up(folder):
+            if gave_up(folder):
                 trial.state = "failed"
             elif trial.state == "open":
                 values = measure(RunFolder(folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
@@ -125,9 +115,8 @@ class Trials:
         return True
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
-        ranks = [self._rank(trial) for trial in line.trials]
-        ranked = zip(line.trials, ranks, strict=True)
-        return [(trial.values, sum(other < rank for other in ranks)) for trial, rank in ranked]
+        ranks = [*map(self._rank, line.trials)]
+        return [(trial.values, sum(other < rank for other in ranks)) for trial, rank in zip(line.trials, ranks, strict=True)]
 
     def _rank(self, trial: Trial) -> tuple[float, ...]:
         return trial.rank(self._metric.most)
@@ -217,6 +206,11 @@ class Trials:
         matters = f"; of how its trials rank each key explains: {named} (Optuna's fANOVA)" if named else ""
         best_is = f"best is trial {best.number}, {self.search.metric} {show(best.value)}: {values}"
         return f"{line.variant.label}: {best_is} {counted}{matters}"
+
+
+def gave_up(folder: Path) -> bool:
+    """Whether the run in a folder ended by an error of its own; it is not tried again."""
+    return bool(files.summarised_status(folder) == "failed")
 
 
 def _cell(value: Any) -> Cell:

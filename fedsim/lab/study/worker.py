@@ -23,7 +23,7 @@ from typing import Any
 
 from fedsim.errors import CheckpointError, FedsimError, told
 from fedsim.executors.inline import Inline
-from fedsim.output.progress import share_done
+from fedsim.output.terminal import share_done
 from fedsim.records.lock import locked
 from fedsim.running.runner import Job, end_soon
 from fedsim.scenario import Scenario

@@ -16,11 +16,11 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat
+from fedsim.lab.reading.study_folder import is_done, is_study, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import OF_PEERS
-from fedsim.records.study_folder import is_done, is_study, read_index
 
 _TAGS = {
     "model": ("accuracy", "loss", "train_loss", "discrepancy"),
@@ -49,10 +49,6 @@ class Export:
         """The run's name in the tracker, the same whenever it is exported."""
         said = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
         return hashlib.sha256(said.encode()).hexdigest()[:16]
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return flat(self.run.scenario)
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -164,7 +160,7 @@ def _tell_mlflow(client: Any, one: Export) -> None:
     told = [(tag, value, round(time * 1000), step) for time, step, values in one.scalars() for tag, value in values.items()]
     told += [(f"summary/{name}", float(value), end, 0) for name, value in one.figures.items() if name not in texts]
     entries = {
-        "params": [Param(key, str(value)[:_LONGEST]) for key, value in one.settings.items()],
+        "params": [Param(key, str(value)[:_LONGEST]) for key, value in flat(one.run.scenario).items()],
         "metrics": [Metric(re.sub(r"[^\w\-. /]", "", tag), *values) for tag, *values in told],  # MLflow allows no others
     }
     for kind, most in _AT_A_TIME.items():
@@ -196,7 +192,7 @@ def _write_wandb(wandb: Any, one: Export, out: Path, project: str) -> Path:
         shutil.rmtree(old)
     quiet = wandb.Settings(silent=True, console="off", x_save_requirements=False, **dict.fromkeys(_OFF, True))
     names = {"project": project, "name": one.name, "group": one.study or None, "id": one.key}
-    run = wandb.init(mode="offline", dir=str(out), config=one.settings, settings=quiet, **names)
+    run = wandb.init(mode="offline", dir=str(out), config=flat(one.run.scenario), settings=quiet, **names)
     for time, number, values in one.scalars():
         run.log({**values, "simulated time, s": time}, step=number)
     run.summary.update({f"summary/{name}": value for name, value in one.figures.items()})

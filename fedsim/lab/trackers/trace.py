@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.lab.reading.history import History, parsed
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
 from fedsim.records import schema
 from fedsim.records.folder import writing
-from fedsim.records.history import History, parsed
 from fedsim.records.reading import RunFolder, making_sense
 
 _SERVER, _DEVICES, _EDGES = 1, 2, 3
@@ -134,11 +134,9 @@ def _of_server(history: History) -> Iterator[TraceEvent]:
             yield _instant(f"version {row['round']:.0f}", _SERVER, 0, time, data)
         else:
             yield _slice(f"round {row['round']:.0f}", _SERVER, 0, begun["time"], time, data)
-            deadline = begun["data"].get("deadline")
-            if deadline is not None and deadline <= time:
+            if (deadline := begun["data"].get("deadline")) is not None and deadline <= time:
                 yield _instant("deadline", _SERVER, 0, deadline, {})
-        accuracy = data.get("accuracy")
-        if accuracy is not None and math.isfinite(accuracy):
+        if (accuracy := data.get("accuracy")) is not None and math.isfinite(accuracy):
             yield _counter("accuracy", time, accuracy)
 
 

@@ -59,8 +59,7 @@ def compiled(function: F) -> F:
 def compiled_entry(function: F) -> F:
     """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
 
-    What is kept is made again when a file of the function's folder changes, or when it is damaged. It includes all that the
-    function calls, which therefore belongs in the same folder.
+    What is kept, with all that it calls, is made again when a file of the function's folder changes, or when it is damaged.
     """
     made: Any = _njit()(function)
     with suppress(RuntimeError):  # there is no folder in which it could be kept

@@ -31,10 +31,7 @@ _FEW = 32  # outputs, up to which sums over samples are faster along the samples
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d].
-
-    ``sizes`` are the features, then the outputs of each layer.
-    """
+    """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d]; ``sizes``: features, outputs."""
     at = 0
     for inputs, outputs in pairwise(sizes):
         kernel = flat[..., at : at + inputs * outputs].reshape(*flat.shape[:-1], outputs, inputs)
@@ -83,10 +80,7 @@ def _in_weight_space(solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats |
 
 
 def _in_sample_space(solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent) -> TrainedEntry:
-    """Products of the kernel's start with each sample, and how far the kernel has moved along each.
-
-    The kernel lies in memory that torch has allocated.
-    """
+    """Products of the kernel's start, in torch's memory, with each sample, and how far the kernel has moved along each."""
     start = torch.from_numpy(kernel)
     (outputs, inputs), count = kernel.shape, len(solve.x)
     columns, turned = -(-count // _LINE) * _LINE, outputs > _FEW

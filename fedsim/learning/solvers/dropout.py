@@ -15,7 +15,6 @@ _STEP, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110
 
 
 def _signed(word: int) -> int:
-    """A word of 64 bits as torch's int64 has it."""
     return (word + (1 << 63)) % (1 << 64) - (1 << 63)
 
 

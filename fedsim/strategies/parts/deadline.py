@@ -1,29 +1,22 @@
-"""Deadlines: how long a round waits, or a client may train.
+"""Deadlines: how long a round waits, or a client may train."""
 
-Here is the time alone: ``Synchronous`` ends the tasks that are open when it is over, and a step of the world the training.
-"""
+from typing import Annotated, Any, Literal
 
-import math
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
-
-from pydantic import Field
-
-from fedsim.errors import ScenarioError
 from fedsim.language.registry import Registry
-from fedsim.language.spec import Epochs, Spec
+from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.world.population import DeadlineBase
 
 _HERE = "fedsim.strategies.parts.deadline"
+_TOOLS = "fedsim.toolbox.deadlines"
 Since = Literal["round", "download"]
 DEADLINES = Registry(
     "deadline",
     f"{_HERE}:Deadline",
     {
         "fixed": (f"{_HERE}:Fixed", "the same time in every round"),
-        "relative": (f"{_HERE}:Relative", "a multiple of the mean training time of all devices"),
-        "quantile": ("fedsim.toolbox.deadlines:Quantile", "a share of the clients of the last rounds would have been in time"),
+        "relative": (f"{_TOOLS}:Relative", "a multiple of the mean training time of all devices"),
+        "quantile": (f"{_TOOLS}:Quantile", "a share of the clients of the last rounds would have been in time"),
     },
     bare="time",
     usual="fixed",
@@ -39,6 +32,11 @@ class Deadline(Spec):
     def bounds_training(self) -> bool:
         """Whether it counts from each client's own download on and bounds its training alone; else it ends the round."""
         return getattr(self, "since", None) == "download"
+
+    @property
+    def mean_over(self) -> DeadlineBase | None:
+        """The devices by whose mean epoch it counts; None: it counts in seconds."""
+        return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
         """The rule for devices that need so long (s) for an epoch on the mean."""
@@ -79,32 +77,6 @@ class Fixed(Deadline):
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
         return self.time
-
-
-class Relative(Deadline):
-    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs`` (CATA-Fed's T, section 5.2).
-
-    Attributes:
-        devices: in a population with tentative stragglers, whether the mean is the one without them (``unslowed``) or over the
-            devices as they are (``all``).
-        since: as of ``Fixed``; by default ``download``.
-    """
-
-    instead: ClassVar[Mapping[str, str]] = {"time": "times"}
-
-    kind: Literal["relative"] = "relative"
-    times: float = Field(default=1.0, gt=0.0, le=1e9)
-    epochs: Epochs = 5
-    devices: DeadlineBase = "unslowed"
-    since: Since = "download"
-
-    def among(self, mean_epoch_s: float) -> Deadline:
-        if not 0 < mean_epoch_s < math.inf:
-            raise ScenarioError(
-                f"strategy.deadline.times is {self.times:g} in units of the mean training time, which is {mean_epoch_s:g} s in "
-                "this population; give 'population.speed' values above 0 and finite, or a time as 'deadline'"
-            )
-        return Fixed.of(self.times * self.epochs * mean_epoch_s)
 
 
 DeadlineSpec = Annotated[Deadline, DEADLINES]

@@ -1,10 +1,7 @@
 """Client selection: whom a round asks. Here are the base and the simplest."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
-
-import numpy as np
-from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
@@ -39,20 +36,6 @@ Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
 
 QUESTION = "question"
 """The job of a candidate who is asked for what a selection wants to know before it chooses."""
-
-
-def lowest(devices: Iterable[int], count: int, key: Callable[[int], float]) -> list[int]:
-    """The ``count`` devices of lowest ``key``; of equals those that come first."""
-    return sorted(devices, key=key)[:count]
-
-
-def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
-    """``count`` places, drawn without replacement with probabilities proportional to ``weights`` [n].
-
-    They are the first of exponential ages with these rates; ``variates`` [n] are standard exponential.
-    """
-    found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[:count].tolist()
-    return found
 
 
 class Selection(Spec):

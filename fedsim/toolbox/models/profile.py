@@ -70,11 +70,7 @@ _CURVED = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softm
 
 
 def profile(
-    module: nn.Module,
-    shape: Shape,
-    classes: int,
-    training: Trainer | None = None,
-    objective: Objective | None = None,
+    module: nn.Module, shape: Shape, classes: int, training: Trainer | None = None, objective: Objective | None = None
 ) -> ModelCost:
     """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 

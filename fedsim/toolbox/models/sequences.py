@@ -1,4 +1,4 @@
-"""Small models of tokens, as torch modules: a recurrent one and a transformer."""
+"""Small models of tokens [n, T], as torch modules that give [n, T, outputs] or [n, outputs]: an LSTM and a transformer."""
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +17,6 @@ class LSTMModule(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [n, T] to outputs [n, T, outputs], or [n, outputs]."""
         seen: Tensor = self.lstm(self.embedding(x))[0]
         outputs: Tensor = self.head(seen[:, -1] if self.one else seen)
         return outputs
@@ -41,7 +40,6 @@ class TransformerModule(nn.Module):
         self.register_buffer("later", later, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens [n, T] to outputs [n, T, outputs], or [n, outputs] of the mean over the tokens."""
         seen: Tensor = self.embedding(x) + self.places
         for block in self.blocks:
             seen = block(seen, src_mask=self.later)

@@ -13,7 +13,8 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates, lowest
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
+from fedsim.toolbox.selection import lowest
 
 
 class BySpeed(Selection):

@@ -3,7 +3,8 @@
 from typing import Any, Literal
 
 from fedsim.federation import Server, TaskEnd
-from fedsim.strategies.parts.selection import Among, Ids, Selection, lowest
+from fedsim.strategies.parts.selection import Among, Ids, Selection
+from fedsim.toolbox.selection import lowest
 
 
 class LeastAsked(Selection):

@@ -11,7 +11,8 @@ from fedsim.arrays import Floats
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.language.units import PositiveSeconds
-from fedsim.strategies.parts.selection import Among, Ids, Selection, drawn
+from fedsim.strategies.parts.selection import Among, Ids, Selection
+from fedsim.toolbox.selection import drawn
 
 _FIRST, _BY = 30.0, 5.0  # percentiles of the published code
 _NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard

@@ -1,18 +1,18 @@
 """Power-of-choice: of some candidates those with the highest loss (Cho, Wang and Joshi, 2022)."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, drawn, lowest
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
+from fedsim.toolbox.selection import drawn, lowest
 from fedsim.world.task import Computation, Evaluate
 
 
@@ -74,19 +74,16 @@ class PowerOfChoice(Selection):
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
         reports = state.pop("reports", {})
         if server.models.learns:
-            found = await server.models.numbers(list(reports.values()))
-            state.setdefault("losses", {}).update(zip(reports, (_known(numbers) for numbers in found), strict=True))
+            state.setdefault("losses", {}).update(await _losses(server, reports))
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"loss-query": list(models)}
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
-        candidates = list(answers)
         if not server.models.learns:
-            return candidates[:count]
-        found = await server.models.numbers([answers[device]["loss"] for device in candidates])
-        losses = dict(zip(candidates, (_known(numbers) for numbers in found), strict=True))
-        return lowest(candidates, count, lambda device: -losses[device])
+            return list(answers)[:count]
+        losses = await _losses(server, {device: answer["loss"] for device, answer in answers.items()})
+        return lowest(losses, count, lambda device: -losses[device])
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return (Evaluate(tuple(instruction["loss-query"]), samples=self.samples),)
@@ -100,6 +97,7 @@ class PowerOfChoice(Selection):
         return {"trained-on": Header(result.samples), **loss}
 
 
-def _known(losses: Floats) -> float:
-    """The least of the losses; one that is no number is as high as can be."""
-    return float(np.nan_to_num(losses.min(), nan=math.inf, posinf=math.inf, neginf=-math.inf))
+async def _losses(server: Server, told: Mapping[int, Any]) -> dict[int, float]:
+    """By device the least of its losses; one that is no number is as high as can be."""
+    least = [losses.min() for losses in await server.models.numbers(list(told.values()))]
+    return {device: math.inf if math.isnan(loss) else float(loss) for device, loss in zip(told, least, strict=True)}

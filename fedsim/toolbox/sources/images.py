@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources import Source, checked_labels
-from fedsim.durable import replacing
 from fedsim.errors import DataError, ScenarioError, nearest
-from fedsim.files import regular
+from fedsim.files import regular, replacing
 
 ByteArray = NDArray[np.uint8]
 

@@ -12,9 +12,10 @@ from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.language.spec import Epochs
 from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.deadline import Deadline, Relative
+from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
+from fedsim.toolbox.deadlines import Relative
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 

@@ -29,7 +29,7 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """How far so many steps go along a gradient that is 1 everywhere (the paper's ||a||_1), in units of the learning rate.
+    """The way of so many steps along a gradient that is 1 everywhere (the paper's ||a||_1), in units of the learning rate.
 
     With ``momentum`` (its section 4.1), and with FedProx's ``pull`` = lr mu: v <- momentum v + 1 - pull x; x <- x + v.
     """

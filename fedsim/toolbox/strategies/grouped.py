@@ -11,10 +11,10 @@ from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
 from fedsim.language.registry import Registry
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.deadline import Relative
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
+from fedsim.toolbox.deadlines import Relative
 
 Preset = Literal["paper", "published-code"]
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import simpy
 from pydantic import Field, model_validator
 
+from fedsim.environment import ProcessGenerator
 from fedsim.language.units import BytesPerSecond, PositiveSeconds
 from fedsim.simulation import Record
 from fedsim.world.processes.base import Process
@@ -109,8 +110,7 @@ class UploadSlots(Process):
         yield world.env.event()
 
 
-_STILL = ("download", "upload", "queue")
-"""The steps of a task for which a device does not compute."""
+_STILL = ("download", "upload", "queue")  # steps for which a device does not compute
 
 
 class Heat(Process):
@@ -161,9 +161,7 @@ class Heat(Process):
             world.env.process(self._life(world, device, turns, computing))
         yield world.env.event()
 
-    def _life(
-        self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]
-    ) -> Generator[Any, Any, Any]:
+    def _life(self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]) -> ProcessGenerator:
         state = world.state.setdefault(str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False})
         hold = world.slow(device, self.factor) if state["slow"] else None
         while True:

@@ -18,8 +18,8 @@ from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines
 from fedsim.lab.compare.measures import read_goal
 from fedsim.lab.compare.paired import mean_of, paired_difference, pairs_to_tell
+from fedsim.lab.reading.targets import within
 from fedsim.records.reading import RunFolder
-from fedsim.records.targets import within
 
 T2 = 4.302652729911275  # Student's t, 0.975, two degrees of freedom
 Figures = list[dict[str, float | None]]

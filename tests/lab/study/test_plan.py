@@ -17,12 +17,12 @@ from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
+from fedsim.lab.reading.study_folder import read_index
 from fedsim.lab.study.folder import index_of, write_study
 from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
 from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import StudySpec
 from fedsim.records.reading import RunFolder
-from fedsim.records.study_folder import read_index
 from fedsim.streams import Streams
 from tests.lab.conftest import finish, write
 

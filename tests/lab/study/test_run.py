@@ -18,11 +18,11 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
+from fedsim.lab.reading.study_folder import read_index
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
-from fedsim.records.study_folder import read_index
 from fedsim.testing import quiet_world
 from tests.benchmarks import script
 from tests.calls import call, done

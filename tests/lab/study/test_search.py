@@ -16,13 +16,13 @@ import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.show import write_tables
+from fedsim.lab.reading.study_folder import is_done
 from fedsim.lab.study.conduct import try_to_build
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import read_study
 from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Search, importances
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
-from fedsim.records.study_folder import is_done
 from tests.calls import call
 from tests.lab.conftest import write
 

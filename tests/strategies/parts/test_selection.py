@@ -23,9 +23,8 @@ from tests.strategies.curved import PULLS, curved
 
 
 def server_of(devices: int) -> Server:
-    """What a server half holds, in a world where everybody is there, at time 0."""
-    population, strategy = {"devices": devices, "speed": "10 samples/s"}, {"kind": "fedavg", "clients_per_round": 1}
-    scenario = fedsim.Scenario(learning="off", data={"source": "digits"}, population=population, strategy=strategy)
+    """The server at time 0 of a world in which everybody is there."""
+    scenario = fedsim.Scenario(learning="off", population={"devices": devices}, strategy={"clients_per_round": 1})
     server: Server = Simulation(scenario).installed.server
     return server
 
@@ -287,8 +286,8 @@ def agent(inputs: int = 3, seed: int = 1) -> np.ndarray[Any, Any]:
 
 def test_the_axes_are_sklearns() -> None:
     draw = np.random.default_rng(3)
-    models = [row.astype(np.float32) for row in draw.normal(size=(7, 20)) * np.linspace(3, 0.1, 20)]
-    others = [row.astype(np.float32) for row in draw.normal(size=(2, 20))]
+    models = [*(draw.normal(size=(7, 20)) * np.linspace(3, 0.1, 20)).astype(np.float32)]
+    others = [*draw.normal(size=(2, 20)).astype(np.float32)]
     pca = PCA(4).fit(np.array(models))
     axes = principal_axes(models, 4)
     mean, *found = axes.reshape(5, 20)

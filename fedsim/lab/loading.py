@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.lab.reading.targets import costs_to
 from fedsim.language.imports import from_file
 from fedsim.meters.base import Column
 from fedsim.meters.energy import TABLE as ENERGY
@@ -20,7 +21,6 @@ from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.schema import ROUNDS, with_columns
-from fedsim.records.targets import costs_to
 from fedsim.scenario import Scenario, load
 
 if TYPE_CHECKING:
@@ -97,10 +97,9 @@ def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
-    """Load a run folder; its files are read when they are first used.
+    """Load a run folder; ``RunFolderError`` if there is no run, or at first use for a missing or damaged file.
 
-    Raises ``RunFolderError`` if there is no run, or at first use for a missing or damaged file. ``allow_code``: whether
-    ``scenario`` may import code that is named by import path.
+    ``allow_code``: whether ``scenario`` may import code that is named by import path.
     """
     return LoadedRun(RunFolder(path), allow_code)
 
@@ -182,10 +181,9 @@ class LoadedRun:
         return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run; ``FedsimError`` if there is no such picture, or nothing to draw.
+        """A picture of the run, such as ``timeline``, with options of its own (see ``fedsim.analysis``).
 
-        ``kind`` is such as ``timeline``, ``traffic``, ``accuracy`` or ``fairness``; a wrong one is answered with all.
-        ``options`` are those of the picture, see ``fedsim.analysis``.
+        ``FedsimError``: there is no such picture (the message names all), or nothing to draw.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
@@ -214,10 +212,7 @@ class LoadedRun:
 
 
 class Result(LoadedRun):
-    """A run that has just ended, with all that ``load_run`` gives of its ``folder``; without one, its summary and rounds.
-
-    ``rows`` are dicts, one an aggregation, as in ``rounds.parquet``.
-    """
+    """A run that has just ended, as ``load_run`` gives it; without a ``folder`` its summary and ``rows``, a dict a round."""
 
     def __init__(self, ended: "EndedRun") -> None:
         super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)

@@ -47,13 +47,7 @@ class Target(NamedTuple):
 def until(
     rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
 ) -> dict[str, float | int | None]:
-    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None where none did.
-
-    Args:
-        rows: those of ``rounds.parquet``.
-        said: an accuracy (0..1), or a target as ``Target.read`` takes it.
-        summary: of the run, which says of each metric whether the most or the least is the best.
-    """
+    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None where none did."""
     target, moved = Target.read(said), 0.0
     for count, row in enumerate(rows, start=1):
         moved += total_of_round(row)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.errors import RunFolderError
-from fedsim.records.study_folder import StudyIndex, is_done, is_study, read_index, write_index
+from fedsim.lab.reading.study_folder import StudyIndex, is_done, is_study, read_index, write_index
 
 ENTRY: dict[str, Any] = {
     "format": 1,

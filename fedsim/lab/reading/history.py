@@ -17,10 +17,7 @@ MARKS = ("arrival", "departure", "shift", "noticed", "move")
 
 
 class History:
-    """A run's records as tables, each read when it is first needed; times in simulated seconds.
-
-    Reading raises ``RunFolderError`` where the folder is damaged.
-    """
+    """A run's records as tables, each read when it is first needed; times in simulated seconds."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
@@ -61,11 +58,9 @@ class History:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """A row a step: ``device``, ``task``, ``round`` and ``group`` (NaN for none), ``step``, ``start``, ``end``, ``ended``,
-        ``outcome``, ``data``.
+        """One row a step; ``ended`` is its own outcome, ``outcome`` the *task's*: unless it is ``done``, the work was wasted.
 
-        ``ended`` is the step's own outcome, ``outcome`` the *task's*: unless it is ``done``, the step's work was wasted.
-        ``data`` is that of the step's end, as JSON (None for a step that never ended).
+        ``round`` and ``group`` are NaN for none; ``data`` is that of the step's end, as JSON (None for one that never ended).
         """
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)  # a task does one step at a time

@@ -15,9 +15,7 @@ if TYPE_CHECKING:
 
 
 def jain_index(values: Iterable[float], among: int | None = None) -> float:
-    """Jain's index (sum x)^2 / (n sum x^2): 1 where all are equal, 1/n where one has everything; NaN where nobody has any.
-
-    ``among``: n, where those beyond the values have 0.
+    """(sum x)^2 / (n sum x^2), 1/n to 1, NaN where nobody has any; n is ``among``, or the number of values.
 
     Source: Jain, Chiu and Hawe, "A quantitative measure of fairness and discrimination" (1984).
     """
@@ -33,10 +31,7 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """The end of each round (s), and Jain's index of all selections until then, over all devices of the population.
-
-    Raises ``RunFolderError``: a table is missing or damaged.
-    """
+    """The end of each round (s), and Jain's index of all selections until then, over all devices of the population."""
     import pandas as pd
 
     names = ["time", "kind", "device", "round"]
@@ -50,12 +45,9 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """The selections, in the order in which their tasks ended.
+    """The selections in order of their tasks' ends: ``device``, its ``group`` then (NaN for none), and ``valid``.
 
-    Columns: ``device``, ``group`` (cluster or tier of the device then; NaN where it was in none), and ``valid``, whether the
-    update counted: it was not late or lost, and an epoch was finished.
-
-    Raises ``RunFolderError``: a table is missing or damaged.
+    An update is valid if it was not late or lost, and an epoch was finished.
     """
     import pandas as pd
 

@@ -1,13 +1,14 @@
-"""When a device is plugged in: always, each day at its time, in random phases, or whenever it can be reached."""
+"""Paths of when a device is plugged in: never, always, each day at its time, in random phases, or while it can be reached."""
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
 
-from fedsim.energy.batteries import Charging, ChargingModel
+from fedsim.language.registry import Registry
+from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
@@ -15,6 +16,32 @@ from fedsim.world.availability import Availability
 from fedsim.world.calendar import DAY_S
 from fedsim.world.distributions import TimeDistribution
 from fedsim.world.phases import Phases, Span
+
+
+class Charging(Protocol):
+    """When devices are plugged in, as paths: pure functions of (seed, device), whatever a device is asked to do."""
+
+    def span(self, device: int, time: float) -> Span:
+        """The phase that ``device`` is in at ``time`` (s): on while it is plugged in. An off phase may follow another one."""
+
+
+class ChargingModel(Spec):
+    """The base of every kind of charging."""
+
+    kind: str
+
+    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
+        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
+        return self  # type: ignore[return-value]
+
+
+class Never(ChargingModel):
+    """A device has what is in its battery at first."""
+
+    kind: Literal["never"] = "never"
+
+    def span(self, device: int, time: float) -> Span:
+        return Span(False, 0.0, math.inf)
 
 
 class Always(ChargingModel):
@@ -31,7 +58,7 @@ class WhenReached(ChargingModel):
 
     kind: Literal["reached"] = "reached"
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
         return availability
 
 
@@ -42,7 +69,7 @@ class RenewalCharging(ChargingModel):
     mean_on: PositiveSeconds
     mean_off: PositiveSeconds
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
         return Phases(streams, "world/charging", self.mean_on, self.mean_off, devices)
 
 
@@ -60,7 +87,7 @@ class Daily(ChargingModel):
     lasts: TimeDistribution
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: "Availability", root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
         begins, lasts = (
             said.by_device(f"energy.battery.charging.{name}", streams.generator(f"world/charging/{name}"), devices, root)
             for name, said in (("begins", self.begins), ("lasts", self.lasts))
@@ -88,3 +115,13 @@ class _Days:
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))
         return Span(False, start + lasts, end)
+
+
+_OTHERS: dict[str, tuple[type[Spec], str]] = {
+    "always": (Always, "a device is plugged in all the time"),
+    "reached": (WhenReached, "a device is plugged in while it can be reached: phones as FLASH recorded them"),
+    "renewal": (RenewalCharging, "plugged in and unplugged for exponential times"),
+    "daily": (Daily, "plugged in each day at a time of its own, for as long as it has always been"),
+}
+CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
+ChargingSpec = Annotated[ChargingModel, CHARGINGS]

@@ -1,7 +1,6 @@
-"""The folder of a study, as far as reading it goes: its index says what its runs are.
+"""The index of a study's folder, which says what its runs are; whoever compares or shows a study never reads its study file.
 
-Whoever compares or shows a study reads its index and its run folders, and nothing else: never the study file, whose grammar may
-grow. ``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
+``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
 """
 
 import json
@@ -33,45 +32,28 @@ class IndexedRun(_IndexPart):
 
 
 class IndexedVariant(_IndexPart):
-    """One line of a study's comparison: a way to change the base, at one point of the grid.
-
-    Attributes:
-        label: for people, such as ``flexcfl, share=0.3``; different for each.
-        point: the grid's keys and their values here; ``size`` and ``part`` first.
-        changes: what else it changes of the base.
-        reference: whether it is a line to compare with, made out of the base.
-    """
+    """One line of a study's comparison: a way to change the base, at one point of the grid."""
 
     name: str
-    label: str
-    point: dict[str, Any]
-    changes: dict[str, Any]
-    reference: bool
+    label: str  # for people, such as ``flexcfl, share=0.3``; different for each
+    point: dict[str, Any]  # the grid's keys and their values here; ``size`` and ``part`` first
+    changes: dict[str, Any]  # what else it changes of the base
+    reference: bool  # whether it is a line to compare with, made out of the base
     runs: tuple[IndexedRun, ...]
 
 
 class StudyIndex(_IndexPart):
-    """The runs of a study.
+    """The runs of a study."""
 
-    Attributes:
-        format: another number where readers of this one would misread it.
-        about: what it shows; empty where the study does not say.
-        baseline: the variant that the others are compared with.
-        targets: accuracies (0..1): the costs to reach each are compared.
-        goal: what cells are ranked by; None: not said.
-        budget: limits by cost, within which an accuracy is to be reached.
-        variants: in the order of the tables.
-    """
-
-    format: Literal[1]
+    format: Literal[1]  # another number where readers of this one would misread it
     name: str
-    about: str = ""
-    baseline: str | None
-    targets: tuple[float | str, ...]
-    goal: str | None = None
-    budget: dict[str, float] = {}
+    about: str = ""  # what it shows
+    baseline: str | None  # the variant that the others are compared with
+    targets: tuple[float | str, ...]  # accuracies (0..1), or metrics: the costs to reach each are compared
+    goal: str | None = None  # what cells are ranked by
+    budget: dict[str, float] = {}  # limits by cost, within which an accuracy is to be reached
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
+    variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]  # in the order of the tables
 
 
 def is_study(path: Path) -> bool:
@@ -80,10 +62,7 @@ def is_study(path: Path) -> bool:
 
 
 def read_index(path: Path) -> StudyIndex:
-    """The index of the study at ``path``.
-
-    Raises ``RunFolderError``: there is none, or it is damaged, or of a format that is not known here.
-    """
+    """The index of the study at ``path``; ``RunFolderError``: there is none, or it is damaged or of another format."""
     try:
         return StudyIndex.model_validate_json(regular(path / INDEX).read_bytes())
     except ValidationError as error:
@@ -96,12 +75,11 @@ def read_index(path: Path) -> StudyIndex:
         raise RunFolderError(f"{INDEX} of {str(path)!r} {why}") from None
     except OSError:
         why = "is not the folder of a study: it holds no" if path.exists() else "does not exist: there is no"
+        message = f"{str(path)!r} {why} {INDEX}"
         if is_study(path):
-            raise RunFolderError(
-                f"{str(path)!r} holds a study, but no {INDEX} that can be read; fedsim study {str(path / STUDY)!r} --out "
-                f"{str(path)!r} writes it, and does none of the runs again that are done"
-            ) from None
-        raise RunFolderError(f"{str(path)!r} {why} {INDEX}") from None
+            again = f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none of the runs again"
+            message = f"{str(path)!r} holds a study, but no {INDEX} that can be read; {again} that are done"
+        raise RunFolderError(message) from None
 
 
 def write_index(path: Path, index: StudyIndex) -> None:
