@@ -13,7 +13,6 @@ from fedsim.federation.client import BEST, Client, Instruction, LocalResult, Pre
 from fedsim.federation.codecs import Codec, Coded
 from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial, TaskEnd
 from fedsim.federation.devices import Device
-from fedsim.federation.malicious import Attack
 from fedsim.federation.server import Peer, Server
 from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
@@ -30,14 +29,16 @@ from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
+from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
 from fedsim.training import Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.endpoints import SERVER, Flow, Sharing
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.filling import Sharing
+from fedsim.world.network.flows import Flow, Network
 from fedsim.world.network.protocol import Protocol, Transport
 from fedsim.world.network.spec import NetworkModel
 from fedsim.world.phases import Span

@@ -100,7 +100,7 @@ class TestPartsInAnyCombination(StrategyContract):
 def test_no_registered_strategy_is_left_out() -> None:
     aliases = {"fedgroup", "fesem-mig", "ifca", "fedbn", "fedper", "hetlora"}  # each is another with something changed
     elsewhere = {"flower", "hierfavg"}  # tests/flower; in a network with edge servers: tests/strategies/test_hierfavg.py
-    elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_diloco.py
+    elsewhere |= {"diloco", "local-sgd"}  # where nobody comes or goes: tests/strategies/peers/test_peers.py
     elsewhere |= {strategy["kind"] for strategy, _ in PARTS}
     assert {strategy["kind"] for strategy in STRATEGIES} >= set(fedsim.strategies.STRATEGIES) - aliases - elsewhere
 

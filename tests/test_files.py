@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from fedsim.energy.carbon import read_hours
+from fedsim.energy.spec import read_hours
 from fedsim.files import read_json, read_toml
 from fedsim.testing import quiet_world
 from tests.calls import call

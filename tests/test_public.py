@@ -161,7 +161,7 @@ _LAYERS = {
     "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering "
     "toolbox.deadlines toolbox.selection world",
     "checkpoint": "common energy federation learning world",
-    "plugin": "common engine meters toolbox.peers toolbox.strategies",
+    "plugin": "common engine meters toolbox.attacks toolbox.peers toolbox.strategies",
     "running": "common energy engine checkpoint executors meters output records signals version",
     "overrides": "errors files language strategies",
     "signals": "output",

@@ -27,7 +27,7 @@ from fedsim.simulation import Record
 from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
-from fedsim.world.network.endpoints import Flow
+from fedsim.world.network.flows import Flow
 from fedsim.world.network.star import Place, Tier
 from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Pause, Payload, Queue, Task, Train, Upload, Work
 

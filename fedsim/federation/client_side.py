@@ -14,7 +14,6 @@ from fedsim.federation.client import BEST, Client, Instruction, LocalResult, Pre
 from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
 from fedsim.federation.devices import Devices
-from fedsim.federation.malicious import Attack
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
@@ -41,7 +40,7 @@ class TaskContext:
 class ClientSide:
     """Asks the client half of a strategy, and brings its answers through the codec.
 
-    ``added_up``: see ``StrategyParams``. ``attack``: what the ``malicious`` devices do to their updates.
+    ``added_up``: see ``StrategyParams``. ``attack``: what the ``malicious`` devices do to their updates (``[malicious]``).
     """
 
     client: Client[Any]
@@ -54,17 +53,12 @@ class ClientSide:
         devices: Devices,
         trainer: Trainer,
         added_up: Collection[str] = (),
-        attack: Attack | None = None,
+        attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
         self._trainer, self._added_up = trainer, added_up
-        self._attack, self._malicious = attack, frozenset(malicious)
-
-    def tell_attack(self) -> None:
-        """Record which devices are malicious."""
-        if self._attack is not None:
-            self._simulation.emit("malicious", attack=self._attack.kind, devices=sorted(self._malicious))
+        self.attack, self.malicious = attack, frozenset(malicious)
 
     def begin_real(self, device: int, context: TaskContext) -> None:
         """Begin a task's real work, if it has any that is not begun."""
@@ -103,8 +97,8 @@ class ClientSide:
         meant = self.client.reply(device, context.instruction, result)
         if meant is None:
             return ()
-        if self._attack is not None and task.device in self._malicious:
-            result, meant = self._attacked(task, self._attack, result, meant)
+        if task.device in self.malicious:
+            result, meant = self.attack.answer(self._learner, device, task.count, result, meant)
         parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
         update = result.update
         if self._learner.state_bytes and update is not None and context.instruction.job == "train":
@@ -180,26 +174,6 @@ class ClientSide:
             return model
         parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
-
-    def _attacked(self, task: Task, attack: Attack, result: LocalResult, reply: Contents) -> tuple[LocalResult, Contents]:
-        """Result and reply of a malicious device: every model is attacked, the update from its start.
-
-        Any other model in a reply is a change of something (a control variate): it starts from 0.
-        """
-        meant = result.update
-        if meant is None or result.start is None:
-            return result, reply
-        draw = (task.device, task.count)
-        update = attack.update(self._learner, meant, result.start, ("world/attack", *draw))
-
-        def attacked(name: str, value: Any) -> Any:
-            if isinstance(value, Partial):
-                return replace(value, model=attacked(name, value.model))
-            if value is meant or not isinstance(value, Ref):
-                return update if value is meant else value
-            return attack.update(self._learner, value, self.devices.zero, (f"world/attack/{name}", *draw))
-
-        return result._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """A task is done, and its answer has arrived: what the server has of it, by name."""

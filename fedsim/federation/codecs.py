@@ -1,15 +1,15 @@
 """``[messages]``: codecs write models and updates on the wire, which gives their bytes and the values that arrive."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Annotated, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import AfterValidator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import model_validator
 
 from fedsim.federation.contents import Contents, Partial
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, BytesPerSecond
+from fedsim.language.units import Bytes, LinkRate
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import spliced, taken
 from fedsim.world.task import Code
@@ -31,7 +31,7 @@ CODECS = Registry(
     },
     usual="plain",
 )
-_BYTES_PER_PARAMETER = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+_BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Coded(NamedTuple):
@@ -39,12 +39,6 @@ class Coded(NamedTuple):
 
     received: Ref
     kept: Ref | None = None
-
-
-def _above_0(rate: float) -> float:
-    if not rate:
-        raise PydanticCustomError("quantity", "a device that encodes at 0 B/s never answers; allowed is more", {})
-    return rate
 
 
 class Codec(Spec):
@@ -59,7 +53,7 @@ class Codec(Spec):
     """Whether it can be used from the server to the devices, or from them to the server."""
 
     kind: str
-    encode_rate: Annotated[BytesPerSecond, AfterValidator(_above_0)] | None = None
+    encode_rate: LinkRate | None = None
 
     @property
     def sends(self) -> float:
@@ -104,22 +98,16 @@ class Plain(Codec):
     """Values arrive as they are, in float32; their size is that of a number format, or is given.
 
     Attributes:
-        dtype: number format, one of float64, float32 (the default), float16, bfloat16, int8.
+        dtype: number format.
         size: the size itself, for compressed messages.
     """
 
     kind: Literal["plain"] = "plain"
-    dtype: str = "float32"
+    dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
     size: Bytes | None = None
 
-    @model_validator(mode="after")
-    def _known(self) -> Self:
-        if self.dtype not in _BYTES_PER_PARAMETER:
-            raise ValueError(f"'dtype' is {self.dtype!r}; allowed are {', '.join(_BYTES_PER_PARAMETER)}")
-        return self
-
     def bytes(self, parameters: int) -> float:
-        return parameters * _BYTES_PER_PARAMETER[self.dtype] if self.size is None else self.size
+        return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size
 
     def part_bytes(self, count: int, parameters: int) -> float:
         return self.bytes(count) if self.size is None else self.size * count / parameters
@@ -191,11 +179,9 @@ class Wire:
                 if rest is not None and name not in added_up:
                     keeping[name] = rest
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
-                arriving[name] = [self._received(item) if isinstance(item, Ref) else item for item in value]
+                encoded = partial(self._codec.code, self._learner, self._parameters, base=None, kept=None)
+                arriving[name] = [encoded(item).received if isinstance(item, Ref) else item for item in value]
         return arriving, keeping
-
-    def _received(self, value: Ref) -> Ref:
-        return self._codec.code(self._learner, self._parameters, value, None, None).received
 
     def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
         """Some tensors as they arrive, in a whole model."""

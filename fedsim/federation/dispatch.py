@@ -108,7 +108,7 @@ class Dispatch:
         group: int | None,
         *,
         continues: bool,
-        at_edge: bool = False,
+        at_edge: bool,
     ) -> int:
         """See ``Server.ask``; ``number`` is the round's."""
         learner, parts = self.learner, payloads(contents, self.down)
@@ -274,7 +274,9 @@ class Dispatch:
 
     async def start(self) -> None:
         """The run begins."""
-        self._client_side.tell_attack()
+        side = self._client_side
+        if side.attack is not None:
+            self.simulation.emit("malicious", attack=side.attack.kind, devices=sorted(side.malicious))
         await self.strategy.on_start()
 
     # Snapshots, between two instants.
@@ -282,11 +284,8 @@ class Dispatch:
     def snapshot(self) -> dict[str, Any]:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {alarm.name[1]: name for name, alarm in self._timers.items()}
-        return {name: getattr(self, name) for name in _KEPT} | {
-            "timers": timers,
-            "count": self._timer_count,
-            "devices": self.devices.snapshot(),
-        }
+        kept = {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
+        return {name: getattr(self, name) for name in _KEPT} | kept
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""

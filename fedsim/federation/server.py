@@ -3,6 +3,7 @@
 It sees messages, and nothing of the world behind them: no device's data, speed or labels. Its handlers begin and end in one
 instant; they may await values (real work), never simulated time.
 """
+# ruff: noqa: A002 - a round is called ``round``
 
 import math
 import os
@@ -37,7 +38,6 @@ _LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had 
 
 
 def _memory_bytes() -> int:
-    """Memory of this machine; where nobody says so, as much as may be."""
     names = getattr(os, "sysconf_names", {})
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in names else sys.maxsize
 
@@ -50,13 +50,11 @@ class Clients:
 
     def online(self) -> list[int]:
         """The devices that are checked in and idle, in order of their numbers. Looks at every device: O(population)."""
-        online: list[int] = np.flatnonzero(self._dispatch.idle(self._everybody())).tolist()
-        return online
+        return self._dispatch.idle(self._everybody()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
         """The devices that can be reached, whether they work or not, in order of their numbers. Looks at every device."""
-        found: list[int] = np.flatnonzero(self._dispatch.tasks.reachable(self._everybody())).tolist()
-        return found
+        return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
 
     def _everybody(self) -> NDArray[np.int64]:
         """All devices, to be looked at together; ``SimulationError``: this machine has no room for so many."""
@@ -164,7 +162,7 @@ class Peer(Device):
 
     def train(self, model: Ref, number: int) -> None:
         """Train from ``model`` in the round ``number``, as a task that moves no bytes; ``on_trained`` tells its end."""
-        self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False)
+        self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False, at_edge=False)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
         """Send contents to other devices, all at once on its link up; models in the form that ``messages.up`` says.
@@ -315,13 +313,7 @@ class ServerEdges:
         return edge not in self._dispatch.messages.lost
 
     def carry(
-        self,
-        edge: int,
-        contents: Contents,
-        direction: Direction,
-        *,
-        round: int | None = None,  # noqa: A002
-        start: Ref | None = None,
+        self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
     ) -> None:
         """Send contents from the server ``down`` to an edge server, or ``up`` from it; one message at a time each way.
 
@@ -385,7 +377,7 @@ class Server:
         contents: Contents,
         job: str = "train",
         *,
-        round: int | None = None,  # noqa: A002
+        round: int | None = None,
         group: int | None = None,
         continues: bool = False,
         at_edge: bool = False,
@@ -409,8 +401,7 @@ class Server:
 
     async def result(self, work: Future[T]) -> T:
         """Await a future from the strategy's own thread; simulated time stands still until then."""
-        value: T = await self._dispatch.simulation.join(work)
-        return value
+        return await self._dispatch.simulation.join(work)  # type: ignore[no-any-return]
 
     # Randomness, records, the end.
 

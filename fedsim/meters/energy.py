@@ -9,7 +9,7 @@ Energy is drawn from a grid whose carbon intensity may differ by zone and by the
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,13 +22,8 @@ PHASES = ("idle", "compute", "receive", "send", "tail")
 PLACES = ("server", "edge")
 COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
 """Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays awake (s)."""
-
-DAY_S = 86_400.0
-_HOUR_S = 3_600.0
-
-COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
-"""The steps for which a device computes."""
-
+DAY_S, _HOUR_S = 86_400.0, 3_600.0
+COMPUTING = ("train", "evaluate", "compute", "decode", "encode")  # the steps for which a device computes
 _MOVING = {"download": "receive", "upload": "send"}
 
 
@@ -128,20 +123,20 @@ class EnergyMeter(Meter):
             self._grams[device] += grams
             self.grams += grams
 
-    def _book_place(self, place: str, joules: float, start: float, end: float) -> None:
-        """Of the server's side, whose zone is the first."""
-        self.by_phase[place] += joules
-        if self.grams is not None:
-            self.grams += self._zones[0].grams(joules, start, end)
+    def _book_places(self, places: Sequence[str], draw: str, amount: float, start: float, end: float) -> None:
+        """Of the server's side, whose zone is the first: so much of what it draws by a coefficient."""
+        for place in places:
+            joules = self.setting[place][draw] * amount
+            self.by_phase[place] += joules
+            if self.grams is not None:
+                self.grams += self._zones[0].grams(joules, start, end)
 
     def _draws(self, device: int, name: str) -> float:
         return self.columns[name].item(device)  # type: ignore[no-any-return]
 
     def _settle(self, time: float, *, over: bool) -> None:
         """Book what goes on all the time up to ``time`` (s), and all tails that are through, or all if the run is ``over``."""
-        for place in PLACES:
-            if watts := self.setting[place]["idle_w"]:
-                self._book_place(place, watts * (time - self._places_since), self._places_since, time)
+        self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
         if self._while_there:
             for device in np.flatnonzero(self._idle_since < time).tolist():
@@ -159,8 +154,7 @@ class EnergyMeter(Meter):
 
     def _end_tail(self, device: int, time: float) -> None:
         """The radio goes to sleep, or to work, at ``time`` (s), if it has not gone to sleep before."""
-        tail = self._tails.pop(device, None)
-        if tail is not None:
+        if (tail := self._tails.pop(device, None)) is not None:
             begin, task, is_wasted = tail
             end = min(time, begin + self._draws(device, "tail_s"))
             joules = self._draws(device, "tail_w") * (end - begin)
@@ -197,9 +191,7 @@ class EnergyMeter(Meter):
             of_edge = "sender" in fields or "receiver" in fields
             if of_edge:
                 self._at_edges[task] = 0.0
-            for place in ("edge",) if of_edge else PLACES:
-                if a_byte := self.setting[place]["j_byte"]:
-                    self._book_place(place, a_byte * moved, start, time)
+            self._book_places(("edge",) if of_edge else PLACES, "j_byte", moved, start, time)
             if self._draws(device, "tail_w") and outcome != "battery":
                 self._tails[device] = time, task, False
         else:
@@ -239,14 +231,10 @@ class EnergyMeter(Meter):
             self._book(device, "idle", idle - before, since, time)
 
     def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
-        place = "edge" if "edge" in fields else "server"
-        if an_update := self.setting[place]["update_j"]:
-            self._book_place(place, an_update * len(fields["tasks"]), time, time)
+        self._book_places(("edge" if "edge" in fields else "server",), "update_j", len(fields["tasks"]), time, time)
 
     def on_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        for place in PLACES:
-            if a_byte := self.setting[place]["j_byte"]:
-                self._book_place(place, a_byte * fields["delivered"], fields["start"], time)
+        self._book_places(PLACES, "j_byte", fields["delivered"], fields["start"], time)
 
     def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
         """Counts the energy of tasks whose updates are lost at an edge server as wasted, including their radios' tails."""
@@ -260,5 +248,4 @@ class EnergyMeter(Meter):
         self._at_edges = {task: joules for task, joules in self._at_edges.items() if task in self._tasks}
 
     def on_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
-        if a_byte := self.setting["server"]["j_byte"]:
-            self._book_place("server", a_byte * fields["bytes"], time, time)
+        self._book_places(("server",), "j_byte", fields["bytes"], time, time)

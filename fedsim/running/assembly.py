@@ -231,9 +231,9 @@ class Run:
         return {
             "device": devices,
             "speed": population.speed[devices],
-            "link_down": network.access_rates("down")[devices],
-            "link_up": network.access_rates("up")[devices],
-            "latency": network.latencies_s()[devices],
+            "link_down": network.access["down"][devices],
+            "link_up": network.access["up"][devices],
+            "latency": network.latencies[devices],
             "samples": population.samples[devices],
             "test_samples": columns.alike(0, len(devices)) if shards is None else [len(shard.test) for shard in shards],
             "arrival": population.arrival[devices],

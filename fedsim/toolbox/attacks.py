@@ -1,15 +1,52 @@
 """Attacks of malicious devices, on labels or on updates."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.federation.malicious import Attack
+from fedsim.federation import Contents, Device, LocalResult, Partial
+from fedsim.language.spec import Spec
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import pure, weighted_sum
+
+
+class Attack(Spec):
+    """The base of every attack. By default it does nothing to the update."""
+
+    flips_labels: ClassVar[bool] = False
+    """Whether malicious devices see their training labels turned around."""
+
+    kind: str
+
+    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+        """The update that a malicious device sends; ``start`` is where it began, ``stream`` names a stream for this one."""
+        return update
+
+    def answer(
+        self, arithmetic: Learner, device: Device, count: int, result: LocalResult, reply: Contents
+    ) -> tuple[LocalResult, Contents]:
+        """Result and reply of a device in its task of this number: every model is attacked, the update from its start.
+
+        Any other model in a reply is a change of something (a control variate): it starts from 0.
+        """
+        meant = result.update
+        if meant is None or result.start is None:
+            return result, reply
+        draw = (device.number, count)
+        update = self.update(arithmetic, meant, result.start, ("world/attack", *draw))
+
+        def attacked(name: str, value: Any) -> Any:
+            if isinstance(value, Partial):
+                return replace(value, model=attacked(name, value.model))
+            if value is meant or not isinstance(value, Ref):
+                return update if value is meant else value
+            return self.update(arithmetic, value, device.zero(), (f"world/attack/{name}", *draw))
+
+        return result._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
 
 
 class LabelFlip(Attack):

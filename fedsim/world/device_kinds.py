@@ -25,11 +25,10 @@ from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_toml
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, Seconds, Watts, show_bytes
+from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, LinkRate, Seconds, Watts, show_bytes
 from fedsim.model_cost import ModelCost, Operations, Processor
 from fedsim.streams import Streams
 from fedsim.training import CutBy, Training
-from fedsim.world.distributions import LinkRate
 
 _TABLE = Path(__file__).with_suffix(".toml")
 LINKS = _TABLE.with_name("links.toml")

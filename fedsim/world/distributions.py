@@ -13,14 +13,14 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedsim.arrays import Floats
 from fedsim.errors import DataError, ScenarioError, nearest, shown
 from fedsim.files import SOUGHT, regular, sought
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import BytesPerSecond, Quantity, SamplesPerSecond, Seconds
+from fedsim.language.units import LinkRate, Quantity, SamplesPerSecond, Seconds
 from fedsim.language.wording import in_words
 from fedsim.world.columns import alike
 
@@ -261,28 +261,21 @@ class FromFile(FileColumn, Distribution, Generic[Q]):
         return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])
 
 
-def _above_zero(rate: float) -> float:
-    if not rate > 0:
-        raise ValueError("a link must carry something: its rate must be above 0")
-    return rate
-
-
-LinkRate = Annotated[BytesPerSecond, AfterValidator(_above_zero)]
 Jitter = Annotated[float, Field(ge=0.0, le=100.0)]
 Factor = Annotated[float, Field(ge=1e-6, le=1.0)]  # below, times overflow
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
-def by_device(quantity: Any, *drawn: type[Distribution], base: str = "", in_files: Any = None) -> Registry:
+def by_device(quantity: Any, *drawn: type[Distribution], base: str = "") -> Registry:
     """The distributions of a quantity. Short forms: a bare value for a constant, a list with one value per device, a file."""
-    specs: Any = [form[quantity] for form in (*drawn, Listed)] + [FromFile[in_files or quantity]]  # type: ignore[index, misc]
+    specs: Any = [form[quantity] for form in (*drawn, Listed, FromFile)]  # type: ignore[index]
     return Registry.of("distribution", *specs, base=base, usual="constant", bare="value", by_device=True)
 
 
 _BASE = "fedsim.world.distributions:Distribution"
 SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE)
 SpeedDistribution = Annotated[Distribution, SPEEDS]
-RateDistribution = Annotated[Distribution, by_device(BytesPerSecond, Constant, Uniform, LogNormal, Choice, in_files=LinkRate)]
+RateDistribution = Annotated[Distribution, by_device(LinkRate, Constant, Uniform, LogNormal, Choice)]
 TimeDistribution = Annotated[Distribution, by_device(Seconds, Constant, Uniform, LogNormal, Choice)]
 JitterDistribution = Annotated[Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)]
 FactorDistribution = Annotated[Distribution, by_device(Factor, Constant, Uniform, Choice)]

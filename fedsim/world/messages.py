@@ -14,8 +14,8 @@ from typing import Any
 from fedsim.environment import CUT, Alarm
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation
-from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER, Direction, ends
+from fedsim.world.network.flows import Flow, Network
 from fedsim.world.task import Outcome, Payload
 
 

@@ -13,7 +13,8 @@ from simpy.resources.resource import Request
 
 from fedsim.environment import Alarm
 from fedsim.training import NO_LIMIT, Limit, Training
-from fedsim.world.network.endpoints import Direction, Flow
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.network.flows import Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, left for good or has a

@@ -105,23 +105,21 @@ def test_who_has_left_looks_like_one_who_is_lost() -> None:
     assert seen == {"done", "lost"}
 
 
-def budget(strategy: dict[str, Any], seconds: float, folder: Path) -> list[tuple[str, str]]:
-    """How the steps end of one round of one device with 60 samples at 10 samples/s."""
+@pytest.mark.parametrize(
+    ("seconds", "ends"),
+    [
+        (18.0, [("evaluate", "done"), ("train", "done"), ("upload", "done")]),
+        (17.9, [("evaluate", "done"), ("train", "late")]),
+        (5.9, [("evaluate", "late")]),
+    ],
+)
+def test_the_time_for_training_is_also_for_testing_models(seconds: float, ends: list[Any], tmp_path: Path) -> None:
+    """IFCA's client of 60 samples tests 3 models, a third of an epoch each (6 s), and trains for 12 s."""
     draw = np.random.default_rng(1)
-    data = file_data(folder, [(draw.normal(size=(60, 3)), np.arange(60) % 2)])
-    strategy = {
-        "clients_per_round": 1,
-        "local_epochs": 2,
-        "deadline": {"kind": "fixed", "time": f"{seconds} s", "since": "download"},
-    } | strategy
+    data = file_data(tmp_path, [(draw.normal(size=(60, 3)), np.arange(60) % 2)])
+    deadline = {"kind": "fixed", "time": f"{seconds} s", "since": "download"}
+    strategy = {"kind": "ifca", "groups": 3, "clients_per_round": 1, "local_epochs": 2, "deadline": deadline}
     scenario = {"data": data, "population": {"devices": 1, "speed": "10 samples/s"}, "strategy": strategy}
-    steps = run(scenario | {"stop": {"rounds": 1}}, folder / f"{seconds}").events
-    return [(event["step"], event["outcome"]) for event in steps if event["kind"] == "step-end" and event["step"] != "download"]
-
-
-def test_the_time_for_training_is_also_for_testing_models(tmp_path: Path) -> None:
-    """IFCA's client tests 3 models, a third of an epoch each (6 s), and trains for 12 s."""
-    ifca = {"kind": "ifca", "groups": 3}
-    assert budget(ifca, 18.0, tmp_path) == [("evaluate", "done"), ("train", "done"), ("upload", "done")]
-    assert budget(ifca, 17.9, tmp_path) == [("evaluate", "done"), ("train", "late")]
-    assert budget(ifca, 5.9, tmp_path) == [("evaluate", "late")]
+    steps = run(scenario | {"stop": {"rounds": 1}}, tmp_path / "run").events
+    found = [(event["step"], event["outcome"]) for event in steps if event["kind"] == "step-end"]
+    assert found == [("download", "done"), *ends]

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.data.federated import FederatedData
 from fedsim.data.shifts import SwapAll
-from fedsim.federation.malicious import ATTACKS, Attack, MaliciousSpec
+from fedsim.federation.malicious import ATTACKS, MaliciousSpec
 from fedsim.learning.models import Logistic
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
+from fedsim.toolbox.attacks import Attack
 from tests.learning.small import federation, learning
-from tests.strategies.clustered import played, ran, world
+from tests.strategies.clustered import played, ran, weights, world
 
 FEDAVG: dict[str, Any] = {"kind": "fedavg", "clients_per_round": 8, "local_epochs": 1}
 IID: dict[str, Any] = {"source": "digits", "partition": "iid"}
@@ -38,11 +38,10 @@ def test_attacks_on_updates_by_hand() -> None:
     assert np.mean(noise) == pytest.approx(0.0, abs=0.1)
 
 
-def members(share: float, seed: int = 3) -> list[int]:
-    return MaliciousSpec(attack="sign-flip", share=share).members(Streams(seed), 50)
-
-
 def test_a_larger_share_has_the_same_devices_and_more() -> None:
+    def members(share: float, seed: int = 3) -> list[int]:
+        return MaliciousSpec(attack="sign-flip", share=share).members(Streams(seed), 50)
+
     assert [len(members(share)) for share in (0.0, 0.1, 0.5, 1.0)] == [0, 5, 25, 50]
     assert set(members(0.1)) < set(members(0.5))
     assert members(0.5) != members(0.5, seed=4)
@@ -50,7 +49,7 @@ def test_a_larger_share_has_the_same_devices_and_more() -> None:
 
 def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged() -> None:
     sections = world(IID, 10, FEDAVG, 1, malicious={"attack": "label-flip", "devices": [2, 5]})
-    data, clean = (_data(sections | extra) for extra in ({}, {"malicious": None}))
+    data, clean = (Simulation(fedsim.Scenario(**sections | extra)).installed.data for extra in ({}, {"malicious": None}))
     for _ in range(2):
         for device in range(10):
             mine, theirs = data.current(device), clean.current(device)
@@ -63,11 +62,6 @@ def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged()
             assert SwapAll(probability=1.0).apply(each, 0, np.arange(10), Streams(1))
 
 
-def _data(sections: dict[str, Any]) -> FederatedData:
-    found: FederatedData = Simulation(fedsim.Scenario(**sections)).installed.data
-    return found
-
-
 @pytest.mark.parametrize(
     "strategy", [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1}], ids=str
 )
@@ -76,15 +70,9 @@ def test_with_everybody_going_the_other_way_models_do(strategy: dict[str, Any]) 
     clean, turned = (
         played(sections | {"malicious": malicious})[0] for malicious in (None, {"attack": "sign-flip", "share": 1.0})
     )
-    for group, first in enumerate([0, 1][: len(clean.strategy.models())]):
-        start, there, back = (
-            asyncio.run(run.learner.value(ref))
-            for run, ref in (
-                (clean, clean.learner.initial(first)),
-                (clean, list(clean.strategy.models().values())[group][0]),
-                (turned, list(turned.strategy.models().values())[group][0]),
-            )
-        )
+    served = [[model for model, _ in run.strategy.models().values()] for run in (clean, turned)]
+    starts = weights(clean, [clean.learner.initial(group) for group in range(len(served[0]))])
+    for start, there, back in zip(starts, weights(clean, served[0]), weights(turned, served[1]), strict=True):
         assert back == pytest.approx(2 * start - there, abs=1e-6)
 
 
@@ -127,8 +115,6 @@ def test_what_is_made_of_an_update_reports_the_loss_of_its_training(others: dict
     plain = {"strategy": {"kind": "fedavg", "clients_per_round": 3}}
     losses = []
     for sections in (plain, plain | others):
-        scenario = {"seed": 2, "population": {"devices": 8}, "stop": {"rounds": 1}} | sections
-        _, records = played(scenario)
+        _, records = played({"seed": 2, "population": {"devices": 8}, "stop": {"rounds": 1}} | sections)
         losses += [record.fields["train_loss"] for record in records if record.kind == "round"]
-    assert losses[0] is not None
-    assert losses[1] == losses[0]
+    assert losses[0] == losses[1] is not None

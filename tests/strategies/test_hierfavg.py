@@ -57,16 +57,8 @@ def test_with_one_edge_round_it_is_fedavg(cells: int, server: dict[str, Any] | N
 def test_so_many_edge_rounds_take_a_share_of_the_bytes_to_the_server(kappa2: int) -> None:
     fedavg = run(with_cells(24, {"kind": "fedavg"}))["bytes"]["by_purpose"]
     found = run(with_cells(24, {"kind": "hierfavg", "kappa2": kappa2}, rounds=4 // kappa2))["bytes"]["by_purpose"]
-    assert found["update"] == fedavg["update"]
-    assert found["model"] == fedavg["model"]
-    assert found["edge-update"] == fedavg["update"] / kappa2
-    assert found["edge-model"] == fedavg["model"] / kappa2
-
-
-def test_a_step_count_stands_for_epochs() -> None:
-    """Eight samples a batch: four steps are a pass over all 20, and 8 more."""
-    sections = by_hand({"kappa1": 4}) | {"training": {"batch_size": 8}}
-    assert run(sections)["simulated_s"] == pytest.approx(2.25 + 2 * (1.1 + 2.8 + 2.1) + 1.25)
+    for name in ("update", "model"):
+        assert (found[name], found[f"edge-{name}"]) == (fedavg[name], fedavg[name] / kappa2)
 
 
 # Two devices of 20 samples at 10 samples/s, each at an edge server of its own; models of 1000 bytes.
@@ -111,8 +103,7 @@ def tasks_of(folder: RunFolder, device: int) -> list[int]:
 def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
     """Both models go down at 500 B/s after 0.25 s. An edge round takes 1.1 + 2 + 2.1 s; 0.25 + 1 s up over the cell's link."""
     folder = ran(by_hand(), tmp_path / "run")
-    down, up = pytest.approx(2.25), pytest.approx(2.25 + 2 * 5.2)
-    end = pytest.approx(13.9)
+    down, up, end = pytest.approx(2.25), pytest.approx(2.25 + 2 * 5.2), pytest.approx(13.9)
     told = edge_transfers(folder)
     assert sorted(told[:2]) == [("server", f"edge {edge}", 0.0, down, "done", 1000) for edge in (0, 1)]
     assert sorted(told[2:]) == [(f"edge {edge}", "server", up, end, "done", 1000) for edge in (0, 1)]
@@ -129,10 +120,9 @@ def test_the_times_of_a_round_by_hand(tmp_path: Path) -> None:
 def test_an_edge_server_that_crashes_during_an_upload(tmp_path: Path) -> None:
     """From 6 s on: device 0 has sent from 5.45 s on. The other one's round goes on, and is not longer for it."""
     folder = ran(by_hand(**outage(6, 4)), tmp_path / "run")
-    summary = folder.summary
     (row,) = folder.rounds
     assert (row["time"], row["selected"], row["valid"], row["disconnected"]) == (pytest.approx(13.9), 2, 1, 1)
-    assert summary["bytes"]["wasted"] == pytest.approx(1000 + 0.55 * 500)
+    assert folder.summary["bytes"]["wasted"] == pytest.approx(1000 + 0.55 * 500)
     assert updates_lost(folder) == []
     assert [event["data"]["edges"] for event in of_kind(folder, "edges-combined")] == [[1]]
 
@@ -141,11 +131,10 @@ def test_a_crash_takes_what_the_edge_server_had(tmp_path: Path) -> None:
     """At 9 s the first edge round is in its model, and its device trains again: all of the round is wasted there."""
     energy = {"compute": "1 W", "idle": "2 W", "tail": "1 W", "tail_lasts": "1 s"}
     folder = ran(by_hand(**outage(9, 4), energy=energy), tmp_path / "run")
-    summary = folder.summary
     assert updates_lost(folder) == [tasks_of(folder, 0)[:1]]
-    assert summary["bytes"]["wasted"] == pytest.approx(2000 + 1000)
+    assert folder.summary["bytes"]["wasted"] == pytest.approx(2000 + 1000)
     # From 2.25 s to 9 s idle; it trained for 2 + 0.45 s; its radio was awake for 1 s after each download.
-    assert summary["energy"]["wasted"] == pytest.approx(2 * 6.75 + 2.45 + 2 * 1)
+    assert folder.summary["energy"]["wasted"] == pytest.approx(2 * 6.75 + 2.45 + 2 * 1)
     assert folder.rounds[0]["valid"] == 1
 
 
@@ -168,18 +157,16 @@ def test_with_all_edge_servers_lost_the_next_round_waits(tmp_path: Path) -> None
     sections["stop"]["simulated_time"] = "20 s"
     folder = ran(sections, tmp_path / "run")
     assert [(row["time"], row["selected"]) for row in folder.rounds] == [(1.0, 0), (12.0, 0)]
-    starts = [event["time"] for event in of_kind(folder, "round-start")]
-    assert starts == [0.0, 11.0]
+    assert [event["time"] for event in of_kind(folder, "round-start")] == [0.0, 11.0]
 
 
 def test_work_waits_for_an_edge_server_that_is_cut_off(tmp_path: Path) -> None:
     """From 6 to 10 s and from 16 to 20 s nothing comes to it: both uploads stand still so long, and nothing is lost."""
     folder = ran(by_hand(**outage(6, 4, "waits")), tmp_path / "run")
-    summary = folder.summary
     ends = [row["end"] for row in folder.transfers if row["device"] == 0 and row["direction"] == "up"]
     assert ends == [pytest.approx(7.45 + 4), pytest.approx(7.45 + 4 + 5.2 + 4)]
-    assert summary["simulated_s"] == pytest.approx(7.45 + 4 + 5.2 + 4 + 1.25)
-    assert summary["bytes"]["wasted"] == 0
+    assert folder.summary["simulated_s"] == pytest.approx(7.45 + 4 + 5.2 + 4 + 1.25)
+    assert folder.summary["bytes"]["wasted"] == 0
 
 
 def test_at_the_deadline_edge_servers_send_what_they_have(tmp_path: Path) -> None:
@@ -191,9 +178,8 @@ def test_at_the_deadline_edge_servers_send_what_they_have(tmp_path: Path) -> Non
 def test_what_edge_servers_draw(tmp_path: Path) -> None:
     """8 messages of devices and 4 of edge servers pass these, the latter the server too; 4 updates are combined there."""
     energy = {"edge": {"idle": "1 W", "byte": "1 J/B", "update": "5 J"}, "server": {"byte": "1 J/B", "update": "7 J"}}
-    summary = ran(by_hand(energy=energy), tmp_path / "run").summary
-    assert summary["energy"]["by_phase"]["edge"] == pytest.approx(2 * 13.9 + 12_000 + 4 * 5)
-    assert summary["energy"]["by_phase"]["server"] == pytest.approx(4000)
+    drawn = ran(by_hand(energy=energy), tmp_path / "run").summary["energy"]["by_phase"]
+    assert (drawn["edge"], drawn["server"]) == pytest.approx((2 * 13.9 + 12_000 + 4 * 5, 4000))
 
 
 def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
@@ -225,9 +211,7 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
 def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> None:
     sections = with_cells(3, HIERFAVG | others.get("strategy", {}), rounds=2) | {"messages": others.get("messages", {})}
     transfers = ran(sections | {"world": {"processes": CRASHES}}, tmp_path / "run").transfers
-    sizes = [{row["bytes"] for row in transfers if row["purpose"] == purpose} for purpose in ("update", "edge-update")]
-    assert sizes[0] == sizes[1]
-    assert len(sizes[0]) == 1
+    assert len({row["bytes"] for row in transfers if row["purpose"] in ("update", "edge-update")}) == 1
 
 
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
@@ -240,10 +224,19 @@ def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> Non
     assert found.startswith("the link 'edge 0 send' of 300 B/s carried 1000 bytes")
 
 
-def test_the_server_itself_is_farther_than_an_edge_server() -> None:
-    """FedAvg in the same network: 0.35 s each way; the models share 1000 B/s down, and go up at 500 B/s."""
-    strategy = {"kind": "fedavg", "clients_per_round": 2}
-    assert run(by_hand() | {"strategy": strategy})["simulated_s"] == pytest.approx(0.35 + 2 + 2 + 0.35 + 2)
+@pytest.mark.parametrize(
+    ("sections", "seconds"),
+    [
+        # Eight samples a batch: four steps are a pass over all 20, and 8 more.
+        ({"strategy": {"kind": "hierfavg", "kappa1": 4}, "training": {"batch_size": 8}}, 2.25 + 2 * (1.1 + 2.8 + 2.1) + 1.25),
+        # FedAvg in the same network: the models share 1000 B/s down, and go up at 500 B/s.
+        ({"strategy": {"kind": "fedavg"}}, 0.35 + 2 + 2 + 0.35 + 2),
+    ],
+    ids=["steps", "fedavg"],
+)
+def test_a_step_count_stands_for_epochs_and_the_server_is_farther(sections: dict[str, Any], seconds: float) -> None:
+    strategy = {"clients_per_round": 2} | ({"kappa2": 2} if "training" in sections else {}) | sections["strategy"]
+    assert run(by_hand() | sections | {"strategy": strategy})["simulated_s"] == pytest.approx(seconds)
 
 
 def test_a_codec_at_an_edge_server_passes_on_what_a_client_sent(tmp_path: Path) -> None:

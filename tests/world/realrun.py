@@ -32,23 +32,14 @@ _MBIT_S = 125_000.0
 
 
 class World(NamedTuple):
-    """What was, in seconds; transfers are [rounds, clients].
-
-    Attributes:
-        name: of the world.
-        setting: its links and latencies.
-        begin: when each download began.
-        trained: how long each training took.
-        rounds: how long each round took, [rounds].
-        transfers: how long each download and upload took.
-    """
+    """What was, in seconds; [rounds, clients] unless said otherwise."""
 
     name: str
-    setting: dict[str, Any]
-    begin: Floats
-    trained: Floats
-    rounds: Floats
-    transfers: dict[Direction, Floats]
+    setting: dict[str, Any]  # its links and latencies
+    begin: Floats  # when each download began
+    trained: Floats  # how long each training took
+    rounds: Floats  # how long each round took, [rounds]
+    transfers: dict[Direction, Floats]  # how long each download and upload took
 
 
 def worlds() -> Iterator[World]:

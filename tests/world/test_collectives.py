@@ -13,13 +13,13 @@ from fedsim.toolbox.peers.collectives import AllReduce, CollectiveKind, collecti
 SIZE, RATE, DELAY = 100e6, 10e6, 0.02
 
 
-def world(nodes: int, up: float = RATE, **more: Any) -> fedsim.world.processes.World:
-    device = {"up": f"{up!r} B/s", "latency": f"{DELAY / 2} s", **more}
+def world(nodes: int) -> fedsim.world.processes.World:
+    device = {"up": f"{RATE!r} B/s", "latency": f"{DELAY / 2} s"}
     return fedsim.build_world({"devices": nodes}, {"kind": "star", "device": device})
 
 
-def time_s(kind: CollectiveKind, nodes: int, pieces: int = 1, connections: int = 1, **more: Any) -> float:
-    here = world(nodes, **more)
+def time_s(kind: CollectiveKind, nodes: int, pieces: int = 1, connections: int = 1) -> float:
+    here = world(nodes)
     group = AllReduce(here, range(nodes), SIZE, kind, pieces, connections)
     here.env.run(until=here.env.all_of([group.join(rank) for rank in range(nodes)]))
     return here.now

@@ -54,16 +54,16 @@ def test_every_figure_of_the_catalogue_has_a_source_and_a_date() -> None:
 def test_a_mixture_has_its_shares_and_each_its_own_link() -> None:
     mixture = {"kind": "choice", "values": ["phone-low", "laptop"], "shares": [0.75, 0.25]}
     run = built(devices=2000, samples={"low": 5, "high": 9}, device=mixture)
-    slow = run.network.access_rates("down") == find_kind("phone-low", {}, "").down
+    slow = run.network.access["down"] == find_kind("phone-low", {}, "").down
     assert slow.mean() == pytest.approx(0.75, abs=0.04)
-    assert run.network.latencies_s()[slow] == pytest.approx(0.05)
+    assert run.network.latencies[slow] == pytest.approx(0.05)
     assert (run.population.speed[slow] < run.population.speed[~slow].min()).all()
 
 
 def test_what_the_network_says_goes_before_the_kinds_links() -> None:
     run = built({"up": "1 Mbit/s", "latency": "7 s"}, device="laptop")
-    assert run.network.access_rate(0, "up") == 125e3
-    assert run.network.latencies_s().tolist() == [7.0] * 12
+    assert run.network.access["up"].item(0) == 125e3
+    assert run.network.latencies.tolist() == [7.0] * 12
 
 
 def test_by_list_and_by_file(tmp_path: Path) -> None:

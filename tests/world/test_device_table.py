@@ -154,7 +154,7 @@ def test_who_leaves_before_it_comes_is_refused(tmp_path: Path) -> None:
     [
         ({"speed": ["1 samples/s"] * 2}, {}, "population.speed lists 2 values for 3 devices; allowed is one a device"),
         ({"jitter": [0.1] * 4}, {}, "population.jitter lists 4 values for 3 devices"),
-        ({}, {"up": ["1 B/s", "0 B/s", "1 B/s"]}, "a link must carry something"),
+        ({}, {"up": ["1 B/s", "0 B/s", "1 B/s"]}, "a data rate here must be above 0"),
         ({"jitter": [0.1, -1.0, 0.2]}, {}, "population.jitter.1 is -1.0"),
         ({"samples": [1, 0, 3]}, {}, "population.samples.1 is 0"),
         ({"jitter": -1.0}, {}, "population.jitter is -1.0"),
@@ -167,5 +167,5 @@ def test_bad_lists(population: dict[str, Any], device: dict[str, Any], message: 
 
 def test_a_link_of_a_file_must_carry_something(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("down\n1\n0\n3\n")
-    with pytest.raises(DataError, match=r"network\.device\.down: row 2 of '.*': down is '0': a link must carry something"):
+    with pytest.raises(DataError, match=r"network\.device\.down: row 2 of '.*': down is '0': a data rate here must be above 0"):
         built({}, {"down": {"file": str(tmp_path / "d.csv"), "column": "down", "unit": "MB/s"}})

@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 import fedsim
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.network import SERVER, Network, NetworkSpec
+from fedsim.world.network import SERVER, Network
 from fedsim.world.network.protocol import Bbr, Fluid, Protocol, Tcp
 from tests.world.network_plays import KINDS, Kind, Send, StarWorld, play
-
-SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 
 
 def doubling(**how: Any) -> Protocol:
@@ -25,21 +22,18 @@ def doubling(**how: Any) -> Protocol:
     return Fluid.model_validate({"slow_start": True, "segment": "100 B", "initial_window": 1, "round_trip": "1 s"} | how)
 
 
-class TestHeaders:
-    @KINDS
-    def test_they_take_time_and_are_no_part_of_what_is_sent(self, kind: Kind) -> None:
-        world = StarWorld([1514.0], math.inf, [0.0], Tcp(slow_start=False))
-        (whole,) = play(kind(world), [Send(0.0, 10 * 1448.0)]).flows
-        assert (whole.ended, whole.sent) == (pytest.approx(10.0, rel=1e-15), 14480.0)
-        assert whole.wire == pytest.approx(15140.0, rel=1e-15)
-        (part,) = play(kind(world), [Send(0.0, 10 * 1448.0, kill=5.0)]).flows
-        assert part.sent == pytest.approx(7240.0, rel=1e-15)
+@KINDS
+@pytest.mark.parametrize(("kill", "ended", "sent"), [(None, 10.0, 14480.0), (5.0, 5.0, 7240.0)])
+def test_headers_take_time_and_are_no_part_of_what_is_sent(kind: Kind, kill: float | None, ended: float, sent: float) -> None:
+    world = StarWorld([1514.0], math.inf, [0.0], Tcp(slow_start=False))
+    (flow,) = play(kind(world), [Send(0.0, 10 * 1448.0, kill=kill)]).flows
+    assert (flow.ended, flow.sent, flow.wire) == pytest.approx((ended, sent, 15140.0), rel=1e-15)
 
-    def test_fluid_has_none(self) -> None:
-        assert Fluid().overhead == 1.0
-        assert Tcp().overhead == Bbr().overhead == 1514 / 1448
-        assert Bbr().sending_s(10 * 1448.0, 1514.0, 1.0) == pytest.approx(10.0)  # at its rate at once, however far
-        assert not Bbr().weighs
+
+def test_fluid_has_no_headers_and_bbr_no_slow_start() -> None:
+    assert (Fluid().overhead, Tcp().overhead, Bbr().overhead) == (1.0, 1514 / 1448, 1514 / 1448)
+    assert Bbr().sending_s(10 * 1448.0, 1514.0, 1.0) == pytest.approx(10.0)  # at its rate at once, however far
+    assert not Bbr().weighs
 
 
 class TestSlowStart:
@@ -127,21 +121,11 @@ class TestWeights:
         assert [flow.ended for flow in flows] == pytest.approx([0.01 + 1e6 * 1514 / 1448 / 5e5] * 6, rel=0.02)
 
 
-class TestScenario:
-    @pytest.mark.parametrize("network", [{"kind": "star"}, {"kind": "tree", "cells": 2}])
-    def test_a_name_a_table_and_back(self, network: dict[str, Any]) -> None:
-        for said, expected in (("tcp", Tcp()), ({"kind": "tcp", "slow_start": False}, Tcp(slow_start=False))):
-            spec = SPEC.validate_python(network | {"protocol": said})
-            assert spec.protocol == expected
-            assert SPEC.validate_python(SPEC.dump_python(spec)) == spec
-            assert spec.build(Simulation(), Streams(1), 4).overhead == 1514 / 1448
-        assert SPEC.validate_python(network).protocol == Fluid()
-
-    def test_of_the_user_s_own(self, small: dict[str, Any]) -> None:
-        protocol = {"kind": "tests.own_parts:Satellite", "initial_window": 4}
-        scenario = fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
-        assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6, "down") == 0.5
-        assert 'kind = "tests.own_parts:Satellite"' in scenario.to_toml()
+def test_one_of_the_user_s_own(small: dict[str, Any]) -> None:
+    protocol = {"kind": "tests.own_parts:Satellite", "initial_window": 4}
+    scenario = fedsim.Scenario(**small | {"network": {"kind": "star", "protocol": protocol}})
+    assert scenario.network.protocol.weight(Streams(1), 0, 0, 0.6, "down") == 0.5
+    assert 'kind = "tests.own_parts:Satellite"' in scenario.to_toml()
 
 
 def test_who_comes_late_to_a_shared_link_gets_less() -> None:

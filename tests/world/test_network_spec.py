@@ -17,6 +17,7 @@ from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.graphs import TreeSpec
 from fedsim.world.network import SERVER, Network, NetworkSpec, StarSpec, ends
+from fedsim.world.network.spec import NetworkModel
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 
@@ -43,72 +44,69 @@ def graph_section(file: str, **changes: Any) -> dict[str, Any]:
     return {"kind": "graph", "file": file, "server": "hub", "attach": ["north", "south"], **changes}
 
 
-class TestStar:
-    def test_nothing_said_takes_no_time(self) -> None:
-        simulation = Simulation()
-        network = StarSpec().build(simulation, Streams(1), 3, None)
-        flow = network.send(2, SERVER, 1e9, lambda: None)
-        asyncio.run(simulation.run())
-        assert flow.ended == 0.0
-        assert not StarSpec().has_device_rates
-
-    def test_the_design_s_example(self) -> None:
-        network = build(
-            {
-                "kind": "star",
-                "server": {"down": "1 Gbit/s", "up": "200 Mbit/s"},
-                "device": {"down": "40 Mbit/s", "up": "10 Mbit/s", "latency": "40 ms"},
-            }
-        )
-        assert (network.access_rate(3, "down"), network.access_rate(3, "up")) == (5e6, 1.25e6)
-        assert network.links_between(SERVER, 0) == [("server down", 125e6)]
-        assert network.links_between(0, SERVER) == [("server up", 25e6)]
-        assert network.latency_s(0, SERVER) == on_grid(0.04)
-
-    def test_draws_have_streams_of_their_own(self) -> None:
-        section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
-        one, same, other = (build({"kind": "star", **section}, seed=seed) for seed in (1, 1, 2))
-        rates = [[net.access_rate(device, way) for device in range(4)] for net in (one, same, other) for way in ("down", "up")]
-        assert rates[:2] == rates[2:4] != rates[4:]
-        assert rates[0] != rates[1]
-        drawn = Streams(1).generator("world/link-down").standard_normal(4)
-        assert rates[0] == pytest.approx((1e6 * 2.0**drawn).tolist())
+STAR = {
+    "kind": "star",
+    "server": {"down": "1 Gbit/s", "up": "200 Mbit/s"},
+    "device": {"down": "40 Mbit/s", "up": "10 Mbit/s", "latency": "40 ms"},
+}
+TREE = {"kind": "tree", "cells": 3, "cell": {"up": "1 MB/s"}, "server": {"down": "5 MB/s"}}
 
 
-class TestTree:
-    def test_devices_are_dealt_over_cells(self) -> None:
-        section = {"kind": "tree", "cells": 3, "cell": {"up": "1 MB/s"}, "server": {"down": "5 MB/s"}}
-        network = build(section, 5)
-        assert network.links_between(4, SERVER) == [("cell 1 up", 1e6), ("server up", math.inf)]
-        assert network.links_between(SERVER, 3) == [("server down", 5e6), ("cell 0 down", math.inf)]
+@pytest.mark.parametrize(
+    ("section", "links"),
+    [
+        (STAR, {(SERVER, 0): [("server down", 125e6)], (0, SERVER): [("server up", 25e6)], (0, 1): []}),
+        (TREE, {(4, SERVER): [("cell 1 up", 1e6), ("server up", math.inf)]}),
+        (TREE, {(SERVER, 3): [("server down", 5e6), ("cell 0 down", math.inf)]}),
+    ],
+)
+def test_links_between_endpoints(section: dict[str, Any], links: dict[tuple[int, int], Any]) -> None:
+    network = build(section, 5)
+    assert {way: network.links_between(*way) for way in links} == links
 
-    def test_devices_of_one_cell_share_it(self) -> None:
-        simulation = Simulation()
-        spec = TreeSpec.model_validate({"cells": 2, "cell": {"up": "1 kB/s"}, "server": {"up": "1.5 kB/s"}})
-        network = spec.build(simulation, Streams(1), 4, None)
-        flows = [network.send(device, SERVER, 1000.0, lambda: None) for device in (0, 2, 3)]
-        asyncio.run(simulation.run())
-        assert [flow.ended for flow in flows] == [2.0, 2.0, 2.0]
+
+def test_devices_own_links_are_said_or_drawn_from_streams_of_their_own() -> None:
+    network = build(STAR)
+    assert (network.own_links(3, SERVER), network.own_links(SERVER, 3)) == ([("device 3 up", 1.25e6)], [("device 3 down", 5e6)])
+    assert network.latency_s(0, SERVER) == on_grid(0.04)
+    section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
+    networks = [build({"kind": "star", **section}, seed=seed) for seed in (1, 1, 2)]
+    rates = [network.access[way].tolist() for network in networks for way in ("down", "up")]
+    assert rates[:2] == rates[2:4] != rates[4:]
+    assert rates[0] != rates[1]
+    drawn = Streams(1).generator("world/link-down").standard_normal(4)
+    assert rates[0] == pytest.approx((1e6 * 2.0**drawn).tolist())
+
+
+@pytest.mark.parametrize(
+    ("spec", "senders", "seconds"),
+    [(StarSpec(), (2,), 0.0), (TreeSpec(cells=2, cell={"up": "1 kB/s"}, server={"up": "1.5 kB/s"}), (0, 2, 3), 2.0)],  # type: ignore[arg-type]
+)
+def test_nothing_said_takes_no_time_and_devices_of_one_cell_share_it(
+    spec: NetworkModel, senders: tuple[int, ...], seconds: float
+) -> None:
+    simulation = Simulation()
+    network = spec.build(simulation, Streams(1), 4)
+    flows = [network.send(device, SERVER, 1000.0, lambda: None) for device in senders]
+    asyncio.run(simulation.run())
+    assert {flow.ended for flow in flows} == {seconds}
 
 
 class TestGraph:
     @pytest.mark.parametrize("key", ["edges", "links"])
-    def test_from_a_file_as_networkx_writes_it(self, tmp_path: Path, key: str) -> None:
+    def test_from_a_file_as_networkx_writes_it_sought_from_the_root(self, tmp_path: Path, key: str) -> None:
         data = metro()
         data[key] = data.pop("edges")
-        network = build(graph_section(write(tmp_path, data)))
+        write(tmp_path, data)
+        network = build(graph_section("net.json"), root=tmp_path)
         assert network.links_between(SERVER, 0) == [("hub -> north", 125e6)]
         assert network.links_between(3, SERVER) == [("south -> hub", 1e7)]
-
-    def test_a_relative_file_starts_at_the_root(self, tmp_path: Path) -> None:
-        write(tmp_path, metro())
-        assert build(graph_section("net.json"), root=tmp_path).lone_rate(1, SERVER) == 1e7
 
     def test_numbers_as_nodes_are_named_by_text(self, tmp_path: Path) -> None:
         graph = networkx.DiGraph([(0, 1, {"capacity": "1 MB/s"}), (1, 0, {"capacity": "2 MB/s"})])
         file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
         network = build({"kind": "graph", "file": file, "server": "0", "attach": ["1"]})
-        assert (network.lone_rate(SERVER, 0), network.lone_rate(0, SERVER)) == (1e6, 2e6)
+        assert [network.lone_rates(way)[0] for way in ("down", "up")] == [1e6, 2e6]
 
     @pytest.mark.parametrize(
         "text", ["not json", "[]", '{"nodes": []}', '{"nodes": [1], "edges": []}', '{"nodes": [], "edges": [{}]}']
@@ -125,7 +123,7 @@ class TestGraph:
             ([("hub", "north", None)], {}, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
             ([("hub", "north", 5)], {}, "has the capacity 5: a data rate needs its unit"),
             ([("hub", "north", "5 Mbit")], {}, "has the capacity '5 Mbit': a data rate is a number and a unit out of"),
-            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a link must carry something"),
+            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a data rate here must be above 0"),
             ([("hub", "nort", "1 B/s")], {}, r"has the unknown node 'nort' \(did you mean 'north'\?\)"),
             ([("hub", "north", "1 B/s"), ("north", "hub", "1 B/s")], {}, "edge 'north' - 'hub' is there twice"),
             ([], {"server": "hup"}, r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"),
@@ -149,23 +147,24 @@ def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> N
         "graph": graph_section(write(tmp_path, metro())),
     }[kind]
     network = build(section | {"device": device}, devices=10)
-    devices, ways = range(10), ("down", "up")
-    assert [network.access_rates(way).tolist() for way in ways] == [
-        [network.access_rate(device, way) for device in devices] for way in ways
-    ]
-    assert [network.lone_rates(way).tolist() for way in ways] == [
-        [network.lone_rate(*ends(device, way)) for device in devices] for way in ways
-    ]
-    assert network.latencies_s().tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
+    devices = range(10)
+    for way in ("down", "up"):
+        links = [network.links_between(*ends(device, way)) + network.own_links(*ends(device, way)) for device in devices]
+        assert network.lone_rates(way).tolist() == [min(rate for _, rate in found) for found in links]
+    assert network.latencies.tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
 
 
 @pytest.mark.parametrize(
     "section",
     [
-        {"kind": "star"},
-        {"kind": "star", "server": {"down": "1 Gbit/s"}, "device": {"up": {"kind": "choice", "values": ["1 kB/s", "2 kB/s"]}}},
-        {"kind": "star", "protocol": {"kind": "tcp", "weight_by_round_trip": 1.0}},
-        {"kind": "tree", "cells": 3, "device": {"latency": {"kind": "uniform", "low": "1 ms", "high": "50 ms"}}},
+        {"kind": "star", "device": {"up": {"kind": "choice", "values": ["1 kB/s", "2 kB/s"]}}},
+        {"kind": "star", "server": {"down": "1 Gbit/s"}, "protocol": {"kind": "tcp", "slow_start": False}},
+        {
+            "kind": "tree",
+            "cells": 3,
+            "protocol": "tcp",
+            "device": {"latency": {"kind": "uniform", "low": "1 ms", "high": "9 ms"}},
+        },
         {"kind": "graph", "file": "net.json", "server": "hub", "attach": ["a"]},
     ],
     ids=str,

@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import networkx
-import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, nearest
@@ -19,14 +18,17 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "gr
 
 Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
+G = TypeVar("G", bound="GraphParams")
 T = TypeVar("T")
 
 
-def _keep(drawn: dict[int, T], number: int, value: T) -> None:
-    """Keep what was drawn for a round, and for the last seven before it: devices are in few rounds at a time."""
-    if len(drawn) >= 8:
-        drawn.pop(next(iter(drawn)))
-    drawn[number] = value
+def _kept(drawn: dict[int, T], number: int, draw: Callable[[], T]) -> T:
+    """The draw of a round. The last eight are kept: devices are in few rounds at a time."""
+    if number not in drawn:
+        if len(drawn) >= 8:
+            drawn.pop(next(iter(drawn)))
+        drawn[number] = draw()
+    return drawn[number]
 
 
 class Topology(Spec):
@@ -84,27 +86,6 @@ class Topology(Spec):
         return graph
 
 
-class Graphs:
-    """The graphs of a run. Every device knows them, from a seed that all know."""
-
-    def __init__(self, topology: Topology, devices: int) -> None:
-        self._topology, self._devices = topology, devices
-        self._drawn: dict[int, Neighbours] = {}
-
-    def in_round(self, number: int, rng: Callable[..., np.random.Generator]) -> Neighbours:
-        """The neighbours of each device, ascending. ``rng`` makes a generator for a purpose and counts."""
-        count = 0 if self._topology.every is None else number // self._topology.every
-        if count not in self._drawn:
-            graph = self._topology.graph(self._devices, int(rng("topology", count).integers(1 << 31)))
-            _keep(self._drawn, count, tuple(tuple(sorted(graph.neighbors(device))) for device in range(self._devices)))
-        return self._drawn[count]
-
-
-def mixing_weight(neighbours: Neighbours, device: int, other: int) -> float:
-    """Metropolis-Hastings weight of a neighbour's model: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
-    return 1.0 / (1.0 + max(len(neighbours[device]), len(neighbours[other])))
-
-
 class GraphParams(PeerParams):
     """Parameters of strategies on a graph.
 
@@ -116,6 +97,25 @@ class GraphParams(PeerParams):
 
     def check(self, devices: int) -> None:
         self.topology.graph(devices, 0)
+
+
+class GraphHalf(PeerHalf[G]):
+    """A device's half on a graph, which all devices know from a common seed."""
+
+    def __init__(self, params: G, setting: RunInfo) -> None:
+        super().__init__(params, setting)
+        self._graphs: dict[int, Neighbours] = {}
+
+    def neighbours(self, device: Peer, number: int) -> Neighbours:
+        """The neighbours of each device in a round, ascending."""
+        topology, devices = self.params.topology, self.setting.devices
+        count = 0 if topology.every is None else number // topology.every
+
+        def draw() -> Neighbours:
+            graph = topology.graph(devices, int(device.rng("topology", count).integers(1 << 31)))
+            return tuple(tuple(sorted(graph.neighbors(one))) for one in range(devices))
+
+        return _kept(self._graphs, count, draw)
 
 
 class RoundHalf(PeerHalf[R]):
@@ -221,22 +221,20 @@ class DPSGDParams(GraphParams):
     kind: Literal["d-psgd"] = "d-psgd"
 
 
-class DPSGDHalf(RoundHalf[DPSGDParams]):
+class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
     """Sends its model to its neighbours, and trains meanwhile."""
 
     sends_first = True
 
-    def __init__(self, params: DPSGDParams, setting: RunInfo) -> None:
-        super().__init__(params, setting)
-        self._graphs = Graphs(params.topology, setting.devices)
-
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        return self._graphs.in_round(number, device.rng)[device.number]
+        return self.neighbours(device, number)[device.number]
 
     senders = receivers
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        return mixing_weight(self._graphs.in_round(number, device.rng), device.number, sender)
+        """Metropolis-Hastings: 1 / (1 + the larger degree). The matrix is doubly stochastic."""
+        neighbours = self.neighbours(device, number)
+        return 1.0 / (1.0 + max(len(neighbours[device.number]), len(neighbours[sender])))
 
 
 class DPSGD(Peers[DPSGDParams]):
@@ -276,7 +274,8 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
     def _draw(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """The receivers and the senders of every device in a round, ascending."""
-        if number not in self._drawn:
+
+        def draw() -> tuple[list[list[int]], list[list[int]]]:
             rng, devices = device.rng("epidemic", number), self.setting.devices
             draws = [rng.choice(devices - 1, self.params.sample_size, replace=False) for _ in range(devices)]
             receivers = [sorted((draw + (draw >= one)).tolist()) for one, draw in enumerate(draws)]
@@ -284,8 +283,9 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
             for one, drawn in enumerate(receivers):
                 for other in drawn:
                     senders[other].append(one)
-            _keep(self._drawn, number, (receivers, senders))
-        return self._drawn[number]
+            return receivers, senders
+
+        return _kept(self._drawn, number, draw)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
         return self._draw(device, number)[0][device.number]
@@ -315,7 +315,7 @@ class GossipParams(GraphParams):
     kind: Literal["gossip"] = "gossip"
 
 
-class GossipHalf(PeerHalf[GossipParams]):
+class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
     While it waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the answer,
@@ -324,10 +324,6 @@ class GossipHalf(PeerHalf[GossipParams]):
     State: ``from``, the model from which it trains; ``partner``, whom it has asked, or None; ``asking``, who waits, and their
     models.
     """
-
-    def __init__(self, params: GossipParams, setting: RunInfo) -> None:
-        super().__init__(params, setting)
-        self._graphs = Graphs(params.topology, setting.devices)
 
     def on_start(self, device: Peer) -> None:
         device.state.update({"partner": None, "asking": [], "from": device.state["model"]})
@@ -341,7 +337,7 @@ class GossipHalf(PeerHalf[GossipParams]):
         if update is not None and update is not state["from"]:
             parts = [(state["model"], 1.0), (update, 1.0), (state["from"], -1.0)]
             state["model"] = device.mix(parts, otherwise=state["model"])
-        neighbours = self._graphs.in_round(number, device.rng)[device.number]
+        neighbours = self.neighbours(device, number)[device.number]
         if not neighbours:
             self._next(device)
             return

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,12 +14,10 @@ from fedsim.arrays import Floats, Ints
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
 from fedsim.files import read_json, sought
 from fedsim.language.spec import Spec
-from fedsim.language.units import Seconds
+from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
-from fedsim.world.columns import ALL
-from fedsim.world.distributions import LinkRate
 from fedsim.world.network.endpoints import SERVER, Direction, ends
-from fedsim.world.network.machine import Network
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
 
@@ -34,14 +32,14 @@ class EdgeServers:
     Attributes:
         receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
         latency: what passes before the first byte between an edge server and the server (s).
-        of: which is each place's, int64 [places]; None: the first on the way from there to the server.
+        of: which is each place's, int64 [places]; ``between`` finds them: the first on the way from there to the server.
     """
 
     nodes: Sequence[Hashable]
     receive: float
     send: float
     latency: float
-    of: Ints | None = None
+    of: Ints = field(default_factory=lambda: np.empty(0, dtype=np.int64))
 
 
 class Graph(Network):
@@ -66,14 +64,13 @@ class Graph(Network):
     ) -> None:
         self._path, self._places, self._server, self._edges = path, places, server, edges
         self._others = [*(() if edges is None else edges.nodes), *hosts]
-        self.has_layout = edges is not None
+        self.repeats, self.has_layout = len(places), edges is not None
         kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
         if edges is not None:
             own = {"receive": edges.receive, "send": edges.send}
             links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
             kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
-            assert edges.of is not None
-            kept["edges"] = edges.of[self._place_of(len(down), ALL)]
+            kept["edges"] = edges.of[np.arange(len(down)) % len(places)]
         super().__init__(simulation, links, down, up, latency, transport, **kept)
 
     def layout(self) -> dict[str, Any] | None:
@@ -91,7 +88,7 @@ class Graph(Network):
 
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
         layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
-        if self._edges is not None and self._edges.of is not None:
+        if self._edges is not None:
             of = self._edges.of.tolist()
             below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
             above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
@@ -107,16 +104,6 @@ class Graph(Network):
         if endpoint >= self.devices:
             return self._others[endpoint - self.devices]
         return self._server if endpoint == SERVER else self._places[endpoint % len(self._places)]
-
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        routes = [self.route(*ends(place, direction)) for place in range(min(len(self._places), self.devices))]
-        narrowest = np.array([min((self.links[name] for name in route), default=math.inf) for route in routes])
-        narrowest_of: Floats = narrowest[self._place_of(self.devices, devices)]
-        return np.minimum(self.access_rates(direction)[devices], narrowest_of)
-
-    def _place_of(self, count: int, devices: slice) -> Ints:
-        places: Ints = np.arange(*devices.indices(count)) % len(self._places)
-        return places
 
     def devices_at(self, place: int) -> list[int]:
         if not 0 <= place < len(self._places):
@@ -157,20 +144,10 @@ def between(
     that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
     carries its capacity each way at the same time.
 
-    ``SimulationError``: an unknown node, an edge without capacity, parallel edges, or no way between a node and the server
-    or its edge server.
+    ``SimulationError``: no way between a node and the server or its edge server.
     """
-    if graph.is_multigraph():
-        raise SimulationError("the network has parallel edges; give one edge with the capacity of all")
-    for node in (server, *attach, *hosts):
-        if node not in graph:
-            raise SimulationError(f"the network has no node {node!r}{nearest(str(node), map(str, graph))}")
     walks = _Walks(graph, server)
-    links: dict[str, float] = {}
-    for tail, head, data in walks.graph.edges(data=True):
-        if "capacity" not in data:
-            raise SimulationError(f"the edge {tail!r} - {head!r} has no 'capacity' (bytes/s)")
-        links[f"{tail} -> {head}"] = data["capacity"]
+    links = {f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)}
     for node in (*attach, *hosts):
         walks.between(server, node)
         walks.between(node, server)
@@ -181,7 +158,7 @@ def between(
 
 
 class _Walks:
-    """The shortest walks of a graph, found from one of their two ends; ``server`` comes before all other nodes."""
+    """The shortest walks of a graph; ``server`` comes before all other nodes."""
 
     def __init__(self, graph: "networkx.Graph[Any]", server: Hashable) -> None:
         self.graph = graph.to_directed()
@@ -276,12 +253,12 @@ class GraphSpec(NetworkModel):
 
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         graph = read_graph(sought(self.file, root))
-        named = [("server", self.server), *((f"attach.{place}", name) for place, name in enumerate(self.attach))]
-        named += [(f"edge.nodes.{place}", name) for place, name in enumerate(self.edge_nodes)]
-        named += [(f"hosts.{place}", name) for place, name in enumerate(self.hosts or ())]
-        for key, node in named:
-            if node not in graph:
-                raise ScenarioError(f"network.{key} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
+        named = {"server": [self.server], "attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts or []}
+        for key, nodes in named.items():
+            for place, node in enumerate(nodes):
+                if node not in graph:
+                    where = key if key == "server" else f"{key}.{place}"
+                    raise ScenarioError(f"network.{where} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
         edge = self.edge
         edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
@@ -315,18 +292,15 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
                 raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
         if graph.has_edge(tail, head):
             raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
-        graph.add_edge(tail, head, capacity=_capacity(text, edge))
+        if text is None:
+            raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
+        try:
+            capacity = TypeAdapter[float](LinkRate).validate_python(text)
+        except ValidationError as error:
+            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
+        graph.add_edge(tail, head, capacity=capacity)
     return graph
-
-
-def _capacity(text: object, edge: str) -> float:
-    if text is None:
-        raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
-    try:
-        return TypeAdapter[float](LinkRate).validate_python(text)
-    except ValidationError as error:
-        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-        raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
 
 
 class TreeSpec(NetworkModel):

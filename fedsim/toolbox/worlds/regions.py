@@ -8,22 +8,20 @@ with the length of the way (``CloudFacts``).
 import math
 from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from fedsim.arrays import Floats
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import read_toml, sought
-from fedsim.simulation import Simulation, on_grid
-from fedsim.world.columns import ALL
+from fedsim.simulation import Simulation
 from fedsim.world.device_kinds import Figure
 from fedsim.world.distributions import DeviceTable
-from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel
 
@@ -127,20 +125,17 @@ class Regions(Network):
     ) -> None:
         down, up, latency = columns
         self._of, self._server, self._table, self._connections = of, server, table, connections
-        self._own_s = latency
-        far = np.array([self._way(server, region).round_trip / 2 for region in of])
+        self.repeats, self._own_s = len(of), latency
+        far = np.array([self._way(SERVER, place).round_trip / 2 for place in range(len(of))])
         super().__init__(simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport)
 
-    def region(self, endpoint: int) -> str:
-        """The region of a device, or of the server."""
-        return self._server if endpoint == SERVER else self._of[endpoint % len(self._of)]
-
-    def _way(self, one: str, other: str) -> Connection:
+    def _way(self, source: int, destination: int) -> Connection:
+        one, other = (self._server if end == SERVER else self._of[end % len(self._of)] for end in (source, destination))
         usual = Connection(0.0, math.inf)
         return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
 
     def _rate(self, source: int, destination: int) -> float:
-        return self._way(self.region(source), self.region(destination)).rate * self._connections
+        return self._way(source, destination).rate * self._connections
 
     def route(self, source: int, destination: int) -> list[str]:
         return [] if self._rate(source, destination) == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
@@ -154,17 +149,7 @@ class Regions(Network):
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
-        return own + self._way(self.region(source), self.region(destination)).round_trip / 2
-
-    def latency_s(self, source: int, destination: int) -> float:
-        return on_grid(self._exact_latency_s(source, destination))
-
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        ways = [(self._server, one) if direction == "down" else (one, self._server) for one in self._of]
-        rates = np.array([self._way(*way).rate * self._connections for way in ways])
-        numbers = np.arange(*devices.indices(self.devices)) % len(self._of)
-        found: Floats = np.minimum(self.access_rates(direction)[devices], rates[numbers])
-        return found
+        return own + self._way(source, destination).round_trip / 2
 
 
 class RegionsSpec(NetworkModel):
@@ -210,10 +195,9 @@ class RegionsSpec(NetworkModel):
             table = {(one, other): facts.connection(one, other) for one in names for other in names if one != other}
         else:
             table = _read(sought(self.file, root))
-            for one in names:
-                for other in names:
-                    if one != other and (one, other) not in table and (other, one) not in table:
-                        raise ScenarioError(f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back")
+            for one, other in combinations(names, 2):
+                if not {(one, other), (other, one)} & {*table}:
+                    raise ScenarioError(f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back")
         return Regions(simulation, columns, transport, self.of, server, self.connections, table)
 
 

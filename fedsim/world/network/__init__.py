@@ -1,10 +1,10 @@
 """The network: flows between any two endpoints, which share links by max-min fairness.
 
-A flow begins and ends in ``machine``; ``star`` or ``filling`` finds its rate; ``protocol`` adds headers and slow start.
+A flow begins and ends in ``flows``; ``star`` or ``filling`` finds its rate; ``protocol`` adds headers and slow start.
 """
 
-from fedsim.world.network.endpoints import SERVER, Direction, Flow, ends
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER, Direction, ends
+from fedsim.world.network.flows import Flow, Network
 from fedsim.world.network.spec import NetworkSpec, StarSpec
 from fedsim.world.network.star import Star
 

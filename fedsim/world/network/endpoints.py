@@ -1,11 +1,10 @@
-"""Endpoints, a flow between two of them, the ways between them, and what a rule that shares links must offer."""
+"""Endpoints, and the ways between them: numbers and names, latencies, links and their rates as they were built."""
 
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,76 +25,6 @@ def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]
     return (at, device) if direction == "down" else (device, at)
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
-    """A transfer between two endpoints, running or ended.
-
-    Attributes:
-        id: the order of its start among all flows of the network.
-        size, wire: bytes to send, and what they are on the links, headers included.
-        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
-        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
-    """
-
-    id: int
-    source: int
-    destination: int
-    size: float
-    started: float
-    done: Callable[[], None]
-    wire: float
-    weight: float
-    ended: float | None = None
-    sent: float = 0.0
-
-
-Route = Iterable[tuple[str, float]]
-"""The links of a flow: the name, and what each carries now (bytes/s)."""
-
-
-class Sharing(Protocol):
-    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
-
-    Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
-
-    Attributes:
-        next_end: when the next flow will have sent all if nothing changes (s, exact); infinity if none runs.
-        changed: whether flows have come or left, or links changed, since the last ``share``.
-    """
-
-    next_end: float
-    changed: bool
-
-    def enter(
-        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
-    ) -> None:
-        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
-
-        ``cap`` is the most that it can have (bytes/s), infinite only if a link of its route is not; ``weight`` is above 0.
-        """
-
-    def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out before its end. Its share is given away by the next ``share``."""
-
-    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes another cap (bytes/s). Taken in by the next ``share``."""
-
-    def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give a link another capacity (bytes/s). One that is on no flow's route does not matter."""
-
-    def share(self, now: float) -> None:
-        """Share the links again among the flows that are there ``now`` (s)."""
-
-    def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
-
-    def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
-
-    def rate(self, flow_id: int) -> float:
-        """Bytes/s of a running flow."""
-
-
 class Endpoints(ABC):
     """Senders and receivers of a network, and the links between them.
 
@@ -114,9 +43,14 @@ class Endpoints(ABC):
     Attributes:
         devices, endpoints: how many there are, and how many endpoints besides the server.
         hosts: name -> number of each.
+        access: rates of the devices' own links as they were built, ``down`` and ``up`` (bytes/s), float64 [devices] each.
+        latencies: ``latency_s`` between the server and each device (s), float64 [devices].
+        repeats: after so many devices the routes to the server begin again; None: not before the last device.
 
     ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
+
+    repeats: int | None = None
 
     def __init__(
         self,
@@ -136,10 +70,9 @@ class Endpoints(ABC):
         servers = self.devices + len(self._edge_latency)
         self.hosts = {name: servers + number for number, name in enumerate(hosts)}
         self.endpoints = servers + len(hosts)
-        self._access: dict[Direction, Floats] = {"down": down, "up": up}
+        self.access: dict[Direction, Floats] = {"down": down, "up": up}
         self._own_latency = latency  # weights depend on it as it was given, and a tick is much of a short one
-        far = latency if edges is None else latency + self._edge_latency[edges]
-        self._latency: Floats = each(_in_ticks, far)
+        self.latencies: Floats = each(_in_ticks, latency if edges is None else latency + self._edge_latency[edges])
         self._protocol = transport.protocol
 
     @abstractmethod
@@ -160,15 +93,15 @@ class Endpoints(ABC):
 
     def endpoint(self, name: str) -> int:
         """The number of the endpoint that records call ``name``; ``SimulationError`` if there is none."""
-        edges = len(self._edge_latency)
-        found = re.fullmatch(r"(device|edge) (\d{1,9})", name)
         if name == "server" or name in self.hosts:
-            return SERVER if name == "server" else self.hosts[name]
-        if found and int(found[2]) < (self.devices if found[1] == "device" else edges):
-            return int(found[2]) + (0 if found[1] == "device" else self.devices)
+            return self.hosts.get(name, SERVER)
+        edges = len(self._edge_latency)
+        count, first = {"device": (self.devices, 0), "edge": (edges, self.devices)}.get(name.partition(" ")[0], (0, 0))
+        if (found := re.fullmatch(r"\w+ (\d{1,9})", name)) and int(found[1]) < count:
+            return first + int(found[1])
         few = [f"edge 0 to edge {edges - 1}"] * (edges > 0)
         allowed = ", ".join(["server", f"device 0 to device {self.devices - 1}", *few, *self.hosts])
-        known = ["server", "device 0", *(["edge 0"] if edges else []), *self.hosts]
+        known = ["server", "device 0", *["edge 0"] * (edges > 0), *self.hosts]
         raise SimulationError(f"there is no endpoint {name!r}; allowed are {allowed}{nearest(name, known)}")
 
     def layout(self) -> dict[str, Any] | None:
@@ -185,12 +118,8 @@ class Endpoints(ABC):
         """Delay before a flow's first byte leaves, on the clock's grid (s)."""
         device = destination if source == SERVER else source
         if (source == SERVER or destination == SERVER) and device < self.devices:
-            return self._latency.item(device)
+            return self.latencies.item(device)
         return on_grid(self._exact_latency_s(source, destination))
-
-    def latencies_s(self) -> Floats:
-        """``latency_s`` between the server and all devices (s), float64 [devices]."""
-        return self._latency
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         seconds = 0.0
@@ -201,8 +130,7 @@ class Endpoints(ABC):
                 end = end if self.edges is None else self.devices + self.edges.item(end)
             places.append(end)
         if places[0] != places[1]:
-            found = [edge for edge in map(self.edge_at, places) if edge is not None]
-            seconds += sum(self._edge_latency.item(edge) for edge in found)
+            seconds += sum(self._edge_latency.item(edge) for edge in map(self.edge_at, places) if edge is not None)
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
@@ -217,7 +145,7 @@ class Endpoints(ABC):
         ``near``: between it and its edge server.
         """
         at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
-        way, rate = ends(device, direction, at), self.access_rate(device, direction)
+        way, rate = ends(device, direction, at), self.access[direction].item(device)
         return self.latency_s(*way) + float(self._protocol.sending_s(size, rate, self.round_trip_s(*way)))
 
     def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
@@ -225,28 +153,19 @@ class Endpoints(ABC):
 
         ``near``: between each device and its edge server, over its own link alone.
         """
-        latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies_s()[devices]
-        rates = self.access_rates(direction)[devices] if near else self.lone_rates(direction, devices)
+        latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies[devices]
+        rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
         return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
 
     # Rates, as they were built.
 
-    def access_rate(self, device: int, direction: Direction) -> float:
-        """The rate of a device's own link (bytes/s)."""
-        return self._access[direction].item(device)
-
-    def access_rates(self, direction: Direction) -> Floats:
-        """The rates of all devices' own links (bytes/s), float64 [devices]."""
-        return self._access[direction]
-
-    def lone_rate(self, source: int, destination: int) -> float:
-        """The rate of a flow that shares its way with no other (bytes/s)."""
-        own = (self.access_rate(*own) for own in self._own(source, destination))
-        return min([*own, *(rate for _, rate in self.links_between(source, destination)), math.inf])
-
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        """``lone_rate`` between the server and all devices or some (bytes/s), float64 [devices]."""
-        return np.array([self.lone_rate(*ends(device, direction)) for device in range(self.devices)[devices]])
+        """Rates of flows that share their way between the server and a device with no other (bytes/s), float64 [devices]."""
+        numbers = np.arange(*devices.indices(self.devices))
+        ways = [ends(device, direction) for device in range(min(self.repeats or self.devices, self.devices))]
+        narrowest = [min((rate for _, rate in self.links_between(*way)), default=math.inf) for way in ways]
+        rates: Floats = np.minimum(self.access[direction][devices], np.array(narrowest)[numbers % len(ways)])
+        return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
         """The shared links between two endpoints: the name and the capacity (bytes/s) of each."""
@@ -256,32 +175,20 @@ class Endpoints(ABC):
             way, name = f"the route from {source} to {destination}", error.args[0]
             raise SimulationError(f"{way} has the unknown link {name!r}{nearest(str(name), self.links)}") from None
 
+    def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
+        """The devices' own links on a way: the name and the rate (bytes/s) of each."""
+        both: tuple[tuple[int, Direction], ...] = (source, "up"), (destination, "down")
+        return [(f"device {end} {way}", self.access[way].item(end)) for end, way in both if 0 <= end < self.devices]
+
     def built_rate(self, link: str) -> float:
         """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
         if link in self.links:
             return self.links[link]
-        device, direction = self._owner(link)
-        if device is None or device >= self.devices:
-            names = [*self.links, *(f"device 0 {way}" for way in self._access)]
-            raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
-        return self.access_rate(device, direction)
-
-    @staticmethod
-    def _owner(link: str) -> tuple[int | None, Direction]:
         found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
-        return (int(found[1]), "down" if found[2] == "down" else "up") if found else (None, "down")
-
-    def _own(self, source: int, destination: int) -> list[tuple[int, Direction]]:
-        """The devices' own links on a way."""
-        both: tuple[tuple[int, Direction], ...] = (source, "up"), (destination, "down")
-        return [own for own in both if 0 <= own[0] < self.devices]
-
-    def _no_way(self, source: int, destination: int) -> SimulationError:
-        if source == destination:
-            return SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
-        wrong = next(end for end in (source, destination) if not SERVER <= end < self.endpoints)
-        allowed = f"{SERVER}, the server, and 0 to {self.endpoints - 1}"
-        return SimulationError(f"there is no endpoint {wrong}; allowed are {allowed}")
+        if found is None or int(found[1]) >= self.devices:
+            names = [*self.links, *(f"device 0 {way}" for way in self.access)]
+            raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
+        return self.access["up" if found[2] == "up" else "down"].item(int(found[1]))
 
 
 def _in_ticks(seconds: Floats) -> Floats:
@@ -295,9 +202,9 @@ def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats
             raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
     if not len(down) == len(up) == len(latency):
         raise SimulationError(f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; all as many")
-    for name, column in (("link down", down), ("link up", up), ("latency", latency)):
-        is_rate = column is not latency
-        wrong = ~(column > 0) if is_rate else ~((latency >= 0) & (latency < np.inf))
-        for device in np.flatnonzero(wrong)[:1]:
-            why = "B/s; a rate must be above 0" if is_rate else "s; it must be finite and not negative"
+    rate, finite = "B/s; a rate must be above 0", "s; it must be finite and not negative"
+    allowed = [("link down", down, down > 0, rate), ("link up", up, up > 0, rate)]
+    allowed += [("latency", latency, (latency >= 0) & (latency < np.inf), finite)]
+    for name, column, is_allowed, why in allowed:
+        for device in np.flatnonzero(~is_allowed)[:1]:
             raise SimulationError(f"device {device} has a {name} of {column[device]} {why}")

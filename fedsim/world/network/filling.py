@@ -1,13 +1,60 @@
-"""Weighted max-min fairness over any links, by progressive filling: all that runs is shared again at each change, in numpy."""
+"""The form of sharing rules; and max-min fairness over any links: all that runs is shared again at each change, in numpy."""
 
 import math
+from collections.abc import Iterable
+from typing import Protocol
 
 import numpy as np
 
 from fedsim.arrays import Flags, Floats, Ints
-from fedsim.world.network.endpoints import Route
 
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
+
+Route = Iterable[tuple[str, float]]
+"""The links of a flow: the name, and what each carries now (bytes/s)."""
+
+
+class Sharing(Protocol):
+    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
+
+    Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
+
+    Attributes:
+        next_end: when the next flow will have sent all if nothing changes (s, exact); infinity if none runs.
+        changed: whether flows have come or left, or links changed, since the last ``share``.
+    """
+
+    next_end: float
+    changed: bool
+
+    def enter(
+        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
+    ) -> None:
+        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
+
+        ``cap`` is the most that it can have (bytes/s), infinite only if a link of its route is not; ``weight`` is above 0.
+        """
+
+    def leave(self, flow_id: int, now: float) -> None:
+        """Take a flow out before its end. Its share is given away by the next ``share``."""
+
+    def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
+        """Give a running flow of ``size`` bytes another cap (bytes/s). Taken in by the next ``share``."""
+
+    def set_capacity(self, link: str, capacity: float, now: float) -> None:
+        """Give a link another capacity (bytes/s). One that is on no flow's route does not matter."""
+
+    def share(self, now: float) -> None:
+        """Share the links again among the flows that are there ``now`` (s)."""
+
+    def advance(self, until: float) -> list[tuple[float, int]]:
+        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
+
+    def sent(self, flow_id: int, at: float) -> float:
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+
+    def rate(self, flow_id: int) -> float:
+        """Bytes/s of a running flow."""
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:

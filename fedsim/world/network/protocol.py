@@ -10,24 +10,18 @@ from functools import cached_property
 from typing import Annotated, Literal, TypeVar
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
 from fedsim.arrays import Floats
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, Seconds
+from fedsim.language.units import Bytes, PositiveBytes, Seconds
 from fedsim.streams import Streams
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
 _QUEUE_S = 1e-3  # what of a connection is in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
-
-
-def _above_zero(size: float) -> float:
-    if not size > 0:
-        raise ValueError("a segment must carry something: its size must be above 0")
-    return size
 
 
 class Protocol(Spec):
@@ -53,7 +47,7 @@ class Protocol(Spec):
     """
 
     kind: str
-    segment: Annotated[Bytes, AfterValidator(_above_zero)] = 1448.0
+    segment: PositiveBytes = 1448.0
     header: Bytes = 0.0
     slow_start: bool = False
     initial_window: int = Field(default=10, ge=1, le=1_000_000)

@@ -2,23 +2,18 @@
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
-
-from pydantic import model_validator
+from typing import Annotated, Literal
 
 from fedsim.arrays import Floats
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.language.units import BytesPerSecond, Seconds
+from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.distributions import Constant, LinkRate, RateDistribution, TimeDistribution
-from fedsim.world.network.machine import Network
+from fedsim.world.distributions import Constant, RateDistribution, TimeDistribution
+from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport
 from fedsim.world.network.star import Star
-
-if TYPE_CHECKING:
-    pass
 
 OwnRates = tuple[Floats, ...] | None
 AccessColumns = tuple[Floats, Floats, Floats]
@@ -34,17 +29,9 @@ class SharedLink(Spec):
 class DeviceLinks(Spec):
     """The devices' own links, and the latency that each transfer pays before its first byte."""
 
-    down: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
-    up: RateDistribution = Constant[BytesPerSecond].model_validate({"value": "inf B/s"})
+    down: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    up: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
     latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
-
-    @model_validator(mode="after")
-    def _possible(self) -> "DeviceLinks":
-        for name, rate in (("down", self.down), ("up", self.up)):
-            least = [getattr(rate, key, None) for key in ("value", "low", "median")]
-            if 0 in (*least, *getattr(rate, "values", ())):
-                raise ValueError(f"{name!r} may draw a rate of 0 B/s; a link must carry something")
-        return self
 
 
 class NetworkModel(Spec):
@@ -111,16 +98,18 @@ class StarSpec(NetworkModel):
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
 
 
-_REGIONS = "Devices and a server in regions of clouds, over TCP connections that were measured."
-_GRAPH = "Any network, from a JSON node-link file as networkx writes it."
-_OTHERS = {
-    "tree": (
-        "fedsim.toolbox.worlds.graphs:TreeSpec",
-        "Cells with a link each to the server; device i is in cell i mod ``cells``.",
-    ),
-    "graph": ("fedsim.toolbox.worlds.graphs:GraphSpec", _GRAPH),
-    "regions": ("fedsim.toolbox.worlds.regions:RegionsSpec", _REGIONS),
-}
-_KNOWN = {**Registry.of("network", StarSpec).known, **_OTHERS}
-NETWORKS = Registry("network", "fedsim.world.network.spec:NetworkModel", _KNOWN)
+_GRAPHS, _REGIONS = "fedsim.toolbox.worlds.graphs", "fedsim.toolbox.worlds.regions"
+NETWORKS = Registry(
+    "network",
+    "fedsim.world.network.spec:NetworkModel",
+    {
+        **Registry.of("network", StarSpec).known,
+        "tree": (f"{_GRAPHS}:TreeSpec", "Cells with a link each to the server; device i is in cell i mod ``cells``."),
+        "graph": (f"{_GRAPHS}:GraphSpec", "Any network, from a JSON node-link file as networkx writes it."),
+        "regions": (
+            f"{_REGIONS}:RegionsSpec",
+            "Devices and a server in regions of clouds, over TCP connections that were measured.",
+        ),
+    },
+)
 NetworkSpec = Annotated[NetworkModel, NETWORKS]

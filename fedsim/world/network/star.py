@@ -9,13 +9,11 @@ import math
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-import numpy as np
-
 from fedsim.arrays import Floats
 from fedsim.simulation import Simulation
-from fedsim.world.columns import ALL
-from fedsim.world.network.endpoints import SERVER, Direction, Flow, Route, Sharing
-from fedsim.world.network.machine import Network
+from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.filling import Route, Sharing
+from fedsim.world.network.flows import Flow, Network
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _UNITS = 2.0**40  # units of rate in a byte/s
@@ -311,6 +309,8 @@ class Star(Network):
     the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
     """
 
+    repeats = 1
+
     def __init__(
         self,
         simulation: Simulation,
@@ -328,9 +328,6 @@ class Star(Network):
     def route(self, source: int, destination: int) -> tuple[str, ...]:
         """The server's link of that direction; none between devices."""
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
-
-    def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        return np.minimum(self.access_rates(direction)[devices], self.links[f"server {direction}"])
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
         if self._general:

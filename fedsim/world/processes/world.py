@@ -343,8 +343,8 @@ class World:
         return DeviceFacts(
             population.speed.item(number),
             None if population.flops is None else population.flops.item(number),
-            network.access_rate(number, "down"),
-            network.access_rate(number, "up"),
+            network.access["down"].item(number),
+            network.access["up"].item(number),
             network.latency_s(SERVER, number),
             population.samples.item(number),
             self._processes.capacity.name(number),

@@ -1,4 +1,4 @@
-"""Common part of all networks: latency, starts and ends, one wake-up for all, and the order of notifications.
+"""Flows of any network: latency, starts and ends, one wake-up for all, and the order of notifications.
 
 Rates change only where a flow enters or ends, so that the next end is known exactly as a real number. The network wakes at the
 first tick of the clock at or after it, carries out the ends that lie before now, each at its exact time, and tells of them. All
@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -20,12 +21,35 @@ from typing import Any
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import SimulationError
 from fedsim.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
-from fedsim.world.network.endpoints import SERVER, Direction, Endpoints, Flow, Sharing
-from fedsim.world.network.filling import Filling
+from fedsim.world.network.endpoints import SERVER, Direction, Endpoints
+from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _BY_ID = attrgetter("id")
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
+
+
+@dataclass(slots=True, eq=False)
+class Flow:
+    """A transfer between two endpoints, running or ended.
+
+    Attributes:
+        id: the order of its start among all flows of the network.
+        size, wire: bytes to send, and what they are on the links, headers included.
+        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
+        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
+    """
+
+    id: int
+    source: int
+    destination: int
+    size: float
+    started: float
+    done: Callable[[], None]
+    wire: float
+    weight: float
+    ended: float | None = None
+    sent: float = 0.0
 
 
 class Network(Endpoints):
@@ -86,24 +110,17 @@ class Network(Endpoints):
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
 
+    def _now(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
+        return [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
+
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
         """The links that a flow takes, with the devices' own or without: the name, and what it carries now (bytes/s)."""
         links = self.links_between(flow.source, flow.destination)
-        if own:
-            found = self._own(flow.source, flow.destination)
-            links += [(f"device {device} {way}", self.access_rate(device, way)) for device, way in found]
-        return [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
+        return self._now([*links, *self.own_links(flow.source, flow.destination)] if own else links)
 
     def _own_rate(self, flow: Flow) -> float:
         """The least that the devices' own links on a flow's way carry now (bytes/s)."""
-        source, destination, devices = flow.source, flow.destination, self.devices
-        if self.limits or 0 <= source < devices > destination >= 0:
-            own = self._own(source, destination)
-            rates = (self.limits.get(f"device {device} {way}", self.access_rate(device, way)) for device, way in own)
-            return min(rates, default=math.inf)
-        if 0 <= source < devices:
-            return self._access["up"].item(source)
-        return self._access["down"].item(destination) if 0 <= destination < devices else math.inf
+        return min([rate for _, rate in self._now(self.own_links(flow.source, flow.destination))], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
         """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
@@ -124,7 +141,11 @@ class Network(Endpoints):
         ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or not finite.
         """
         if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
-            raise self._no_way(source, destination)
+            if source == destination:
+                raise SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
+            wrong = next(end for end in (source, destination) if not SERVER <= end < self.endpoints)
+            allowed = f"{SERVER}, the server, and 0 to {self.endpoints - 1}"
+            raise SimulationError(f"there is no endpoint {wrong}; allowed are {allowed}")
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
@@ -227,7 +248,7 @@ class Network(Endpoints):
             sent = [(flow, self._rule(flow).sent(flow.id, now)) for flow in self._running.values()]
             self._general, self._rules = True, [self._sharing()]
             for flow, wire in sent:
-                self._enter(flow, self._cap(flow), now, _between(0.0, wire, flow.wire))
+                self._enter(flow, self._cap(flow), now, min(max(wire, 0.0), flow.wire))
         for flow in self._entering.values():
             if self._protocol.slow_start and flow.size > 0:
                 self._open_window(flow, now)
@@ -249,14 +270,17 @@ class Network(Endpoints):
         for flow in [flow for flow in self._running.values() if self._is_unlimited(flow)]:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        taken = {own: flow for flow in self._running.values() for own in self._own(flow.source, flow.destination)}
+        taken = {}  # own links that are no links of the rule, but caps
+        if not self._general:
+            flows = self._running.values()
+            taken = {link: flow for flow in flows for link, _ in self.own_links(flow.source, flow.destination)}
         for link in dict.fromkeys(self._changed):
-            device, direction = self._owner(link)
-            if device is None or self._general:
+            if link in taken:
+                own = taken[link]
+                self._rule(own).recap(own.id, own.wire, self._cap(own), now)
+            else:
                 for rule in self._rules:
                     rule.set_capacity(link, self.limits.get(link, self.built_rate(link)), now)
-            elif (own := taken.get((device, direction))) is not None:
-                self._rule(own).recap(own.id, own.wire, self._cap(own), now)
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
@@ -317,7 +341,7 @@ class Network(Endpoints):
     # From one end to the next.
 
     def _payload(self, flow: Flow, wire: float) -> float:
-        return _between(0.0, wire / self.overhead, flow.size)
+        return min(max(wire / self.overhead, 0.0), flow.size)
 
     def _advance(self, now: float) -> None:
         for rule in self._rules:
@@ -389,7 +413,3 @@ class Network(Endpoints):
         self._unsettle()
         for flow in arrived:
             flow.done()
-
-
-def _between(low: float, value: float, high: float) -> float:
-    return low if value < low else high if value > high else value
