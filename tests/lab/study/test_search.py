@@ -115,6 +115,8 @@ SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"
     ("change", "says"),
     [
         ({"kind": "optun"}, "search.kind is 'optun'; allowed are random, optuna (did you mean 'optuna'?)"),
+        ({"trials": 0}, "search.trials is 0"),
+        ({"space": {"training.lr": 0.1}}, "search.space.training.lr is 0.1"),
         ({"metric": "time_to_acuracy"}, "'time_to_acuracy' is none; allowed are final_accuracy"),
         ({"metric": "time_to_accuracy"}, "which needs the study's 'target'"),
         ({"metric": "energy"}, "search.metric is 'energy', which needs [energy]"),
