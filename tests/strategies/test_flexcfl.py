@@ -234,6 +234,7 @@ class TestBetweenGroups:
         assert len({*groups_of(run)} - {None}) == 5
         assert [row["sender"] for row in sent] == [f"group-{group}" for group in range(5)] * 6
         assert {(row["receiver"], row["purpose"], row["bytes"]) for row in sent} == {("auxiliary", "group-exchange", 2600.0)}
+        assert {(row["direction"], row["device"]) for row in sent} == {("up", None)}
         assert all(row["start"] == row["end"] for row in sent)
 
 
