@@ -202,7 +202,7 @@ def _private(cell: Cell, found: Played) -> Iterator[str]:
     turns = OWN.get(cell["strategy"], {}).get("kappa2", 1)
     bound = CLIP * rounds_of(cell) * turns * (1 + 1e-3) + 1e-6
     if found.steps and max(found.steps) > CLIP * turns * (1 + 1e-3) + 1e-6:
-        yield f"private: an aggregation moved a model by {max(found.steps):.3g}"
+        yield f"private: an aggregation moved a model by {max(found.steps):.6g}"
     if kind_of(cell.get("server", "sgd")) == "sgd" and "momentum" not in cell.get("server", {}) and found.moved() > bound:
         yield f"private: a model moved by {found.moved():.3g}, allowed are {bound:.3g}"
 
