@@ -119,10 +119,16 @@ class Environment(simpy.Environment):
 
         Returns the time of the next event (s).
         """
-        step, now = super().step, self.now
-        while (when := self.peek()) <= now and self.pending is None:
-            step()
-        return when
+        schedule, step, now = self._schedule, super().step, self.now
+        while schedule:  # without ``peek``, whose call would take a sixth of an event's time
+            when, _, _, event = schedule[0]
+            if type(event) is Alarm and event.ring is None:
+                heappop(schedule)
+            elif when > now or self.pending is not None:
+                return when  # type: ignore[no-any-return]
+            else:
+                step()
+        return inf
 
     def step(self) -> None:
         """Process the next event, and wait for the real work that it joins."""
