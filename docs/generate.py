@@ -24,7 +24,7 @@ from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
 from fedsim.language.registry import specs_of
-from fedsim.language.spec import Spec, told_of
+from fedsim.language.spec import Spec, summary
 from fedsim.records import schema
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped
@@ -119,7 +119,7 @@ def quoted(text: str) -> str:
 
 
 def _told(spec: type[Spec]) -> str:
-    return quoted(told_of(spec)[""])
+    return quoted(summary(spec))
 
 
 # Keys.

@@ -27,17 +27,14 @@ def operation(fixed: float, a_sample: float, moved: float) -> Operations:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """The operations of one SGD step on a batch: of the forward pass, the backward pass and the optimiser.
-
-    Attributes:
-        weights: bytes of the model itself.
-        memory: bytes that training holds for weights, gradients and the optimiser's state.
-        memory_a_sample: bytes kept for each sample of a batch until its backward pass.
-    """
+    """The operations of one SGD step on a batch: of the forward pass, the backward pass and the optimiser."""
 
     forward: Operations
     backward: Operations
     update: Operations
     weights: float
+    """bytes of the model itself."""
     memory: float
+    """bytes that training holds for weights, gradients and the optimiser's state."""
     memory_a_sample: float
+    """bytes kept for each sample of a batch until its backward pass."""

@@ -34,53 +34,50 @@ OF_LEARNING = ("learning", "data", "model", "objective", "training", "drift", "m
 
 
 class Sections(Spec):
-    """The sections of a scenario.
-
-    Attributes:
-        name: for people; it goes into reports, never into a path or a command.
-        seed: one seed gives every strategy the same world.
-        learning: ``on``, or ``off`` for time and bytes only.
-        data: the samples, and which device holds which.
-        model: what is trained.
-        objective: what it learns to give for a sample, its loss, and the metrics of tests.
-        training: how a client trains: a kind of trainer, its rates and batches.
-        population: how many devices, how fast, and when they can be reached.
-        network: the links between the server and the devices.
-        world: processes of the world, such as outages.
-        energy: power draw and batteries of devices; None: not counted, and no device has a battery.
-        costs: prices of hours, bytes, messages and tasks; None: there is no bill.
-        meters: further meters, each a kind, a table with a kind and its parameters, or a class by import path.
-        drift: how data change during the run; None: they do not.
-        malicious: devices that attack the learning; None: there are none.
-        messages: codecs of models on the wire.
-        server: its computing time, and its timeout for lost clients.
-        strategy: the federated learning algorithm, and what it takes.
-        evaluation: when and how accuracy is measured.
-        stop: when the run ends.
-        checkpoint: when the run is saved on the way.
-    """
+    """The sections of a scenario."""
 
     name: str = Field(default="unnamed", max_length=200)
+    """for people; it goes into reports, never into a path or a command."""
     seed: int = Field(default=1, ge=0)
+    """one seed gives every strategy the same world."""
     learning: Literal["on", "off"] = "on"
+    """``on``, or ``off`` for time and bytes only."""
     data: DataSpec = DataSpec()
+    """the samples, and which device holds which."""
     model: ModelSpec = Logistic()
+    """what is trained."""
     objective: ObjectiveSpec = Classification()
+    """what it learns to give for a sample, its loss, and the metrics of tests."""
     training: TrainerSpec = TrainingSpec()
+    """how a client trains: a kind of trainer, its rates and batches."""
     population: PopulationSpec = PopulationSpec()
+    """how many devices, how fast, and when they can be reached."""
     network: NetworkSpec = StarSpec()
+    """the links between the server and the devices."""
     world: WorldSpec = WorldSpec()
+    """processes of the world, such as outages."""
     energy: EnergySpec | None = None
+    """power draw and batteries of devices; None: not counted, and no device has a battery."""
     costs: CostsSpec | None = None
+    """prices of hours, bytes, messages and tasks; None: there is no bill."""
     meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
+    """further meters, each a kind, a table with a kind and its parameters, or a class by import path."""
     drift: ShiftSpec | None = None
+    """how data change during the run; None: they do not."""
     malicious: MaliciousSpec | None = None
+    """devices that attack the learning; None: there are none."""
     messages: MessagesSpec = MessagesSpec()
+    """codecs of models on the wire."""
     server: ServerSpec = ServerSpec()
+    """its computing time, and its timeout for lost clients."""
     strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
+    """the federated learning algorithm, and what it takes."""
     evaluation: EvaluationSpec = EvaluationSpec()
+    """when and how accuracy is measured."""
     stop: StopSpec = StopSpec(rounds=100)
+    """when the run ends."""
     checkpoint: CheckpointSpec = CheckpointSpec()
+    """when the run is saved on the way."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -144,28 +144,26 @@ class Training:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Limit of a device's training time, and its behaviour at the limit.
-
-    Attributes:
-        stop_at: the absolute time (s) at which it stops; finished epochs count.
-        budget: how long it may compute (s), counted from its first computation for the round: what it tests or trains before
-            counts too, also in a task that this one goes on with.
-        reserve_upload: it stops earlier, by the time that it expects so many bytes to take on its own link up.
-        adaptive: it begins another epoch only if the mean of its finished ones says that it will fit.
-        at_least: with fewer finished epochs none of them counts, and the task ends as late,
-        go_on: unless this is set: then it goes on to the next step, with nothing trained.
-        reserve_s: it stops earlier by so long besides (s), for what it has to do between training and sending.
-        cut_undoes: an epoch that is begun and not finished counts as if none had been.
-    """
+    """Limit of a device's training time, and its behaviour at the limit."""
 
     stop_at: float | None = None
+    """the absolute time (s) at which it stops; finished epochs count."""
     budget: float | None = None
+    """how long it may compute (s), counted from its first computation for the round: what it tests or trains before counts too,
+    also in a task that this one goes on with.
+    """
     reserve_upload: float = 0.0
+    """it stops earlier, by the time that it expects so many bytes to take on its own link up."""
     adaptive: bool = False
+    """it begins another epoch only if the mean of its finished ones says that it will fit."""
     at_least: int = 1
+    """with fewer finished epochs none of them counts, and the task ends as late,"""
     go_on: bool = False
+    """unless this is set: then it goes on to the next step, with nothing trained."""
     reserve_s: float = 0.0
+    """it stops earlier by so long besides (s), for what it has to do between training and sending."""
     cut_undoes: bool = False
+    """an epoch that is begun and not finished counts as if none had been."""
 
 
 NO_LIMIT = Limit()

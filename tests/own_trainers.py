@@ -12,16 +12,13 @@ from fedsim.plugin import Trainer
 
 
 class Steady(Trainer):
-    """Adam with noise in its gradients, and moments that stay on the device.
-
-    Attributes:
-        noise: standard deviation of what is added to each gradient.
-        enough: loss of a batch that is the last one.
-    """
+    """Adam with noise in its gradients, and moments that stay on the device."""
 
     reports: ClassVar[Mapping[str, bool]] = {"mean_loss": False}
     noise: float = 0.01
+    """standard deviation of what is added to each gradient."""
     enough: float = 0.0
+    """loss of a batch that is the last one."""
     applies_terms: ClassVar[bool] = True
 
     def train(self, model: nn.Module, data: Any, context: Any) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:

@@ -40,14 +40,11 @@ from fedsim.plugin import Contents, Device, FedAvg, Header, Instruction, LocalRe
 
 
 class BoldParams(AggregatingParams):
-    """What it takes.
-
-    Attributes:
-        boldness: by how much a first update is longer than it is; a device's later ones by less.
-    """
+    """What it takes."""
 
     kind: str = "bold:Bold"
     boldness: float = 1.0
+    """by how much a first update is longer than it is; a device's later ones by less."""
 
 
 class BoldClient(SynchronousClient[BoldParams]):

@@ -10,11 +10,9 @@ class CheckpointSpec(Spec):
     """``[checkpoint]``: after how much of a run it is saved. It has no influence on the run.
 
     Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
-
-    Attributes:
-        rounds: after every so many rounds; None: not by rounds.
-        time: after every so much simulated time; None: not by time.
     """
 
     rounds: int | None = Field(default=None, ge=1)
+    """after every so many rounds; None: not by rounds."""
     time: PositiveSeconds | None = None
+    """after every so much simulated time; None: not by time."""

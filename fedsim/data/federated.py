@@ -101,22 +101,20 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of a whole population; made for each run.
-
-    Attributes:
-        shards: version 0 of each device's shard; the position is the device.
-        truth: the true group of the data that each device holds *now*, where the generator knows it, int64 [devices], or
-            ``NO_GROUP``. A copy of what is given, changed in place by the rules of ``fedsim.data.shifts``. No strategy sees it.
-        flipping: devices that turn their training labels around, whatever data they come to hold.
-        initial_truth: ``truth`` as it was before any shift.
-    """
+    """The data of a whole population; made for each run."""
 
     pool: Pool
     shards: list[Shard]
+    """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
+    """the true group of the data that each device holds *now*, where the generator knows it, int64 [devices], or ``NO_GROUP``.
+    A copy of what is given, changed in place by the rules of ``fedsim.data.shifts``. No strategy sees it.
+    """
     flipping: frozenset[int] = frozenset()
+    """devices that turn their training labels around, whatever data they come to hold."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
+    """``truth`` as it was before any shift."""
     _versions: NDArray[np.int64] = field(init=False, repr=False)
     _later: dict[tuple[int, int], Shard] = field(init=False, repr=False, default_factory=dict)
 

@@ -16,19 +16,16 @@ from fedsim.streams import Streams
 
 
 class Occasions(Spec):
-    """``at``: the occasions on which a rule of data shift is applied. Exactly one of the keys is given.
-
-    Attributes:
-        rounds: at the begin of these rounds (from 0), before anybody is asked in them.
-        every_rounds: at the begin of every so many rounds, the first included; 1 is every round.
-        times: at these simulated times.
-        every: every so much simulated time.
-    """
+    """``at``: the occasions on which a rule of data shift is applied. Exactly one of the keys is given."""
 
     rounds: list[int] | None = None
+    """at the begin of these rounds (from 0), before anybody is asked in them."""
     every_rounds: int | None = Field(default=None, ge=1)
+    """at the begin of every so many rounds, the first included; 1 is every round."""
     times: list[Seconds] | None = None
+    """at these simulated times."""
     every: PositiveSeconds | None = None
+    """every so much simulated time."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -66,16 +63,15 @@ class Shift(Spec):
 
     What happens on an occasion follows from its number, the candidates and the data alone; all draws come from the streams
     ``world/drift`` and ``world/drift/...``.
-
-    Attributes:
-        at: when there is an occasion.
-        among: who may change: ``all`` devices that are there, or those that have been ``selected`` for a round before (so the
-            published experiments of FlexCFL do it for strategies with groups).
     """
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
+    """when there is an occasion."""
     among: Literal["all", "selected"] = "all"
+    """who may change: ``all`` devices that are there, or those that have been ``selected`` for a round before (so the published
+    experiments of FlexCFL do it for strategies with groups).
+    """
 
     def check(self, data: FederatedData) -> None:
         """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a run."""
@@ -93,13 +89,11 @@ class SwapAll(Shift):
 
     On each occasion the candidates are paired at random (code of FlexCFL), and each pair exchanges with ``probability``:
     samples, rotation, labels and distortions, and with them the true group. Nothing is copied.
-
-    Attributes:
-        probability: of each pair, on each occasion.
     """
 
     kind: Literal["swap-all"] = "swap-all"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
+    """of each pair, on each occasion."""
 
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
         generator = streams.generator("world/drift", occasion)

@@ -111,19 +111,17 @@ class Synthetic(Spec):
     Device k draws u ~ N(0, alpha) and B ~ N(0, beta); W and b have entries N(u, 1), both around the same u; its samples are
     x ~ N(v, Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2, its labels y = argmax(x W + b). This source brings its own
     devices: only the partition ``synthetic``, which says how many samples each has, goes with it.
-
-    Attributes:
-        alpha: standard deviation between the devices' models.
-        beta: standard deviation between the devices' places.
-        features: length of a sample.
-        classes: number of classes.
     """
 
     kind: Literal["synthetic"] = "synthetic"
     alpha: float = Field(default=1.0, ge=0.0, le=1e6)
+    """standard deviation between the devices' models."""
     beta: float = Field(default=1.0, ge=0.0, le=1e6)
+    """standard deviation between the devices' places."""
     features: int = Field(default=60, ge=1, le=1_000_000)
+    """length of a sample."""
     classes: int = Field(default=10, ge=2, le=100_000)
+    """number of classes."""
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
         """Samples of devices of such ``sizes``, int64 [devices], one after the other; no device's depend on the others."""

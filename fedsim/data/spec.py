@@ -18,32 +18,34 @@ from fedsim.streams import Streams
 
 
 class DataSpec(Spec):
-    """``[data]``: a source of samples and a partition among the devices.
-
-    Attributes:
-        source: a name such as ``"mnist"``, or a table with ``kind`` and the source's options.
-        root: the folder of data folders; without it ``$FEDSIM_DATA``.
-        partition: a name such as ``"iid"``, or a table with ``kind`` and the recipe's options. Without it ``iid``, and for the
-            source ``synthetic``, which brings its own devices, ``synthetic``.
-        normalise: ``pixel`` brings bytes to [0, 1] (digits: 0..16), and leaves floats; ``standardise`` takes
-            (x - mean) / (std + 0.001) of each pixel, over the samples that the partition trains on; ``none``. Without it as
-            in the partition's publication: ``standardise`` for ``power-law`` (over all samples) and ``ditto`` (over the
-            training samples), ``none`` for ``synthetic``, ``pixel`` for the others.
-        augmentation: distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for
-            ``class-bias``, ``none`` for the others.
-        column: the column of the source that partitions and strategies take for labels, such as who wrote or measured a sample;
-            None: the labels.
-        pooled_from: deal to so many devices, then put all that they hold onto one: the reference line of centralised training.
-            ``population.devices`` is 1 then. None: everybody keeps what is dealt.
-    """
+    """``[data]``: a source of samples and a partition among the devices."""
 
     source: SourceSpec = Digits()
+    """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""
     root: str | None = None
+    """the folder of data folders; without it ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
+    """a name such as ``"iid"``, or a table with ``kind`` and the recipe's options. Without it ``iid``, and for the source
+    ``synthetic``, which brings its own devices, ``synthetic``.
+    """
     normalise: Normalise = "pixel"
+    """``pixel`` brings bytes to [0, 1] (digits: 0..16), and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
+    each pixel, over the samples that the partition trains on; ``none``. Without it as in the partition's publication:
+    ``standardise`` for ``power-law`` (over all samples) and ``ditto`` (over the training samples), ``none`` for
+    ``synthetic``, ``pixel`` for the others.
+    """
     augmentation: Augmentation | Literal["none"] = "none"
+    """distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for ``class-bias``,
+    ``none`` for the others.
+    """
     column: str | None = None
+    """the column of the source that partitions and strategies take for labels, such as who wrote or measured a sample; None:
+    the labels.
+    """
     pooled_from: int | None = Field(default=None, ge=1)
+    """deal to so many devices, then put all that they hold onto one: the reference line of centralised training.
+    ``population.devices`` is 1 then. None: everybody keeps what is dealt.
+    """
 
     @model_validator(mode="before")
     @classmethod

@@ -13,17 +13,14 @@ _BLOCK = 512  # samples that are warped at once: bounds the working memory, has 
 
 
 class Augmentation(Spec):
-    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022, section 5.1).
-
-    Attributes:
-        max_degrees: each image is rotated by an angle uniform in [-max_degrees, max_degrees].
-        flip: probability of a mirror image, left to right.
-        shift: each image is moved by a fraction of its side, uniform in [-shift, shift], in both directions.
-    """
+    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022, section 5.1)."""
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)
+    """each image is rotated by an angle uniform in [-max_degrees, max_degrees]."""
     flip: float = Field(default=0.5, ge=0.0, le=1.0)
+    """probability of a mirror image, left to right."""
     shift: float = Field(default=0.1, ge=0.0, lt=1.0)
+    """each image is moved by a fraction of its side, uniform in [-shift, shift], in both directions."""
 
 
 def rotate(raw: Images, quarter_turns: int) -> Images:

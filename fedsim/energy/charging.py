@@ -74,18 +74,15 @@ class RenewalCharging(ChargingModel):
 
 
 class Daily(ChargingModel):
-    """Plugged in each day at a time of its own, for as long as it has always been.
-
-    Attributes:
-        begins: the time of the day (a device's own; what is beyond 24 h is the next morning).
-        lasts: at most 24 h.
-        chance: that a device is plugged in on a day.
-    """
+    """Plugged in each day at a time of its own, for as long as it has always been."""
 
     kind: Literal["daily"] = "daily"
     begins: TimeDistribution
+    """the time of the day (a device's own; what is beyond 24 h is the next morning)."""
     lasts: TimeDistribution
+    """at most 24 h."""
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
+    """that a device is plugged in on a day."""
 
     def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
         begins, lasts = (

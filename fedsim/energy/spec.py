@@ -81,23 +81,20 @@ def _by_the_hour(value: Any) -> Any:
 
 
 class ZoneSpec(Spec):
-    """A part of the grid.
-
-    Attributes:
-        name: for people.
-        share: of the devices that are in it.
-        intensity: one, or one for each of the 24 hours of its day.
-        file: instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are.
-        ahead: how far its day is ahead of the one that ``energy.starts`` is told in.
-    """
+    """A part of the grid."""
 
     name: str = Field(default="", max_length=200)
+    """for people."""
     share: float = Field(default=1.0, ge=0.0, le=1e6)
+    """of the devices that are in it."""
     intensity: Annotated[
         list[GramsPerJoule] | None, BeforeValidator(_by_the_hour, json_schema_input_type=GramsPerJoule | list[GramsPerJoule])
     ] = Field(default=None, min_length=24, max_length=24)
+    """one, or one for each of the 24 hours of its day."""
     file: str | None = None
+    """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are."""
     ahead: Seconds = 0.0
+    """how far its day is ahead of the one that ``energy.starts`` is told in."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ZoneSpec":
@@ -159,16 +156,14 @@ def read_hours(path: Path, place: int) -> list[float]:
 class PlaceSpec(Spec):
     """A place of the server's side: the server, all its machines together, and the way to it; or what stands at each cell of a
     tree, or at each node of a graph to which devices are attached: edge servers, say.
-
-    Attributes:
-        idle: drawn all the time, from the start of the run to its end.
-        byte: of each byte on the wire that passes, both ways.
-        update: of each update that is aggregated there.
     """
 
     idle: Watts = 0.0
+    """drawn all the time, from the start of the run to its end."""
     byte: JoulesPerByte = 0.0
+    """of each byte on the wire that passes, both ways."""
     update: Joules = 0.0
+    """of each update that is aggregated there."""
 
     def coefficients(self, count: int, overhead: float) -> dict[str, float]:
         """Draw of ``count`` such places: W, J an update and J a byte of payload, which takes ``overhead`` bytes on the wire."""
@@ -176,21 +171,18 @@ class PlaceSpec(Spec):
 
 
 class BatterySpec(Spec):
-    """``[energy.battery]``.
-
-    Attributes:
-        capacity: when full; ``inf J`` for one that is never flat.
-        initial: how full it is when the device joins, 0 to 1.
-        charge: what a charger gives, to the battery and to the device.
-        charging: when it is plugged in.
-        restart: how full a battery that was flat must be for its device to go on.
-    """
+    """``[energy.battery]``."""
 
     capacity: EnergyDistribution
+    """when full; ``inf J`` for one that is never flat."""
     initial: ShareDistribution = Constant[_Share](value=1.0)
+    """how full it is when the device joins, 0 to 1."""
     charge: PowerDistribution | None = None
+    """what a charger gives, to the battery and to the device."""
     charging: ChargingSpec = Never()
+    """when it is plugged in."""
     restart: float = Field(default=0.1, ge=0.001, le=1.0)
+    """how full a battery that was flat must be for its device to go on."""
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> dict[str, Floats]:
         """``capacity_j``, ``initial_j``, ``charge_w`` of all devices, float64 [devices] each; draws from ``world/battery``."""

@@ -30,29 +30,30 @@ _FINE_TUNING = 1 << 62  # in place of a task's number, which it cannot be: its s
 
 
 class EvaluationSpec(Spec):
-    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time.
-
-    Attributes:
-        every: after every so many rounds, and after the last.
-        from_round: not before this round (from 0). Accuracies while devices are still without a group mean little: FlexCFL
-            counts from when each has been selected once.
-        score: ``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies),
-            ``historical`` (pooled, each model on all devices that it has ever served: FlexCFL's words, not its code), or the
-            strategy's own way when not given.
-        train_loss: a client's training loss is that of its ``last`` local epoch, or of its ``first`` (as in the published code
-            of FlexCFL, whose figures it lifts), which is computed again for it. Of an update that the strategy itself has
-            looked at, or that is none of plain epochs, it is the last in any case.
-        cosines: record how alike the updates of a round are (``Evaluator.cosines``): as in Fig. 3 of the CFL paper.
-        fine_tune_epochs: when all is done, every device trains its model for so many epochs on its own data and is tested once
-            more: what personalisation would add (``accuracy.fine_tuned`` in the summary). 0: not measured.
-    """
+    """``[evaluation]``: when and how accuracy is counted. Measuring takes no simulated time."""
 
     every: int = Field(default=1, ge=1)
+    """after every so many rounds, and after the last."""
     from_round: int = Field(default=0, ge=0)
+    """not before this round (from 0). Accuracies while devices are still without a group mean little: FlexCFL counts from when
+    each has been selected once.
+    """
     score: Literal["pooled", "device-mean", "historical"] | None = None
+    """``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies),
+    ``historical`` (pooled, each model on all devices that it has ever served: FlexCFL's words, not its code), or the
+    strategy's own way when not given.
+    """
     train_loss: Literal["last", "first"] = "last"
+    """a client's training loss is that of its ``last`` local epoch, or of its ``first`` (as in the published code of FlexCFL,
+    whose figures it lifts), which is computed again for it. Of an update that the strategy itself has looked at, or that is
+    none of plain epochs, it is the last in any case.
+    """
     cosines: bool = False
+    """record how alike the updates of a round are (``Evaluator.cosines``): as in Fig. 3 of the CFL paper."""
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
+    """when all is done, every device trains its model for so many epochs on its own data and is tested once more: what
+    personalisation would add (``accuracy.fine_tuned`` in the summary). 0: not measured.
+    """
 
     def tests(self, rounds: int) -> int:
         """The number of tests in a run of so many rounds."""
@@ -61,20 +62,18 @@ class EvaluationSpec(Spec):
 
 
 class Measured(NamedTuple):
-    """An update that went into an aggregation, and its weight in the mean of the training losses.
-
-    Attributes:
-        start: the model that its training started from, or None.
-        center: the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the
-            published figures are measured after the aggregation, the equation says before).
-        device: whose it is; None where it is that of several.
-    """
+    """An update that went into an aggregation, and its weight in the mean of the training losses."""
 
     update: Ref
     weight: float
     start: Ref | None = None
+    """the model that its training started from, or None."""
     center: Ref | None = None
+    """the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the published
+    figures are measured after the aggregation, the equation says before).
+    """
     device: int | None = None
+    """whose it is; None where it is that of several."""
 
 
 class WorldView(NamedTuple):

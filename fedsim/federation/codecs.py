@@ -42,18 +42,16 @@ class Coded(NamedTuple):
 
 
 class Codec(Spec):
-    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries.
-
-    Attributes:
-        encode_rate: bytes of float32 that a device encodes (``up``) or decodes (``down``) a second, whatever its speed; None:
-            that takes no time. The server takes none.
-    """
+    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries."""
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
     """Whether it can be used from the server to the devices, or from them to the server."""
 
     kind: str
     encode_rate: LinkRate | None = None
+    """bytes of float32 that a device encodes (``up``) or decodes (``down``) a second, whatever its speed; None: that takes no
+    time. The server takes none.
+    """
 
     @property
     def sends(self) -> float:
@@ -95,16 +93,13 @@ CodecSpec = Annotated[Codec, CODECS]
 
 
 class Plain(Codec):
-    """Values arrive as they are, in float32; their size is that of a number format, or is given.
-
-    Attributes:
-        dtype: number format.
-        size: the size itself, for compressed messages.
-    """
+    """Values arrive as they are, in float32; their size is that of a number format, or is given."""
 
     kind: Literal["plain"] = "plain"
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int8"] = "float32"
+    """number format."""
     size: Bytes | None = None
+    """the size itself, for compressed messages."""
 
     def bytes(self, parameters: int) -> float:
         return parameters * _BYTES_OF[self.dtype] if self.size is None else self.size

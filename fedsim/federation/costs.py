@@ -9,16 +9,14 @@ from fedsim.language.units import Seconds
 
 
 class ServerSpec(Spec):
-    """``[server]``: server-side costs; zero by default, as in the papers.
-
-    Attributes:
-        speed: how fast it computes (``cost_s``), in units of the core on which that was measured; None: in no time.
-        patience: that a device has vanished it notices so long (s) after the task was lost, or when the device is there again.
-            0 s: at once.
-    """
+    """``[server]``: server-side costs; zero by default, as in the papers."""
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
+    """how fast it computes (``cost_s``), in units of the core on which that was measured; None: in no time."""
     patience: Seconds = 0.0
+    """that a device has vanished it notices so long (s) after the task was lost, or when the device is there again. 0 s: at
+    once.
+    """
 
 
 _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {

@@ -28,18 +28,16 @@ ATTACKS = Registry(
 
 
 class MaliciousSpec(Spec):
-    """``[malicious]``: which devices attack, and how.
-
-    Attributes:
-        attack: how (a kind, or a table with one).
-        share: a share of the devices, rounded: the first of a random order, so that a larger share in the same world has the
-            same ones and more. Newcomers may be among them.
-        devices: these instead.
-    """
+    """``[malicious]``: which devices attack, and how."""
 
     attack: Annotated[Any, ATTACKS]
+    """how (a kind, or a table with one)."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
+    """a share of the devices, rounded: the first of a random order, so that a larger share in the same world has the same ones
+    and more. Newcomers may be among them.
+    """
     devices: list[int] | None = None
+    """these instead."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:

@@ -36,13 +36,11 @@ class SamplesTime(_Time):
     """As long as training takes on the examples that the reply tells of (``num-examples``), by the device's speed.
 
     A message that is no training takes a third of that an example, as a forward pass does.
-
-    Attributes:
-        passes: over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1.
     """
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
+    """over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1."""
 
     def check(self, population: PopulationSpec) -> None:
         if population.device is not None:

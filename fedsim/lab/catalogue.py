@@ -17,7 +17,7 @@ from fedsim.federation.malicious import ATTACKS
 from fedsim.lab.study.search import SEARCHES
 from fedsim.lab.study.spec import REFERENCES, StudySpec
 from fedsim.language.registry import specs_of
-from fedsim.language.spec import Spec, told_of
+from fedsim.language.spec import Spec, summary, told_of
 from fedsim.learning.models import MODELS
 from fedsim.learning.objectives import OBJECTIVES
 from fedsim.learning.spec import TRAINERS
@@ -148,7 +148,7 @@ def about(name: str) -> list[str]:
             kind = owner.model_fields.get("kind")
             keys.setdefault((path, *_key_lines(owner, key)), []).append("" if kind is None else str(kind.default))
     for path, spec in tables.items():
-        lines += [f"{path}: {told_of(spec)['']}", *_key_lines(spec)]
+        lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
     for (path, *said), kinds in keys.items():
         lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
     for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:

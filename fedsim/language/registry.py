@@ -18,7 +18,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fedsim.errors import ScenarioError, home_of, nearest, shown
 from fedsim.language.imports import at, entry_points_of, find
-from fedsim.language.spec import Spec, json_schema, told_of
+from fedsim.language.spec import Spec, json_schema, summary
 
 S = TypeVar("S", bound=Spec)
 
@@ -30,28 +30,25 @@ _KEY = object()  # stands for a key of a scenario
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """The kinds of one part. As an annotation it validates a key that holds such a part: a name, a table, or a made ``Spec``.
-
-    Attributes:
-        called: the part, for people. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes.
-        base: import path of the class that all kinds inherit; empty where users cannot add a kind.
-        known: name -> import path or class, and the title that ``fedsim list`` shows.
-        usual: the kind of a table that names none; None: the table must name one.
-        bare: the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``).
-        by_device: whether a list stands for kind ``list``, and a table with the key ``file`` for kind ``file``.
-    """
+    """The kinds of one part. As an annotation it validates a key that holds one: a name, a table, or a made ``Spec``."""
 
     called: str
+    """the part, for people. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes."""
     base: str
+    """import path of the class that all kinds inherit; empty where users cannot add a kind."""
     known: Mapping[str, tuple[str | type[Spec], str]] = field(repr=False)
+    """name -> import path or class, and the title that ``fedsim list`` shows."""
     usual: str | None = None
+    """the kind of a table that names none; None: the table must name one."""
     bare: str | None = None
+    """the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``)."""
     by_device: bool = False
+    """whether a list stands for kind ``list``, and a table with the key ``file`` for kind ``file``."""
 
     @classmethod
     def of(cls, called: str, *specs: type[Spec], base: str = "", **options: Any) -> "Registry":
         """A registry of classes, each under the default of its ``kind`` and with the first sentence of its docstring."""
-        return cls(called, base, {spec.model_fields["kind"].default: (spec, told_of(spec)[""]) for spec in specs}, **options)
+        return cls(called, base, {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}, **options)
 
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
@@ -62,7 +59,7 @@ class Registry:
     @property
     def titles(self) -> dict[str, str]:
         """Name -> title of all kinds."""
-        return {name: self.known[name][1] if name in self.known else told_of(self.find(name))[""] for name in self.kinds}
+        return {name: self.known[name][1] if name in self.known else summary(self.find(name)) for name in self.kinds}
 
     def find(self, kind: str, key: str = "kind") -> Any:
         """The class of a kind; raises ``ScenarioError`` if there is none, or the path does not lead to one."""

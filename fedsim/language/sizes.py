@@ -32,14 +32,11 @@ class UniformSizes(Spec):
 
 
 class LongTailSizes(Spec):
-    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5).
-
-    Attributes:
-        scale: multiplies all these bounds, for smaller studies of the same shape.
-    """
+    """40 % of the devices have 100-300 samples, 30 % 300-500, 20 % 500-1,000 and 10 % 1,000-3,000 (CATA-Fed, section 5.5)."""
 
     kind: Literal["long-tail"] = "long-tail"
     scale: float = Field(default=1.0, gt=0.0, le=1e5)
+    """multiplies all these bounds, for smaller studies of the same shape."""
 
     def draw(self, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
         """Training samples of each device, int64 [devices]; the shares of devices are exact up to rounding."""

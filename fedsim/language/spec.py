@@ -3,10 +3,13 @@
 A spec holds the values of a table and the rule that they parametrise: ``Renewal`` holds mean times and draws paths.
 """
 
+import ast
 import inspect
 import re
+import sys
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from types import NoneType
 from typing import Annotated, Any, ClassVar, Self
 
@@ -95,7 +98,7 @@ class Spec(BaseModel):
             keys[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
             keys[name] |= {word: known[name] for word, known in (("description", told), ("default", usual)) if name in known}
         table["properties"] = keys
-        table["description"] = told[""]
+        table["description"] = summary(cls)
         if "kind" in keys:
             table["required"] = ["kind", *table.get("required", ())]
         return reference
@@ -129,16 +132,37 @@ def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaVa
     return handler(core_schema.definitions_schema({**schema, **name}, []))
 
 
+def summary(spec: type) -> str:
+    """First paragraph of a class's docstring, which may be inherited."""
+    return _plain((inspect.getdoc(spec) or "").partition("Attributes:")[0].partition("\n\n")[0])
+
+
 @cache
 def told_of(spec: type) -> dict[str, str]:
-    """First paragraph of a class's docstring, under the empty name, and the text of each attribute, inherited ones included."""
+    """The text of each attribute of a class, inherited ones included.
+
+    It stands behind the attribute, or under "Attributes:" where one text tells of several or of an inherited one.
+    """
     told: dict[str, str] = {}
     for one in reversed(spec.__mro__):
-        about, _, keys = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:")
-        told |= {"": _plain(about.partition("\n\n")[0])} if about else {}
+        keys = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:")[2]
         for names, text in re.findall(r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", keys, re.MULTILINE):
             told |= dict.fromkeys(names.split(", "), _plain(text))
+        for field, behind in pairwise(_classes(one.__module__).get(one.__name__, ())):
+            match field, behind:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    told[name] = _plain(text)
     return told
+
+
+@cache
+def _classes(module: str) -> dict[str, list[ast.stmt]]:
+    """Class name -> body, as the module's source has it; none for a module without a source."""
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):
+        return {}
+    return {one.name: one.body for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ClassDef)}
 
 
 def _plain(text: str) -> str:

@@ -12,19 +12,16 @@ MORE_IS_BETTER = {"perplexity": False, "mse": False, "rmse": False, "f1": True, 
 
 
 class StopSpec(Spec):
-    """``[stop]``: the end of a run, at the first condition that is met.
-
-    Attributes:
-        rounds: after so many aggregations.
-        simulated_time: at this simulated time.
-        accuracy: at the first evaluation that reaches it (0..1).
-        metrics: at the first evaluation at which one of these metrics of the objective (or ``loss``) is at its value or better.
-    """
+    """``[stop]``: the end of a run, at the first condition that is met."""
 
     rounds: int | None = Field(default=None, ge=1)
+    """after so many aggregations."""
     simulated_time: Seconds | None = None
+    """at this simulated time."""
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
+    """at the first evaluation that reaches it (0..1)."""
     metrics: dict[str, float] = Field(default_factory=dict)
+    """at the first evaluation at which one of these metrics of the objective (or ``loss``) is at its value or better."""
 
     @model_validator(mode="after")
     def _some_end(self) -> "StopSpec":

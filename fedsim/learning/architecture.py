@@ -47,34 +47,29 @@ class LoRA(Spec):
 
     Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's weights are, and
     ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` they alone are trained.
-
-    Attributes:
-        rank: of every adapter.
-        alpha: over the rank the factor of what an adapter adds.
-        where: names of the layers that get one; by default every ``torch.nn.Linear``.
     """
 
     rank: int = Field(ge=1, le=100_000)
+    """of every adapter."""
     alpha: float = Field(default=16.0, gt=0.0, le=1e6)
+    """over the rank the factor of what an adapter adds."""
     where: Patterns = "*"
+    """names of the layers that get one; by default every ``torch.nn.Linear``."""
 
 
 class Tensor(NamedTuple):
-    """A parameter of a model.
-
-    Attributes:
-        name: as torch names it, ``0.weight``.
-        size: how many numbers it has.
-        layer: the class of the layer that it is of, ``Linear``.
-        shape: of the tensor.
-        kept: whether the scenario keeps it on each device (``model.keep``, ``model.send``).
-    """
+    """A parameter of a model."""
 
     name: str
+    """as torch names it, ``0.weight``."""
     size: int
+    """how many numbers it has."""
     layer: str
+    """the class of the layer that it is of, ``Linear``."""
     shape: Shape = ()
+    """of the tensor."""
     kept: bool = False
+    """whether the scenario keeps it on each device (``model.keep``, ``model.send``)."""
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,20 @@ from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Right answers and losses, device by device.
-
-    Attributes:
-        devices: who was tested, in order; a device that several models serve stands here once for each.
-        correct: right answers, int64 [devices]; None where no answer is right or wrong.
-        count: answers, of which a test sample asks for one (its class) or several (its tokens), int64 [devices].
-        loss_sum: summed cross-entropy (or another loss), float64 [devices].
-        models: the same for each model by itself, where several were tested.
-        facts: by metric, what it keeps of each device's test samples.
-    """
+    """Right answers and losses, device by device."""
 
     devices: list[int]
+    """who was tested, in order; a device that several models serve stands here once for each."""
     correct: NDArray[np.int64] | None
+    """right answers, int64 [devices]; None where no answer is right or wrong."""
     count: NDArray[np.int64]
+    """answers, of which a test sample asks for one (its class) or several (its tokens), int64 [devices]."""
     loss_sum: NDArray[np.float64]
+    """summed cross-entropy (or another loss), float64 [devices]."""
     models: dict[str, "Evaluation"] = field(default_factory=dict)
+    """the same for each model by itself, where several were tested."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
+    """by metric, what it keeps of each device's test samples."""
 
     @classmethod
     def together(cls, models: dict[str, "Evaluation"]) -> "Evaluation":

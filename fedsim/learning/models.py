@@ -93,21 +93,20 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """A model whose parts are told apart.
-
-    Attributes:
-        lora: adapters beside the model's dense layers; None: there are none.
-        train: patterns of the tensors that are trained; None: all, or with ``lora`` the adapters. The others are frozen: every
-            device downloads them once, with its first model (``base`` in the ledger), and no message has them again.
-        keep: patterns of trained tensors that never leave a device: it begins with the initial ones and then has its own. A
-            pattern ``CLASS:NAME`` matches by the class of the layer too, as ``*Norm*:*`` does.
-        send: patterns of the tensors that are sent, instead of ``keep``: all others stay.
-    """
+    """A model whose parts are told apart."""
 
     lora: LoRA | None = None
+    """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
+    """patterns of the tensors that are trained; None: all, or with ``lora`` the adapters. The others are frozen: every device
+    downloads them once, with its first model (``base`` in the ledger), and no message has them again.
+    """
     keep: Patterns | None = None
+    """patterns of trained tensors that never leave a device: it begins with the initial ones and then has its own. A pattern
+    ``CLASS:NAME`` matches by the class of the layer too, as ``*Norm*:*`` does.
+    """
     send: Patterns | None = None
+    """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
 
     @model_validator(mode="after")
     def _parts(self) -> Self:
@@ -152,14 +151,12 @@ class PartedModel(Model):
 
 
 class TorchModel(PartedModel):
-    """A model that torch can train.
-
-    Attributes:
-        file: a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors
-            that are not in it are drawn. A relative path starts as that of data does.
-    """
+    """A model that torch can train."""
 
     file: str | None = None
+    """a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors that are
+    not in it are drawn. A relative path starts as that of data does.
+    """
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
@@ -195,14 +192,11 @@ class TorchModel(PartedModel):
 
 
 class Layered(TorchModel):
-    """Layers of ours, with a dense one at the end.
-
-    Attributes:
-        width: share of the channels and units of all layers but the last, rounded up.
-    """
+    """Layers of ours, with a dense one at the end."""
 
     layers: ClassVar[tuple[Layer, ...]] = ()
     width: float = Field(default=1.0, gt=0.0, le=1.0)
+    """share of the channels and units of all layers but the last, rounded up."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
@@ -259,14 +253,11 @@ class Logistic(Layered):
 
 
 class Perceptron(Layered):
-    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's MNIST-MLP).
-
-    Attributes:
-        hidden: widths of the hidden layers.
-    """
+    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's MNIST-MLP)."""
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default=[128], min_length=1)
+    """widths of the hidden layers."""
 
     @property
     def body(self) -> tuple[Layer, ...]:
@@ -298,15 +289,13 @@ class ModuleModel(TorchModel):
     initialises itself, under a seed of the run's. Dropout is replaced by one whose masks are keyed; whatever else draws random
     numbers in training is refused. Running statistics of batch norms are numbers of the model like its parameters: they travel
     and are averaged (``fedbn`` keeps them), but no gradient moves them.
-
-    Attributes:
-        factory: ``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one.
-        args: keyword arguments for it.
     """
 
     kind: Literal["module"] = "module"
     factory: str
+    """``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments for it."""
 
     @field_validator("factory")
     @classmethod
@@ -321,17 +310,14 @@ class ModuleModel(TorchModel):
 
 
 class SizeOnly(Model):
-    """A model of which only the size and the cost are known; for ``learning = "off"``.
-
-    Attributes:
-        bytes: its size in float32.
-        flops_per_sample: FLOPs of a training step on one sample.
-    """
+    """A model of which only the size and the cost are known; for ``learning = "off"``."""
 
     learnable: ClassVar[bool] = False
     kind: Literal["size"] = "size"
     bytes: Bytes
+    """its size in float32."""
     flops_per_sample: float = Field(default=1e6, ge=1.0, le=1e30)
+    """FLOPs of a training step on one sample."""
 
     def parameters(self, shape: Shape, classes: int) -> int:
         return round(self.bytes / 4)

@@ -33,19 +33,16 @@ SampleNumbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """A figure of tests: the name of its column, and the kinds of objectives that it fits.
-
-    Attributes:
-        keep: outputs and targets of samples -> its ``SampleNumbers`` of them.
-        value: ``SampleNumbers`` of one sample at least -> the figure; NaN where it is not defined.
-        more_is_better: whether the most is the best; else the least.
-    """
+    """A figure of tests: the name of its column, and the kinds of objectives that it fits."""
 
     name: str
     kinds: tuple[str, ...]
     keep: "Callable[[Tensor, Tensor], Tensor]"
+    """outputs and targets of samples -> its ``SampleNumbers`` of them."""
     value: Callable[[SampleNumbers], float]
+    """``SampleNumbers`` of one sample at least -> the figure; NaN where it is not defined."""
     more_is_better: bool = False
+    """whether the most is the best; else the least."""
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
@@ -88,19 +85,18 @@ def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "
 
 
 class Objective(Spec):
-    """Target of learning: what a model gives for a sample, by which loss, and which metrics tests have.
-
-    Attributes:
-        metrics: figures of tests besides loss and accuracy, in the order of their columns: names, or your own as
-            ``package.module:function``, a function of ``(outputs, targets)`` that gives one number a sample, [n], of which the
-            mean is taken; the least is the best unless it has an attribute ``more_is_better = True``.
-        loss: one of your own instead of the usual one, as ``package.module:function``, likewise of ``(outputs, targets)`` with
-            one number a sample. A module's own method ``loss`` comes before either.
-    """
+    """Target of learning: what a model gives for a sample, by which loss, and which metrics tests have."""
 
     kind: str
     metrics: list[str] = Field(default_factory=list)
+    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own as
+    ``package.module:function``, a function of ``(outputs, targets)`` that gives one number a sample, [n], of which the mean
+    is taken; the least is the best unless it has an attribute ``more_is_better = True``.
+    """
     loss: str | None = None
+    """one of your own instead of the usual one, as ``package.module:function``, likewise of ``(outputs, targets)`` with one
+    number a sample. A module's own method ``loss`` comes before either.
+    """
     needs: ClassVar[str]
     """The samples or targets that it needs, for messages."""
     has_accuracy: ClassVar[bool] = True

@@ -72,23 +72,20 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The result of a pure function (``fedsim.learning.functions``, by its import path) of models and constants.
-
-    Attributes:
-        constants: by name; JSON-able.
-        stream: the purpose and the numbers of the stream that it draws from; None: it draws nothing.
-        otherwise: stands in where a model is not finite, or none is left.
-        leave_out: whether a model that is not finite is left out instead.
-        size: how many numbers it gives; None for a model.
-    """
+    """The result of a pure function (``fedsim.learning.functions``, by its import path) of models and constants."""
 
     function: str
     models: tuple["Ref", ...]
     constants: Mapping[str, Any]
+    """by name; JSON-able."""
     stream: tuple[Any, ...] | None
+    """the purpose and the numbers of the stream that it draws from; None: it draws nothing."""
     otherwise: "Ref | None"
+    """stands in where a model is not finite, or none is left."""
     leave_out: bool
+    """whether a model that is not finite is left out instead."""
     size: int | None = None
+    """how many numbers it gives; None for a model."""
 
 
 Recipe = Initial | Trained | Mixed | Best | Applied

@@ -20,29 +20,28 @@ if TYPE_CHECKING:
 
 
 class Trainer(Spec):
-    """The base of every trainer: what a device does with the model that it has received, and with its own samples.
-
-    Attributes:
-        lr: learning rate eta.
-        batch_size: B; the last batch of an epoch may be smaller. Anything above a device's data means full batches.
-        lr_decay: the learning rate of round r is lr lr_decay^r.
-        init: ``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases
-            too). A module of the user's own initialises itself.
-        device: where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts.
-        state: ``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between
-            two trainings, and is never sent; ``sent``: it comes with the model and goes with the update, and the server's mean
-            of updates has the mean of their states.
-        real_limit: real time after which a local training ends the run with an error: one that never ends, say.
-    """
+    """The base of every trainer: what a device does with the model that it has received, and with its own samples."""
 
     kind: str
     lr: float = Field(default=0.03, gt=0.0, le=1e6)
+    """learning rate eta."""
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
+    """B; the last batch of an epoch may be smaller. Anything above a device's data means full batches."""
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
+    """the learning rate of round r is lr lr_decay^r."""
     init: Literal["glorot", "torch"] = "glorot"
+    """``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases too). A
+    module of the user's own initialises itself.
+    """
     device: str = "cpu"
+    """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts."""
     state: Literal["fresh", "kept", "sent"] = "fresh"
+    """``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between two
+    trainings, and is never sent; ``sent``: it comes with the model and goes with the update, and the server's mean of
+    updates has the mean of their states.
+    """
     real_limit: PositiveSeconds = 3600.0
+    """real time after which a local training ends the run with an error: one that never ends, say."""
 
     applies_terms: ClassVar[bool] = False
     """Whether it minimises ``TrainingContext.loss``, or applies a strategy's proximal, linear and contrastive terms itself.
@@ -117,28 +116,26 @@ def _again(found: type[Trainer], values: dict[str, Any]) -> Trainer:
 
 
 class TrainingSpec(Trainer):
-    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped.
-
-    Attributes:
-        momentum: heavy-ball momentum, v <- momentum v + g.
-        weight_decay: added to the gradient of every parameter, as weight_decay w.
-        clip: the gradient of a batch's mean loss is scaled down to this norm, before all other terms; None: it is not. Such a
-            training takes the plain solver.
-        l2: the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W.
-        l2_on: ``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN.
-        solver: ``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to
-            rounding.
-    """
+    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped."""
 
     instead: ClassVar[Mapping[str, str]] = dict.fromkeys(("state", "real_limit"), "kind = 'torch'")
 
     kind: Literal["sgd"] = "sgd"
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """heavy-ball momentum, v <- momentum v + g."""
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
+    """added to the gradient of every parameter, as weight_decay w."""
     clip: float | None = Field(default=None, gt=0.0, le=1e6)
+    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms; None: it is not. Such a training
+    takes the plain solver.
+    """
     l2: float = Field(default=0.0, ge=0.0, le=1e6)
+    """the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W."""
     l2_on: Penalised = "kernels"
+    """``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
     solver: Literal["fast", "reference"] = "fast"
+    """``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to rounding.
+    """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]
 

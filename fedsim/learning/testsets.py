@@ -58,20 +58,17 @@ class Block:
 
 
 class TestSamples(NamedTuple):
-    """The test samples of some devices, which stand device by device.
-
-    Attributes:
-        owner: position of each sample's device in ``devices``, int64 [samples].
-        order: the samples by image, int64 [samples].
-        blocks: the distinct images, each with the samples of it in that order: which image within it, and the target.
-        bytes: memory that all of it takes.
-    """
+    """The test samples of some devices, which stand device by device."""
 
     devices: list[int]
     owner: NDArray[np.int64]
+    """position of each sample's device in ``devices``, int64 [samples]."""
     order: NDArray[np.int64]
+    """the samples by image, int64 [samples]."""
     blocks: list[tuple[Block, NDArray[np.int64], NDArray[Any]]]
+    """the distinct images, each with the samples of it in that order: which image within it, and the target."""
     bytes: int
+    """memory that all of it takes."""
 
 
 class TestSets:

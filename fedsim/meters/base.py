@@ -31,21 +31,18 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a task that is over (``start`` and ``end`` in s), carried out or cut short.
-
-    Attributes:
-        name: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``.
-        outcome: ``done``, or the cause for which it ended early.
-        fields: all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on.
-    """
+    """A step of a task that is over (``start`` and ``end`` in s), carried out or cut short."""
 
     start: float
     end: float
     device: int
     task: int
     name: str
+    """``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``."""
     outcome: str
+    """``done``, or the cause for which it ended early."""
     fields: Mapping[str, Any]
+    """all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on."""
 
 
 class Transfer(NamedTuple):
@@ -118,22 +115,19 @@ def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class MeterContext:
-    """The world in which a meter counts.
-
-    Attributes:
-        places: how many edge servers or cells there are, or None.
-        streams: random streams by name, the same for every strategy.
-        overhead: bytes on the wire for a byte of payload.
-        folder: where relative paths of files begin.
-        powers: what devices draw by their kinds (W), float64 [devices] each.
-    """
+    """The world in which a meter counts."""
 
     devices: int
     places: int | None
+    """how many edge servers or cells there are, or None."""
     streams: Streams
+    """random streams by name, the same for every strategy."""
     overhead: float = 1.0
+    """bytes on the wire for a byte of payload."""
     folder: Path | None = None
+    """where relative paths of files begin."""
     powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
+    """what devices draw by their kinds (W), float64 [devices] each."""
 
 
 class Meter:

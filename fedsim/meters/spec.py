@@ -19,43 +19,34 @@ _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
 class Prices(Spec):
-    """Rates of an endpoint of a kind, in the currency of the bill.
-
-    Attributes:
-        per_hour: an hour of its work: of a device from the begin of a task to its end, of others from the start of the run.
-        per_gigabyte: 10^9 bytes that leave it, with headers.
-        per_request: a message that it sends, whole or cut short.
-    """
+    """Rates of an endpoint of a kind, in the currency of the bill."""
 
     per_hour: Price = 0.0
+    """an hour of its work: of a device from the begin of a task to its end, of others from the start of the run."""
     per_gigabyte: Price = 0.0
+    """10^9 bytes that leave it, with headers."""
     per_request: Price = 0.0
+    """a message that it sends, whole or cut short."""
 
 
 class DevicePrices(Prices):
-    """Rates of a device.
-
-    Attributes:
-        per_task: each task, however it ends.
-    """
+    """Rates of a device."""
 
     per_task: Price = 0.0
+    """each task, however it ends."""
 
 
 class CostsSpec(Spec):
-    """``[costs]``: prices by kind of endpoint. Messages between parts of the server, which are on no link, cost nothing.
-
-    Attributes:
-        currency: in which all prices are.
-        device: what each device costs.
-        edge: what each edge server (or cell) costs.
-        server: what the server costs.
-    """
+    """``[costs]``: prices by kind of endpoint. Messages between parts of the server, which are on no link, cost nothing."""
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
+    """in which all prices are."""
     device: DevicePrices = DevicePrices()
+    """what each device costs."""
     edge: Prices | None = None
+    """what each edge server (or cell) costs."""
     server: Prices = Prices()
+    """what the server costs."""
 
     def build(self, context: MeterContext) -> "Bill":
         """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""

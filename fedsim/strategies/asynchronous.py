@@ -17,19 +17,16 @@ from fedsim.strategies.parts.selection import Random, SelectionSpec
 
 
 class AsynchronousParams(StrategyParams):
-    """Parameters of every asynchronous strategy.
-
-    Attributes:
-        concurrency: how many clients work at any time, if so many can be had.
-        local_epochs: E, passes over its own data that a client makes.
-        retry: with fewer clients at work than that, look for more after this time (s).
-        selection: who is asked next (``parts/selection``); not one that asks candidates first.
-    """
+    """Parameters of every asynchronous strategy."""
 
     concurrency: int = Field(default=10, ge=1)
+    """how many clients work at any time, if so many can be had."""
     local_epochs: Epochs = 1
+    """E, passes over its own data that a client makes."""
     retry: PositiveSeconds = 60.0
+    """with fewer clients at work than that, look for more after this time (s)."""
     selection: SelectionSpec = Random()
+    """who is asked next (``parts/selection``); not one that asks candidates first."""
 
     @model_validator(mode="before")
     @classmethod

@@ -12,28 +12,25 @@ from fedsim.training import Training
 
 
 class FedAsyncParams(AsynchronousParams):
-    """Parameters of FedAsync.
-
-    Attributes:
-        alpha: weight of a fresh update in the new model.
-        alpha_decay: the factor of alpha at each of ``alpha_decay_at``.
-        alpha_decay_at: numbers of versions, ascending (the paper: 0.5 at 800).
-        staleness: the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 / (a (tau - b) + 1).
-        exponent: a of ``polynomial``; 0: the weight does not fall (the paper's constant function).
-        hinge_slope: a of ``hinge``; the defaults are those of the paper's experiments.
-        hinge_from: b of ``hinge``, in versions.
-        rho: weight of the proximal term rho/2 ||w - w_received||^2 of the local solve.
-    """
+    """Parameters of FedAsync."""
 
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
+    """weight of a fresh update in the new model."""
     alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
+    """the factor of alpha at each of ``alpha_decay_at``."""
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
+    """numbers of versions, ascending (the paper: 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
+    """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 / (a (tau - b) + 1)."""
     exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(default=0.5, ge=0.0)
+    """a of ``polynomial``; 0: the weight does not fall (the paper's constant function)."""
     hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(default=10.0, gt=0.0)
+    """a of ``hinge``; the defaults are those of the paper's experiments."""
     hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
+    """b of ``hinge``, in versions."""
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
+    """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
 
     @field_validator("alpha_decay_at")
     @classmethod

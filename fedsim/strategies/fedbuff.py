@@ -11,22 +11,19 @@ from fedsim.strategies.parts.server import ServerOptimiserSpec
 
 
 class FedBuffParams(AsynchronousParams):
-    """Parameters of FedBuff.
-
-    Attributes:
-        buffer: K, how many updates make a version.
-        server_lr: eta_g, the server's step along their mean.
-        server: what the server makes of that (``parts/server``); None: it is the next version.
-        staleness_discount: whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same.
-        most_staleness: an update that is staler counts 0, and fills no place in the buffer; None: all count.
-    """
+    """Parameters of FedBuff."""
 
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
+    """K, how many updates make a version."""
     server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
+    """eta_g, the server's step along their mean."""
     server: ServerOptimiserSpec | None = None
+    """what the server makes of that (``parts/server``); None: it is the next version."""
     staleness_discount: bool = True
+    """whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same."""
     most_staleness: int | None = Field(default=None, ge=0)
+    """an update that is staler counts 0, and fills no place in the buffer; None: all count."""
 
 
 class FedBuff(Asynchronous[FedBuffParams]):

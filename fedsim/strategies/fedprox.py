@@ -13,18 +13,15 @@ from fedsim.training import Limit, Training
 
 
 class FedProxParams(AggregatingParams):
-    """Parameters of FedProx.
-
-    Attributes:
-        mu: weight of the proximal term mu/2 ||w - w_global||^2.
-        partial_work: a client that cannot finish all epochs before the deadline sends what it has.
-    """
+    """Parameters of FedProx."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     mixes_states: ClassVar[bool] = True
     kind: Literal["fedprox"] = "fedprox"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
+    """weight of the proximal term mu/2 ||w - w_global||^2."""
     partial_work: Annotated[bool, OnlyWith("deadline")] = True
+    """a client that cannot finish all epochs before the deadline sends what it has."""
 
 
 class FedProxClient(SynchronousClient[FedProxParams]):

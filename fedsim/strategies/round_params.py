@@ -24,16 +24,7 @@ DeadlineKey = Annotated[
 
 
 class RoundParams(StrategyParams):
-    """Parameters of every strategy in rounds.
-
-    Attributes:
-        clients_per_round: K, the updates wanted in a round.
-        local_epochs: E, passes over its own data that a client makes.
-        deadline: clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a
-            ``kind`` is a rule of its own, such as a multiple of the devices' mean time (``parts/deadline``).
-        retry: with nobody to ask, look again after this time (s).
-        every: each round begins at the first multiple of this time (s) at which the one before has closed. None: at once.
-    """
+    """Parameters of every strategy in rounds."""
 
     instead: ClassVar[Mapping[str, str]] = {
         "relative_deadline": "deadline.times",
@@ -45,10 +36,17 @@ class RoundParams(StrategyParams):
     """Whether the deadline closes the round only: it ends no task, and the record of the round names it as no task's."""
 
     clients_per_round: int = Field(default=10, ge=1)
+    """K, the updates wanted in a round."""
     local_epochs: Epochs = 1
+    """E, passes over its own data that a client makes."""
     deadline: DeadlineKey = None
+    """clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a ``kind`` is a rule
+    of its own, such as a multiple of the devices' mean time (``parts/deadline``).
+    """
     retry: PositiveSeconds = 60.0
+    """with nobody to ask, look again after this time (s)."""
     every: PositiveSeconds | None = None
+    """each round begins at the first multiple of this time (s) at which the one before has closed. None: at once."""
 
     @model_validator(mode="after")
     def _deadline_of_one_training(self) -> Self:
@@ -118,23 +116,17 @@ class RoundParams(StrategyParams):
 
 
 class SelectingParams(RoundParams):
-    """Parameters of strategies in rounds with a choice of selections.
-
-    Attributes:
-        selection: whom a round asks (``parts/selection``).
-    """
+    """Parameters of strategies in rounds with a choice of selections."""
 
     selection: SelectionSpec = Random()
+    """whom a round asks (``parts/selection``)."""
 
 
 class SynchronousParams(SelectingParams):
-    """Parameters of strategies in rounds that ask for a number of updates.
-
-    Attributes:
-        over_selection: ask this times K clients and close the round when K updates are there (1: ask K).
-    """
+    """Parameters of strategies in rounds that ask for a number of updates."""
 
     over_selection: float = Field(default=1.0, ge=1.0, le=1_000_000)
+    """ask this times K clients and close the round when K updates are there (1: ask K)."""
 
     @property
     def asked_per_round(self) -> int:
@@ -158,15 +150,12 @@ class SynchronousParams(SelectingParams):
 
 
 class CombiningParams(RoundParams):
-    """Parameters of strategies in rounds with a choice of aggregations and server optimisers.
-
-    Attributes:
-        aggregation: how a cohort's updates (or a group's) become one (``parts/aggregation``).
-        server: what the server makes of that (``parts/server``); None: it is the new model.
-    """
+    """Parameters of strategies in rounds with a choice of aggregations and server optimisers."""
 
     aggregation: AggregationSpec = Weighted()
+    """how a cohort's updates (or a group's) become one (``parts/aggregation``)."""
     server: ServerOptimiserSpec | None = None
+    """what the server makes of that (``parts/server``); None: it is the new model."""
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -174,17 +163,15 @@ class CombiningParams(RoundParams):
 
 
 class AggregatingParams(SynchronousParams, CombiningParams):
-    """Parameters of strategies in rounds that leave all parts open.
-
-    Attributes:
-        secure_aggregation: what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees
-            each of them. Not where something is made of single updates.
-    """
+    """Parameters of strategies in rounds that leave all parts open."""
 
     looks_at_each: ClassVar[str | None] = None
     """Reason why the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
+    """what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees each of them. Not
+    where something is made of single updates.
+    """
 
     @model_validator(mode="after")
     def _a_sum_is_enough(self) -> Self:

@@ -14,12 +14,7 @@ from fedsim.world.task import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``.
-
-    Attributes:
-        option: a client renews c_i from how far its steps have led (``II``), or as its gradient over all of its data at the
-            model that it received, for which it goes through them once more (``I``).
-    """
+    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``."""
 
     added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
     beside: ClassVar[str | None] = "SCAFFOLD sums control variates beside it"
@@ -28,6 +23,9 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
+    """a client renews c_i from how far its steps have led (``II``), or as its gradient over all of its data at the model that
+    it received, for which it goes through them once more (``I``).
+    """
 
     @property
     def trains_more(self) -> str | None:

@@ -68,26 +68,20 @@ class _Along(Attack):
 
 
 class SignFlip(_Along):
-    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation methods", 2019).
-
-    Attributes:
-        factor: how far it goes the other way.
-    """
+    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation methods", 2019)."""
 
     sign = -1.0
     kind: Literal["sign-flip"] = "sign-flip"
     factor: float = Field(default=1.0, gt=0.0, le=1e6)
+    """how far it goes the other way."""
 
 
 class Scaled(_Along):
-    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor federated learning", 2020).
-
-    Attributes:
-        factor: how many times as long the change is.
-    """
+    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor federated learning", 2020)."""
 
     kind: Literal["scaled"] = "scaled"
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
+    """how many times as long the change is."""
 
 
 @pure
@@ -97,14 +91,11 @@ def noise_around(models: list[NDArray[np.float32]], deviation: float, rng: np.ra
 
 
 class Gaussian(Attack):
-    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with adversaries", 2017, section 5).
-
-    Attributes:
-        deviation: standard deviation of the noise.
-    """
+    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with adversaries", 2017, section 5)."""
 
     kind: Literal["gaussian"] = "gaussian"
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
+    """standard deviation of the noise."""
 
     def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))

@@ -25,19 +25,19 @@ class Lossy(Codec):
     With ``error_feedback`` the device adds to a change what it has not sent before, and keeps what it does not send now (Stich,
     Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML
     2019, Algorithm 2). What is cut off on its way was not sent.
-
-    Attributes:
-        encodes: of an update either by how much it has changed that from which it was trained (``change``), which both sides
-            have, or the whole of it (``model``). What has no such start, a model on its way down say, is encoded as it is.
-        error_feedback: whether devices remember what they have not sent (d numbers a device that was ever asked). Of changes on
-            their way up alone.
     """
 
     draws: ClassVar[bool] = False
     """Whether the rule is random."""
 
     encodes: Literal["change", "model"] = "change"
+    """of an update either by how much it has changed that from which it was trained (``change``), which both sides have, or the
+    whole of it (``model``). What has no such start, a model on its way down say, is encoded as it is.
+    """
     error_feedback: bool = False
+    """whether devices remember what they have not sent (d numbers a device that was ever asked). Of changes on their way up
+    alone.
+    """
 
     @model_validator(mode="after")
     def _of_changes(self) -> Self:
@@ -167,14 +167,11 @@ class BFloat16(Halved):
 
 
 class Int8(Lossy):
-    """Every number as one of 255 even steps up to the largest magnitude.
-
-    Attributes:
-        bucket: so many numbers in a row share a scale; None: all.
-    """
+    """Every number as one of 255 even steps up to the largest magnitude."""
 
     kind: Literal["int8"] = "int8"
     bucket: int | None = Field(default=None, ge=1)
+    """so many numbers in a row share a scale; None: all."""
 
     def bytes(self, parameters: int) -> float:
         return parameters + 4 * _buckets(parameters, self.bucket)
@@ -193,16 +190,14 @@ class QSGD(Lossy):
     With error feedback the receiver divides by 1 + omega, that factor of the variance: then what is not sent is shorter than
     what was meant, and does not grow from round to round (Beznosikov et al., "On biased compression for distributed learning",
     2020).
-
-    Attributes:
-        levels: s.
-        bucket: so many numbers in a row share a norm (section 4); None: all.
     """
 
     draws: ClassVar[bool] = True
     kind: Literal["qsgd"] = "qsgd"
     levels: int = Field(default=127, ge=1, le=32_767)
+    """s."""
     bucket: int | None = Field(default=None, ge=1)
+    """so many numbers in a row share a norm (section 4); None: all."""
 
     def bytes(self, parameters: int) -> float:
         bits = (2 * self.levels).bit_length()
@@ -220,14 +215,12 @@ class Sign(Lossy):
 
     Source: EF-SignSGD, Algorithm 1 of Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes"
     (ICML 2019).
-
-    Attributes:
-        bucket: so many numbers in a row share a scale; None: all, as in Algorithm 1.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     kind: Literal["sign"] = "sign"
     bucket: int | None = Field(default=None, ge=1)
+    """so many numbers in a row share a scale; None: all, as in Algorithm 1."""
     error_feedback: bool = True
 
     def bytes(self, parameters: int) -> float:
@@ -238,14 +231,11 @@ class Sign(Lossy):
 
 
 class Sparse(Lossy):
-    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018).
-
-    Attributes:
-        share: k / d; at least one entry is sent. With 1 nothing is lost.
-    """
+    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018)."""
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     share: float = Field(default=0.01, gt=0.0, le=1.0)
+    """k / d; at least one entry is sent. With 1 nothing is lost."""
 
     @property
     def sends(self) -> float:
@@ -314,14 +304,12 @@ class RandomK(Sparse):
 
     Without error feedback (Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016) the
     receiver scales them by d / k, which makes the mean over all draws what was meant; with it they arrive as they are.
-
-    Attributes:
-        positions: ``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes.
     """
 
     draws: ClassVar[bool] = True
     kind: Literal["random-k"] = "random-k"
     positions: Literal["sent", "seed"] = "sent"
+    """``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes."""
 
     def bytes(self, parameters: int) -> float:
         k = self.k(parameters)

@@ -14,13 +14,7 @@ from fedsim.world.population import DeadlineBase
 
 
 class Relative(Deadline):
-    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs`` (CATA-Fed's T, section 5.2).
-
-    Attributes:
-        devices: in a population with tentative stragglers, whether the mean is the one without them (``unslowed``) or over the
-            devices as they are (``all``).
-        since: as of ``Fixed``; by default ``download``.
-    """
+    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs`` (CATA-Fed's T, section 5.2)."""
 
     instead: ClassVar[Mapping[str, str]] = {"time": "times"}
 
@@ -28,7 +22,11 @@ class Relative(Deadline):
     times: float = Field(default=1.0, gt=0.0, le=1e9)
     epochs: Epochs = 5
     devices: DeadlineBase = "unslowed"
+    """in a population with tentative stragglers, whether the mean is the one without them (``unslowed``) or over the devices as
+    they are (``all``).
+    """
     since: Since = "download"
+    """as of ``Fixed``; by default ``download``."""
 
     @property
     def mean_over(self) -> DeadlineBase:

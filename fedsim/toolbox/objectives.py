@@ -114,13 +114,11 @@ class MaskedToken(NextToken):
     """The hidden tokens of a sequence, in whose places stands a token above the vocabulary (Devlin et al. 2019).
 
     Which of a sample are hidden is drawn once, at least one.
-
-    Attributes:
-        share: of the tokens, hidden at random.
     """
 
     kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
     share: float = Field(default=0.15, gt=0.0, lt=1.0)
+    """of the tokens, hidden at random."""
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         _, vocabulary = super().sizes(shape, outputs)

@@ -39,18 +39,16 @@ class Adaptive(ServerOptimiser):
     Source: Reddi et al., "Adaptive federated optimization" (ICLR 2021), Algorithm 2: v begins at tau^2 and m at 0, and neither
     is corrected. With ``bias_correction`` v begins at 0 too, and a moment that is a decaying mean is divided by 1 - beta^t, as
     in Adam (Kingma and Ba, 2015).
-
-    Attributes:
-        lr: the server's learning rate, eta.
-        beta1: how long the first moment remembers.
-        tau: how adaptive it is; the smaller the more.
-        bias_correction: see above.
     """
 
     lr: float = Field(default=0.01, gt=0.0, le=1e6)
+    """the server's learning rate, eta."""
     beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """how long the first moment remembers."""
     tau: float = Field(default=1e-3, ge=1e-12, le=1e6)
+    """how adaptive it is; the smaller the more."""
     bias_correction: bool = False
+    """see above."""
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         count = state["steps"] = state.get("steps", 0) + 1
@@ -66,33 +64,24 @@ class Adaptive(ServerOptimiser):
 
 
 class Adagrad(Adaptive):
-    """``Adaptive`` with v <- v + delta^2, which forgets nothing and is never corrected (FedAdagrad).
-
-    Attributes:
-        beta1: 0 by default, as in the paper's experiments.
-    """
+    """``Adaptive`` with v <- v + delta^2, which forgets nothing and is never corrected (FedAdagrad)."""
 
     kind: Literal["adagrad"] = "adagrad"
     beta1: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """0 by default, as in the paper's experiments."""
 
 
 class Adam(Adaptive):
-    """``Adaptive`` with v <- beta2 v + (1 - beta2) delta^2 (FedAdam).
-
-    Attributes:
-        beta2: how long the second moment remembers.
-    """
+    """``Adaptive`` with v <- beta2 v + (1 - beta2) delta^2 (FedAdam)."""
 
     kind: Literal["adam"] = "adam"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """how long the second moment remembers."""
 
 
 class Yogi(Adaptive):
-    """``Adaptive`` with v <- v - (1 - beta2) delta^2 sign(v - delta^2): v forgets a large change slowly (FedYogi).
-
-    Attributes:
-        beta2: how slowly the second moment follows.
-    """
+    """``Adaptive`` with v <- v - (1 - beta2) delta^2 sign(v - delta^2): v forgets a large change slowly (FedYogi)."""
 
     kind: Literal["yogi"] = "yogi"
     beta2: float = Field(default=0.99, ge=0.0, lt=1.0)
+    """how slowly the second moment follows."""

@@ -25,15 +25,13 @@ class SwapPart(Shift):
 
     Data of which a part has been exchanged are of no group (``NO_GROUP``) from then on. Single samples can move only between
     devices that turn, label and distort alike, for a sample takes no transform along; all else is refused.
-
-    Attributes:
-        probability: of each pair, on each occasion.
-        quirk: as in the published code, where a pair that cannot exchange ends the occasion for all pairs after it.
     """
 
     kind: Literal["swap-part"] = "swap-part"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
+    """of each pair, on each occasion."""
     quirk: bool = False
+    """as in the published code, where a pair that cannot exchange ends the occasion for all pairs after it."""
 
     def check(self, data: FederatedData) -> None:
         if not data.pool.labelled:
@@ -94,17 +92,16 @@ class Incremental(Shift):
     After the last share nothing happens any more.
 
     The first occasion belongs at the start of a run: before it, a device holds everything.
-
-    Attributes:
-        shares: of a device's training samples, in (0, 1], not falling.
-        as_published: as in the published code, which takes each share of what is released at that time: with the defaults
-            n/4, n/8, 3n/32 and 3n/32 of n samples, so that data vanish. Each size is rounded up.
     """
 
     kind: Literal["incremental"] = "incremental"
     at: Occasions = Occasions(rounds=[0, 50, 100, 150])
     shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
+    """of a device's training samples, in (0, 1], not falling."""
     as_published: bool = False
+    """as in the published code, which takes each share of what is released at that time: with the defaults n/4, n/8, 3n/32 and
+    3n/32 of n samples, so that data vanish. Each size is rounded up.
+    """
 
     @field_validator("shares")
     @classmethod
@@ -138,13 +135,11 @@ class LabelPermutation(Shift):
     The permutation, uniform among those that change something, is applied to the labels as they are now, of training and
     test samples alike. The device's data are of no group (``NO_GROUP``) from then on. Whether and how a device permutes does
     not depend on the other candidates.
-
-    Attributes:
-        probability: of each candidate, on each occasion.
     """
 
     kind: Literal["label-permutation"] = "label-permutation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
+    """of each candidate, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         if data.pool.targets is not None:
@@ -175,13 +170,11 @@ class Rotation(Shift):
     Training and test images turn alike. Whether and how far a device's turn does not depend on the other candidates. Where
     the true groups are told apart by their rotations alone (partition ``rotations``), the device's data are of the group with
     the new rotation, or of none (``NO_GROUP``) where no group has it; where groups differ in something else, of none.
-
-    Attributes:
-        probability: of each candidate, on each occasion.
     """
 
     kind: Literal["rotation"] = "rotation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
+    """of each candidate, on each occasion."""
 
     def check(self, data: FederatedData) -> None:
         shape = data.pool.shape

@@ -47,16 +47,14 @@ def _parsed(text: str) -> datetime:
 
 
 class CalendarSpec(Spec):
-    """``population.calendar``: which instant simulated time 0 is, and the devices' time zones.
-
-    Attributes:
-        starts: a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset.
-        zone: names of time zones (``"Europe/Berlin"``) or offsets from UTC (``"+05:30"``): one for all, a choice with shares, a
-            list, or a column of a file.
-    """
+    """``population.calendar``: which instant simulated time 0 is, and the devices' time zones."""
 
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
+    """a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
+    """names of time zones (``"Europe/Berlin"``) or offsets from UTC (``"+05:30"``): one for all, a choice with shares, a list,
+    or a column of a file.
+    """
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
         """The calendar of so many devices; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""

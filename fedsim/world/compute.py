@@ -140,25 +140,24 @@ class HostSpec(Spec):
     """``population.host``: machines on which the devices run. Device i is on host i mod ``number``.
 
     A tree network of as many cells (``network.kind = "tree"``) has each host's own link to the server.
-
-    Attributes:
-        number: how many hosts, all alike.
-        cores: how many computations run at full speed at once; more share the cores evenly.
-        throughput: instead of ``cores``, points [computations at once, how many times the work of one they do together]. The
-            curve begins at [1, 1], is straight between points and flat after the last: two threads a core are a flatter piece.
-        workers: how many tasks run at once; further ones queue, first come, first served. None: all run.
-        memory: of a host; as many tasks run at once as fit. None: all fit.
-        task_memory: memory that a task takes from its begin to its end.
-        start_up: fixed time before a task's first step, which takes a worker and no core.
     """
 
     number: int = Field(default=1, ge=1)
+    """how many hosts, all alike."""
     cores: int | None = Field(default=None, ge=1)
+    """how many computations run at full speed at once; more share the cores evenly."""
     throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
+    """instead of ``cores``, points [computations at once, how many times the work of one they do together]. The curve begins at
+    [1, 1], is straight between points and flat after the last: two threads a core are a flatter piece.
+    """
     workers: int | None = Field(default=None, ge=1)
+    """how many tasks run at once; further ones queue, first come, first served. None: all run."""
     memory: Bytes | None = None
+    """of a host; as many tasks run at once as fit. None: all fit."""
     task_memory: Annotated[Bytes | None, OnlyWith("memory")] = None
+    """memory that a task takes from its begin to its end."""
     start_up: Seconds = 0.0
+    """fixed time before a task's first step, which takes a worker and no core."""
 
     @model_validator(mode="after")
     def _possible(self) -> "HostSpec":

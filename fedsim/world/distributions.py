@@ -235,18 +235,15 @@ class Listed(Distribution, Generic[Q]):
 
 
 class FileColumn(Spec):
-    """The base of values by device from a file.
-
-    Attributes:
-        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        column: the column's name.
-        unit: of the cells that are bare numbers, such as ``"s"``; others carry their own.
-    """
+    """The base of values by device from a file."""
 
     kind: Literal["file"] = "file"
     file: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
     column: str
+    """the column's name."""
     unit: str | None = None
+    """of the cells that are bare numbers, such as ``"s"``; others carry their own."""
 
     def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
         """The values of the column; ``DataError`` if a row or a value is missing (unless ``empty`` stands for it), or wrong."""

@@ -131,14 +131,12 @@ class Stragglers(Spec):
     """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices computes at a factor of its speed, all the time.
 
     They are the first of a random order of the devices, so a larger share in the same world slows the same ones and more.
-
-    Attributes:
-        share: of the devices that are slow.
-        factor: of its own speed, for each device that is.
     """
 
     share: float = Field(ge=0.0, le=1.0)
+    """of the devices that are slow."""
     factor: FactorDistribution = Constant[Factor](value=0.5)
+    """of its own speed, for each device that is."""
 
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
         """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and ``world/stragglers/factor``."""
@@ -157,49 +155,52 @@ SamplesByDevice = Annotated[UniformSizes | LongTailSizes | Listed[Count] | FromF
 
 
 class PopulationSpec(Spec):
-    """``[population]``: how many devices, how fast, and when they can be reached.
-
-    Attributes:
-        devices: how many.
-        speed: training speed in samples/s, for the scenario's own model, or for the reference model if that is given.
-        capacity: speeds and links from a file of real phones, or of real hospitals, instead of ``speed`` and the network's
-            device rates. ``population = "hospitals-fets"`` is short for ``capacity`` alone.
-        device: the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with
-            shares, a list, or a column of a file. Training takes as long as the trained model's operations do on them.
-        kinds: kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that
-            it is ``like``.
-        samples: how many training samples devices hold where there is no learning: ``{low, high}``, ``"long-tail"``, a list, or
-            a column of a file; None: as the data are dealt.
-        reference_flops: FLOPs a sample (forward and backward) of the model that ``speed`` is for; the trained model's time
-            is scaled by its own FLOPs. None: ``speed`` is for the trained model itself.
-        jitter: coefficient of variation of an epoch's time.
-        slow_phases: phases in which a device is slow.
-        stragglers: devices that are slow all the time.
-        host: machines that the devices share; None: each computes alone.
-        calendar: which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere.
-        availability: when devices can be reached while they are there.
-        fitted_at_once: how many clients worked at a time in the log that the devices and their links were fitted to (``fedsim
-            calibrate``): ``fedsim check`` says what is not known of a run with fewer or more; None: not fitted.
-        arrivals: devices that join later; None if all are there from the start.
-        departures: devices that leave for good; None if all stay.
-    """
+    """``[population]``: how many devices, how fast, and when they can be reached."""
 
     devices: int = Field(default=100, ge=1, le=100_000_000)
+    """how many."""
     speed: SpeedDistribution | None = None
+    """training speed in samples/s, for the scenario's own model, or for the reference model if that is given."""
     capacity: Annotated[CapacityModel, CAPACITIES] | None = None
+    """speeds and links from a file of real phones, or of real hospitals, instead of ``speed`` and the network's device rates.
+    ``population = "hospitals-fets"`` is short for ``capacity`` alone.
+    """
     device: NameDistribution | None = None
+    """the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with shares, a
+    list, or a column of a file. Training takes as long as the trained model's operations do on them.
+    """
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
+    """kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that it is
+    ``like``.
+    """
     samples: SamplesByDevice | None = None
+    """how many training samples devices hold where there is no learning: ``{low, high}``, ``"long-tail"``, a list, or a column
+    of a file; None: as the data are dealt.
+    """
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
+    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; the trained model's time is scaled by its own
+    FLOPs. None: ``speed`` is for the trained model itself.
+    """
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
+    """coefficient of variation of an epoch's time."""
     slow_phases: SlowPhases | None = None
+    """phases in which a device is slow."""
     stragglers: Stragglers | None = None
+    """devices that are slow all the time."""
     host: HostSpec | None = None
+    """machines that the devices share; None: each computes alone."""
     calendar: CalendarSpec | None = None
+    """which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere."""
     availability: AvailabilitySpec = AlwaysOn()
+    """when devices can be reached while they are there."""
     fitted_at_once: int | None = Field(default=None, ge=1)
+    """how many clients worked at a time in the log that the devices and their links were fitted to (``fedsim calibrate``):
+    ``fedsim check`` says what is not known of a run with fewer or more; None: not fitted.
+    """
     arrivals: ArrivalsSpec | None = None
+    """devices that join later; None if all are there from the start."""
     departures: DeparturesSpec | None = None
+    """devices that leave for good; None if all stay."""
 
     @model_validator(mode="before")
     @classmethod

@@ -147,22 +147,19 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Answer:
-    """The answer for one world, of which ``world`` says the point of the grid, or the study, if there are several.
-
-    Attributes:
-        target: the accuracy, or a metric's value, that costs are compared at; None where no line was evaluated, or reached any.
-        rankings: by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy.
-        missed: the lines that did not reach the target in all their runs: name, runs that did, runs.
-        cells: the variant and the keys of each, by place.
-        bill: the costs of the best by the goal, the goal itself first, and their means over its runs.
-    """
+    """The answer for one world, of which ``world`` says the point of the grid, or the study, if there are several."""
 
     world: str
     target: Aim | None
+    """the accuracy, or a metric's value, that costs are compared at; None where no line was evaluated, or reached any."""
     rankings: tuple[Ranking, ...]
+    """by the goal, then by time, bytes, joules and money to the target, as far as they are known, and by accuracy."""
     missed: tuple[tuple[str, int, int], ...]
+    """the lines that did not reach the target in all their runs: name, runs that did, runs."""
     cells: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """the variant and the keys of each, by place."""
     bill: tuple[tuple[Measure, float], ...] = ()
+    """the costs of the best by the goal, the goal itself first, and their means over its runs."""
 
     @property
     def words(self) -> list[str]:

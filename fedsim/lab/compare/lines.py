@@ -37,22 +37,19 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, in the order of their arguments, and of the studies' variants, with the studies' targets.
-
-    Attributes:
-        baselines: the place of each line's baseline, or None.
-        baseline: the name of the baseline, if there is one; ``is_first``: the first run, since none was named.
-        goal: one of ``fedsim.lab.compare.measures.GOALS``.
-        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
-    """
+    """All lines of a comparison, in the order of their arguments, and of the studies' variants, with the studies' targets."""
 
     lines: tuple[ComparedLine, ...]
     targets: tuple[float | str, ...]
     baselines: tuple[int | None, ...]
+    """the place of each line's baseline, or None."""
     baseline: str = ""
+    """the name of the baseline, if there is one; ``is_first``: the first run, since none was named."""
     is_first: bool = False
     goal: str = "time"
+    """one of ``fedsim.lab.compare.measures.GOALS``."""
     budget: Mapping[str, float] = field(default_factory=dict)
+    """limits by cost, see ``fedsim.lab.reading.targets.within``."""
 
     @property
     def are_runs(self) -> bool:

@@ -119,19 +119,16 @@ GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_
 
 
 class Budget(Spec):
-    """Limits of what a run may cost until it has reached its best accuracy.
-
-    Attributes:
-        time: simulated.
-        bytes: moved, both ways.
-        joules: drawn, where energy is counted.
-        cost: in the currency of [costs].
-    """
+    """Limits of what a run may cost until it has reached its best accuracy."""
 
     time: PositiveSeconds | None = None
+    """simulated."""
     bytes: Bytes | None = None
+    """moved, both ways."""
     joules: Joules | None = None
+    """drawn, where energy is counted."""
     cost: float | None = Field(default=None, gt=0)
+    """in the currency of [costs]."""
 
     @property
     def limits(self) -> dict[str, float]:

@@ -157,19 +157,16 @@ class Reading(Spec):
 
 
 class PublishedRow(Spec):
-    """A row of a table.
-
-    Attributes:
-        name: for the table's figures and claims.
-        variant: of the study; by default that of this name.
-        at: its place in the grid, besides the table's.
-        title: for people, by default the variant's.
-    """
+    """A row of a table."""
 
     name: str
+    """for the table's figures and claims."""
     variant: str = ""
+    """of the study; by default that of this name."""
     at: dict[str, Any] = Field(default={})
+    """its place in the grid, besides the table's."""
     title: str = ""
+    """for people, by default the variant's."""
 
     @property
     def where(self) -> dict[str, Any]:
@@ -177,19 +174,16 @@ class PublishedRow(Spec):
 
 
 class Claims(Spec):
-    """Sentences of the kind "A is more than B".
-
-    Attributes:
-        says: the sentence, with ``{above}`` and ``{below}`` for the rows' titles.
-        pairs: names of two rows each, A and B.
-        measure: by default the table's first.
-        by: the least difference.
-    """
+    """Sentences of the kind "A is more than B"."""
 
     says: str
+    """the sentence, with ``{above}`` and ``{below}`` for the rows' titles."""
     pairs: list[Annotated[list[str], Field(min_length=2, max_length=2)]]
+    """names of two rows each, A and B."""
     measure: str = ""
+    """by default the table's first."""
     by: float = 0.0
+    """the least difference."""
 
 
 class PublishedFigures(Spec):

@@ -27,20 +27,17 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table, one cell a row, None where there is nothing; ``best`` says which of its numbers is, if one is.
-
-    Attributes:
-        topic: of the table in which it is shown; empty for what says which row it is.
-        over_seeds: whether its cells may be estimates, which take three columns in a spreadsheet.
-        signed: whether its numbers are differences.
-    """
+    """A column of a table, one cell a row, None where there is nothing; ``best`` says which of its numbers is, if one is."""
 
     head: str
     cells: tuple[Cell, ...]
     topic: str = ""
+    """of the table in which it is shown; empty for what says which row it is."""
     over_seeds: bool = False
+    """whether its cells may be estimates, which take three columns in a spreadsheet."""
     unit: str = ""
     signed: bool = False
+    """whether its numbers are differences."""
     best: measures.Preferred = None
 
     @property

@@ -226,24 +226,21 @@ Space = Annotated[
 
 
 class Search(Spec):
-    """The method by which a study's trials are made.
-
-    Attributes:
-        trials: of each variant at each point of the grid.
-        metric: of the best trial, or one of the study's goals; one "to accuracy" is of the target that ``aim_of`` says.
-        space: dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values.
-        variants: by name, the keys that one of them is searched over besides.
-        seed: of the draws.
-        prune: whether a trial that is worse than the median after some of the seeds is spared the others.
-    """
+    """The method by which a study's trials are made."""
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
+    """of each variant at each point of the grid."""
     metric: str = Field(json_schema_extra={"enum": [*METRICS, *_OF_GOALS]})
+    """of the best trial, or one of the study's goals; one "to accuracy" is of the target that ``aim_of`` says."""
     space: Space = Field(default={})
+    """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values."""
     variants: dict[str, Space] = Field(default={})
+    """by name, the keys that one of them is searched over besides."""
     seed: int = Field(default=0, ge=0)
+    """of the draws."""
     prune: bool = False
+    """whether a trial that is worse than the median after some of the seeds is spared the others."""
 
     @field_validator("metric")
     @classmethod
@@ -284,16 +281,13 @@ class RandomSearch(Search):
 
 
 class OptunaSearch(Search):
-    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search).
-
-    Attributes:
-        together: how many trials are proposed at a time; they are run side by side.
-        startup: so many trials are drawn at random first.
-    """
+    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search)."""
 
     kind: Literal["optuna"] = "optuna"
     together: int = Field(default=4, ge=1)
+    """how many trials are proposed at a time; they are run side by side."""
     startup: int = Field(default=10, ge=1)
+    """so many trials are drawn at random first."""
 
     @property
     @override

@@ -144,35 +144,29 @@ Targets = Annotated[list[Said], BeforeValidator(_listed, json_schema_input_type=
 
 
 class Size(Spec):
-    """A way to run the same study, large or small.
-
-    Attributes:
-        base: the scenario that runs start from, if not the study's.
-        changes: to the base, before a part's or a variant's own.
-        sets: instead of those of the study that have the same names.
-    """
+    """A way to run the same study, large or small."""
 
     base: Base | None = None
+    """the scenario that runs start from, if not the study's."""
     changes: Changes = Field(default={})
+    """to the base, before a part's or a variant's own."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
+    """instead of those of the study that have the same names."""
 
 
 class StudyPart(Spec):
-    """Some of the variants in a world of their own, such as those of one figure.
-
-    Attributes:
-        base: the scenario that its runs start from, if not the size's or the study's.
-        changes: to the base, before the variants' own.
-        variants: names of those that are run, all by default; or by name, what each changes here besides.
-        grid: of its own, besides the study's.
-        sizes: in which it is run; by default in all.
-    """
+    """Some of the variants in a world of their own, such as those of one figure."""
 
     base: Base | None = None
+    """the scenario that its runs start from, if not the size's or the study's."""
     changes: Changes = Field(default={})
+    """to the base, before the variants' own."""
     variants: dict[str, Changes] | None = None
+    """names of those that are run, all by default; or by name, what each changes here besides."""
     grid: Grid = Field(default={})
+    """of its own, besides the study's."""
     sizes: list[str] | None = None
+    """in which it is run; by default in all."""
 
     @field_validator("variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes])
     @classmethod
@@ -181,50 +175,48 @@ class StudyPart(Spec):
 
 
 class StudySpec(Spec):
-    """A base scenario, what is varied, and the seeds: the same worlds for every variant.
-
-    Attributes:
-        name: for people; it goes into reports, never into a path or a command.
-        about: for people: what it shows. Reports begin with it.
-        base: the tables of the scenario that all runs start from; in a file also the path of one, relative to the study
-            file, or the name of one that comes with fedsim.
-        seeds: one run of every variant for each.
-        variants: by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys.
-        grid: dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it.
-        search: what each variant is searched over, at every point of the grid, for the values that are best.
-        sets: changes that go together, by name, for the grid.
-        parts: what is run, if not every variant at every point of the grid.
-        sizes: ways to run it.
-        size: the one in which it is run; by default the first.
-        references: lines to compare with, added as variants of these names (``REFERENCES``).
-        baseline: the variant that the others are compared with, seed by seed; None: they are not.
-        target: accuracies (0..1), one or several: what it costs to reach each is compared. Of other metrics as
-            ``"perplexity=8"``.
-        goal: what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or
-            ``rounds`` to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run
-            ``flat``, over whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or
-            the accuracy within the budget, if there is one.
-        budget: limits of what a run may cost.
-        published: what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a file the path of one.
-    """
+    """A base scenario, what is varied, and the seeds: the same worlds for every variant."""
 
     name: str = Field(default=UNNAMED, max_length=200)
+    """for people; it goes into reports, never into a path or a command."""
     about: str = Field(default="", max_length=2000)
+    """for people: what it shows. Reports begin with it."""
     base: Base
+    """the tables of the scenario that all runs start from; in a file also the path of one, relative to the study file, or the
+    name of one that comes with fedsim.
+    """
     seeds: list[int] = Field(default=[1], min_length=1)
+    """one run of every variant for each."""
     variants: dict[str, Changes] = Field(default={})
+    """by name, the changes that make a variant out of the base: tables as in a scenario, or dotted keys."""
     grid: Grid = Field(default={})
+    """dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it."""
     search: AnySearch | None = None
+    """what each variant is searched over, at every point of the grid, for the values that are best."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
+    """changes that go together, by name, for the grid."""
     parts: dict[str, StudyPart] = Field(default={})
+    """what is run, if not every variant at every point of the grid."""
     sizes: dict[str, Size] = Field(default={})
+    """ways to run it."""
     size: str | None = None
+    """the one in which it is run; by default the first."""
     references: list[str] = Field(default=[])
+    """lines to compare with, added as variants of these names (``REFERENCES``)."""
     baseline: str | None = None
+    """the variant that the others are compared with, seed by seed; None: they are not."""
     target: Targets = Field(default=[])
+    """accuracies (0..1), one or several: what it costs to reach each is compared. Of other metrics as ``"perplexity=8"``."""
     goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
+    """what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or ``rounds``
+    to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run ``flat``, over
+    whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or the accuracy within
+    the budget, if there is one.
+    """
     budget: Budget = Field(default=Budget())
+    """limits of what a run may cost."""
     published: Annotated[dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})] | None = None
+    """what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a file the path of one."""
 
     def __init__(self, **tables: Any) -> None:
         try:

@@ -24,17 +24,14 @@ WHOLE = 1 << 62
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of one local solve on n samples, one row a step.
-
-    Attributes:
-        rows: positions of the samples, int64 [steps, width]; n stands for none (the last batch of an epoch).
-        counts: samples in each batch, int64 [steps].
-        last_epoch: the first step of the last epoch.
-    """
+    """The batches of one local solve on n samples, one row a step."""
 
     rows: NDArray[np.int64]
+    """positions of the samples, int64 [steps, width]; n stands for none (the last batch of an epoch)."""
     counts: NDArray[np.int64]
+    """samples in each batch, int64 [steps]."""
     last_epoch: int
+    """the first step of the last epoch."""
 
     @property
     def steps(self) -> int:
@@ -149,28 +146,25 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """One device's work, from ``weights``, float [d], on samples x, float32 [n, *shape], with labels y, int64 [n].
-
-    Attributes:
-        batches: which samples make up each step.
-        key: 64 random bits, for dropout.
-        anchor: where the proximal term draws to, float [d]; None for the start.
-        linear: added to the gradient of every step, float [d]; None for nothing.
-        contrast: a contrastive term, with the weights of the previous model, float [d]; None without one.
-        task: the device, the round (from 0), and the number of local epochs.
-        state: what the device's trainer has kept of its last training, by name.
-    """
+    """One device's work, from ``weights``, float [d], on samples x, float32 [n, *shape], with labels y, int64 [n]."""
 
     weights: Weights
     x: Tensor
     y: Tensor
     batches: Batches
+    """which samples make up each step."""
     key: int = 0
+    """64 random bits, for dropout."""
     anchor: Weights | None = None
+    """where the proximal term draws to, float [d]; None for the start."""
     linear: Weights | None = None
+    """added to the gradient of every step, float [d]; None for nothing."""
     contrast: Contrast | None = None
+    """a contrastive term, with the weights of the previous model, float [d]; None without one."""
     task: tuple[int, int, int] = (0, 0, 1)
+    """the device, the round (from 0), and the number of local epochs."""
     state: Mapping[str, NDArray[Any]] | None = None
+    """what the device's trainer has kept of its last training, by name."""
 
     def constant(self, descent: Descent) -> Weights | None:
         """Constant part of each step's gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""

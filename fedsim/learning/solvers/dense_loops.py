@@ -42,22 +42,20 @@ class Parameter(NamedTuple):
 
 
 class FirstLayer(NamedTuple):
-    """The layer that the samples enter, in weight space or in sample space (see ``dense``).
-
-    Attributes:
-        features: the samples, [n, c], or their inner products with all samples, filled up with zeros.
-        kernel: multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved along each sample.
-        given: in sample space what the kernel's start, and its constant if there is one, make of the samples,
-            [1 or 2, n, outputs]; else without samples.
-        shares: how much of either is in the kernel at each step, [1 or 2, steps + 1].
-        turned: whether ``kernel`` is [c, outputs], which is faster for many outputs.
-    """
+    """The layer that the samples enter, in weight space or in sample space (see ``dense``)."""
 
     features: AnyFloats
+    """the samples, [n, c], or their inner products with all samples, filled up with zeros."""
     kernel: Parameter
+    """multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved along each sample."""
     given: AnyFloats
+    """in sample space what the kernel's start, and its constant if there is one, make of the samples, [1 or 2, n, outputs];
+    else without samples.
+    """
     shares: AnyFloats
+    """how much of either is in the kernel at each step, [1 or 2, steps + 1]."""
     turned: bool
+    """whether ``kernel`` is [c, outputs], which is faster for many outputs."""
 
 
 class Plan(NamedTuple):

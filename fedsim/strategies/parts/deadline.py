@@ -55,17 +55,15 @@ class Deadline(Spec):
 
 
 class Fixed(Deadline):
-    """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it.
-
-    Attributes:
-        since: ``round``: the time counts from the begin of the round, for a whole task, and then ends what is open.
-            ``download``: it counts from the end of each client's own download and bounds its training alone; the round closes
-            when the last upload has come (CATA-Fed's reading). None: ``round``, but for CATA-Fed.
-    """
+    """Clients have ``time`` (s) in every round; ``deadline = "90 s"`` is short for it."""
 
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
+    """``round``: the time counts from the begin of the round, for a whole task, and then ends what is open. ``download``: it
+    counts from the end of each client's own download and bounds its training alone; the round closes when the last upload
+    has come (CATA-Fed's reading). None: ``round``, but for CATA-Fed.
+    """
 
     @classmethod
     def of(cls, time: float) -> "Fixed":

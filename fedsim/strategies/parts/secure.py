@@ -32,22 +32,20 @@ class SecureAggregation(Spec):
     update came. Over a whole round a client moves (2 k + 2) keys and 5 k shares besides its model and update. Where of some
     client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model. Its
     computations on devices take no time.
-
-    Attributes:
-        neighbours: k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round.
-        threshold: share of a client's neighbours whose shares are enough.
-        key: bytes of a public key.
-        share: bytes of an encrypted share.
-        mask_rate: bytes of float32 for which the server makes masks in a second; None: that takes no time.
-        patience: how long clients have for each of these phases (s).
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
+    """k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round."""
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
+    """share of a client's neighbours whose shares are enough."""
     key: Bytes = 32.0
+    """bytes of a public key."""
     share: Bytes = 32.0
+    """bytes of an encrypted share."""
     mask_rate: BytesPerSecond | None = None
+    """bytes of float32 for which the server makes masks in a second; None: that takes no time."""
     patience: PositiveSeconds = 60.0
+    """how long clients have for each of these phases (s)."""
 
     @field_validator("neighbours")
     @classmethod

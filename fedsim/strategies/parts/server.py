@@ -41,17 +41,15 @@ class SGD(ServerOptimiser):
     """v <- momentum v + (aggregated - w); w <- w + lr v. With lr = 1 and no momentum the aggregated update, up to rounding.
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019): FedAvgM.
-
-    Attributes:
-        lr: the server's learning rate.
-        momentum: of its velocity.
-        nesterov: w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013).
     """
 
     kind: Literal["sgd"] = "sgd"
     lr: float = Field(default=1.0, gt=0.0, le=1e6)
+    """the server's learning rate."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """of its velocity."""
     nesterov: bool = False
+    """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013)."""
 
     @model_validator(mode="after")
     def _has_momentum(self) -> Self:

@@ -128,17 +128,14 @@ def epsilon(
 
 
 class AdaptiveClip(Spec):
-    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the share that was not longer than C.
-
-    Attributes:
-        quantile: gamma.
-        lr: eta_C.
-        count_noise: sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a round's clients.
-    """
+    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the share not longer than C."""
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """gamma."""
     lr: float = Field(default=0.2, gt=0.0, le=10.0)
+    """eta_C."""
     count_noise: float = Field(ge=0.0, le=1e6)
+    """sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a round's clients."""
 
 
 class Private(Aggregation):
@@ -155,35 +152,36 @@ class Private(Aggregation):
     is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from those who are
     there, q is their share; in all other rounds (another selection, a sweep, late updates) it is 1. Where updates or losses are
     looked at before they are clipped, the account is refused.
-
-    Attributes:
-        clip: C; the first one where it adapts.
-        noise: z, the noise multiplier. 0: changes are clipped, and nothing is private.
-        where: ``central`` or ``local``, see above.
-        adaptive: how C adapts; None: it does not. With central noise alone.
-        divide_by: n. None: with central noise the clients whose updates a round waits for, whichever come and whatever their
-            group; with local noise, and at edge servers, the number of updates that came.
-        account: whether epsilon is computed (needs the package dp-accounting).
-        accountant: ``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact and so smaller, for a
-            tenth of a second a round. With ``without-replacement`` only ``rdp`` is known.
-        delta: of the (epsilon, delta) that is told; None: devices^-1.1, as in the paper.
-        sampling: how a draw at random is counted. ``poisson``, as in the paper: each device by itself with probability q, an
-            approximation of draws of exactly K. ``without-replacement``: exactly K, and updates of a device that are replaced
-            by others. ``none``: every device is in every round. Local noise is always counted so, between any two updates.
     """
 
     protection: ClassVar[Protection | None] = "private"
     uses_weights: ClassVar[bool] = False
     kind: Literal["private"] = "private"
     clip: float = Field(default=1.0, gt=0.0, le=1e12)
+    """C; the first one where it adapts."""
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
+    """z, the noise multiplier. 0: changes are clipped, and nothing is private."""
     where: Literal["central", "local"] = "central"
+    """``central`` or ``local``, see above."""
     adaptive: AdaptiveClip | None = None
+    """how C adapts; None: it does not. With central noise alone."""
     divide_by: int | None = Field(default=None, ge=1)
+    """n. None: with central noise the clients whose updates a round waits for, whichever come and whatever their group; with
+    local noise, and at edge servers, the number of updates that came.
+    """
     account: bool = True
+    """whether epsilon is computed (needs the package dp-accounting)."""
     accountant: Accountant = "rdp"
+    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact and so smaller, for a tenth of a
+    second a round. With ``without-replacement`` only ``rdp`` is known.
+    """
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
+    """of the (epsilon, delta) that is told; None: devices^-1.1, as in the paper."""
     sampling: Sampling = "poisson"
+    """how a draw at random is counted. ``poisson``, as in the paper: each device by itself with probability q, an approximation
+    of draws of exactly K. ``without-replacement``: exactly K, and updates of a device that are replaced by others. ``none``:
+    every device is in every round. Local noise is always counted so, between any two updates.
+    """
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

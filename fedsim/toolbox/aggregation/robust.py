@@ -98,13 +98,11 @@ class TrimmedMean(Robust):
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II. A cohort of which ``share``
     is not one update is refused. Where fewer come in a round, or to a group, one is cut off at either end, of one or two
     updates none.
-
-    Attributes:
-        share: beta, the part of the updates that is cut off at either end, rounded down to whole updates; 0: the plain mean.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
     share: float = Field(default=0.1, ge=0.0, lt=0.5)
+    """beta, the part of the updates that is cut off at either end, rounded down to whole updates; 0: the plain mean."""
 
     def check(self, clients: int) -> None:
         if self.share and math.floor(self.share * clients + 1e-9) == 0:

@@ -210,47 +210,39 @@ class KMeans(Clusterer):
 
 
 class KMedoids(Clusterer):
-    """K-medoids by alternation.
-
-    Attributes:
-        start: the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++`` (drawn by distance).
-    """
+    """K-medoids by alternation."""
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
+    """the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++`` (drawn by distance)."""
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return k_medoids(distance, groups, self.start, generator)
 
 
 class Hierarchical(Clusterer):
-    """Agglomerative clustering.
-
-    Attributes:
-        linkage: how far apart two clusters are: ``single``, ``complete``, ``average``, or ``ward`` for Euclidean distances.
-        threshold: clusters are merged as long as they are not farther apart. None: until ``groups`` are left.
-    """
+    """Agglomerative clustering."""
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
+    """how far apart two clusters are: ``single``, ``complete``, ``average``, or ``ward`` for Euclidean distances."""
     threshold: float | None = Field(default=None, gt=0.0)
+    """clusters are merged as long as they are not farther apart. None: until ``groups`` are left."""
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return agglomerative(distance, groups, self.linkage, self.threshold)
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own.
-
-    Attributes:
-        eps: the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide
-            that ``groups`` should exceed the number of clusters looked for.
-        min_samples: so many neighbours, itself included, make a device's neighbourhood dense.
-    """
+    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own."""
 
     kind: Literal["dbscan"] = "dbscan"
     eps: float | None = Field(default=None, ge=0.0)
+    """the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide that
+    ``groups`` should exceed the number of clusters looked for.
+    """
     min_samples: int = Field(default=5, ge=1)
+    """so many neighbours, itself included, make a device's neighbourhood dense."""
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         require_square(distance, "distance")

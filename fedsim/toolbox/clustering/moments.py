@@ -10,63 +10,52 @@ from fedsim.language.units import PositiveSeconds
 
 
 class Once(Spec):
-    """Once, by models that all devices have sent.
-
-    Attributes:
-        attempts: how often a device is asked for a model, or for what is compared, at most: again on its return if it was lost.
-        deadline: each of the two ends so long (s) after its begin, with those who came back. None: it waits for all.
-    """
+    """Once, by models that all devices have sent."""
 
     attempts: int = Field(default=3, ge=1)
+    """how often a device is asked for a model, or for what is compared, at most: again on its return if it was lost."""
     deadline: PositiveSeconds | None = None
+    """each of the two ends so long (s) after its begin, with those who came back. None: it waits for all."""
 
 
 class AfterRounds(Once):
-    """After rounds of FedAvg.
-
-    Attributes:
-        rounds: how many; they count as rounds of the run.
-        participation: the share of all devices asked in each of them.
-    """
+    """After rounds of FedAvg."""
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
+    """how many; they count as rounds of the run."""
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
+    """the share of all devices asked in each of them."""
 
 
 class AfterLocalTraining(Once):
-    """After a training of each device by itself (LCFL, Algorithm 1).
-
-    Attributes:
-        epochs: passes over its data of a device's training.
-        steps: SGD steps of it, in place of ``epochs`` (the T of Algorithm 1).
-        start: the training begins at a model that the server sends (``common``) or at the device's own draw (``own``).
-    """
+    """After a training of each device by itself (LCFL, Algorithm 1)."""
 
     kind: Literal["local"] = "local"
     epochs: Epochs = 10
+    """passes over its data of a device's training."""
     steps: Iterations | None = None
+    """SGD steps of it, in place of ``epochs`` (the T of Algorithm 1)."""
     start: Literal["common", "own"] = "common"
+    """the training begins at a model that the server sends (``common``) or at the device's own draw (``own``)."""
 
 
 ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
 
 
 class WhenShifted(Spec):
-    """Again, when a device's data have shifted.
-
-    Attributes:
-        shift: how a device tells whether they have, by how far its label counts c are from its reference r, over C classes:
-            ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of
-            FlexCFL; it does not see labels that change places); ``oracle``, any change of data counts; ``never``. By default
-            ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
-        shift_threshold: a shift is more than this times n / C, n the device's training samples at first (FlexCFL, Eq. 9).
-    """
+    """Again, when a device's data have shifted."""
 
     shift: ShiftTest | None = None
+    """how a device tells whether they have, by how far its label counts c are from its reference r, over C classes:
+    ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of FlexCFL; it
+    does not see labels that change places); ``oracle``, any change of data counts; ``never``. By default ``aligned_l1`` in
+    ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
+    """
     shift_threshold: Annotated[float, OnlyWith("shift", values=(None, "aligned_l1", "sorted_counts"))] = Field(
         default=0.2, ge=0.0
     )
+    """a shift is more than this times n / C, n the device's training samples at first (FlexCFL, Eq. 9)."""
 
 
 class EachRound(WhenShifted):
@@ -76,21 +65,19 @@ class EachRound(WhenShifted):
 
 
 class PreTraining(WhenShifted):
-    """Before the first round, by what some devices make of the initial model.
-
-    Attributes:
-        devices: alpha: as many times ``groups`` devices are pre-trained, or all if there are fewer.
-        steps: SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is counted in ``epochs``.
-        epochs: passes over its data of a pre-training; as the paper has it, ``local_epochs``.
-        newcomers: a device without a group joins the one whose direction is most like its own, as soon as it arrives
-            (``arrival``) or when it is first selected (``selection``); or one at random then (``random``, the ablation RAC).
-    """
+    """Before the first round, by what some devices make of the initial model."""
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)
+    """alpha: as many times ``groups`` devices are pre-trained, or all if there are fewer."""
     steps: Annotated[Iterations | None, OnlyWith("epochs", values=(None,))] = None
+    """SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is counted in ``epochs``."""
     epochs: Epochs | None = None
+    """passes over its data of a pre-training; as the paper has it, ``local_epochs``."""
     newcomers: Literal["arrival", "selection", "random"] = "arrival"
+    """a device without a group joins the one whose direction is most like its own, as soon as it arrives (``arrival``) or when
+    it is first selected (``selection``); or one at random then (``random``, the ablation RAC).
+    """
 
 
 MOMENTS = Registry.of("moment", AfterRounds, AfterLocalTraining, PreTraining, EachRound)

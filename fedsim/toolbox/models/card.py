@@ -22,27 +22,26 @@ class ModelCard(PartedModel):
 
     A sample is a sequence of ``tokens``. A training step on it costs a forward pass, as much again for the gradients of the
     activations, and as much for those of the trained numbers, so three forward passes where all are trained.
-
-    Attributes:
-        params: numbers of the model.
-        layers: layers like one another.
-        dense: dense layers of each of them: name -> inputs and outputs. Adapters are beside these (``model.lora``).
-        tokens: of a sample.
-        number_bytes: of a frozen number, on the device and on the wire.
-        flops_per_token: of a forward pass; None: 2 a number of the model.
-        kept_per_token: bytes kept of a token until its backward pass; None: 34 a layer and output of its first dense layer
-            (Korthikanti et al. 2022, in 16 bits, without the scores of attention).
     """
 
     learnable: ClassVar[bool] = False
     kind: Literal["card"] = "card"
     params: int = Field(ge=1, le=10**14)
+    """numbers of the model."""
     layers: int = Field(ge=1, le=10_000)
+    """layers like one another."""
     dense: dict[str, Annotated[list[Width], Field(min_length=2, max_length=2)]] = Field(min_length=1)
+    """dense layers of each of them: name -> inputs and outputs. Adapters are beside these (``model.lora``)."""
     tokens: int = Field(ge=1, le=10**9)
+    """of a sample."""
     number_bytes: float = Field(default=2.0, gt=0.0, le=8.0)
+    """of a frozen number, on the device and on the wire."""
     flops_per_token: float | None = Field(default=None, gt=0.0, le=1e30)
+    """of a forward pass; None: 2 a number of the model."""
     kept_per_token: Bytes | None = None
+    """bytes kept of a token until its backward pass; None: 34 a layer and output of its first dense layer (Korthikanti et al.
+    2022, in 16 bits, without the scores of attention).
+    """
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:

@@ -35,17 +35,15 @@ class CharLSTM(_OfTokens):
 
     With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
     with the second vector of biases that torch's LSTM has: 2,048 more.
-
-    Attributes:
-        embedding: numbers of an embedded token.
-        hidden: units of each layer.
-        layers: one above the other.
     """
 
     kind: Literal["char-lstm"] = "char-lstm"
     embedding: int = Field(default=8, ge=1, le=100_000)
+    """numbers of an embedded token."""
     hidden: int = Field(default=64, ge=1, le=100_000)
+    """units of each layer."""
     layers: int = Field(default=1, ge=1, le=100)
+    """one above the other."""
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import LSTMModule
@@ -57,17 +55,15 @@ class Transformer(_OfTokens):
     """A transformer with learned places and norms before each block, without dropout (Radford et al. 2019, small).
 
     For the next token attention sees earlier ones alone.
-
-    Attributes:
-        hidden: numbers of a token; four times as many within a block.
-        heads: of attention; divides ``hidden``.
-        layers: blocks.
     """
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=1, le=100_000)
+    """numbers of a token; four times as many within a block."""
     heads: int = Field(default=4, ge=1, le=1_000)
+    """of attention; divides ``hidden``."""
     layers: int = Field(default=2, ge=1, le=1_000)
+    """blocks."""
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -46,16 +46,14 @@ class Shards(Partition):
     """Samples sorted by class are cut into even shards, and each device gets some at random (McMahan et al. 2017, non-IID).
 
     All training samples are dealt, each to one device. Test samples follow each device's own labels.
-
-    Attributes:
-        per_device: shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD).
-        similarity: the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1 gives IID data.
     """
 
     kind: Literal["shards"] = "shards"
     by_label: ClassVar[bool] = True
     per_device: int = Field(default=2, ge=1, le=1_000_000)
+    """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
+    """the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1 gives IID data."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size, each = dataset.train_size, self.per_device
@@ -76,16 +74,14 @@ class Dirichlet(Partition):
 
     All training samples are dealt, each to one device; labels and sizes are both skewed. Test samples follow each device's
     own labels.
-
-    Attributes:
-        alpha: the smaller, the fewer classes a device holds; 100 is nearly IID.
-        minimum: training samples that each device has at least. A device below it gets random ones from whoever holds most.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
     by_label: ClassVar[bool] = True
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
+    """the smaller, the fewer classes a device holds; 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
+    """training samples that each device has at least. A device below it gets random ones from whoever holds most."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         why = f"'{dataset.name}' has {dataset.train_size} training samples and each device needs {self.minimum}"
@@ -124,13 +120,11 @@ class PartitionFile(Partition):
     object with ``train`` and perhaps ``test``. NPZ: arrays ``train_0``, ``train_1``, ... and perhaps ``test_0``, ... Indices
     count from 0 within the published training and test sets. If no device has test indices, test samples follow the
     devices' labels. A sample may be on several devices.
-
-    Attributes:
-        path: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
     """
 
     kind: Literal["file"] = "file"
     path: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
 
     def under(self, root: Path | None) -> Self:
         return self.model_copy(update={"path": str(sought(self.path, root))})
@@ -207,14 +201,12 @@ class LabelGroups(Partition):
     group's. Within a group the training samples are dealt at random, to all devices equally many: what the group with the
     fewest samples for a device allows; the few left over are unused. Published test samples are dealt evenly, each to a
     device whose group has its class.
-
-    Attributes:
-        groups: number of groups; divides the number of classes.
     """
 
     kind: Literal["label-groups"] = "label-groups"
     by_label: ClassVar[bool] = True
     groups: int = Field(default=5, ge=1)
+    """number of groups; divides the number of classes."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         groups, classes = self.groups, dataset.pool.classes
@@ -245,18 +237,16 @@ class Permutations(Partition):
 
     Device d belongs to group d mod ``groups``, which is its true group. The first group keeps the published labels. The
     permutation holds for training and test labels alike.
-
-    Attributes:
-        groups: number of permutations.
-        agree: labels on which two permutations agree at most; two never agree on all.
-        test: ``whole``: every device is tested on the whole published test set; ``share``: on its even share of it.
     """
 
     kind: Literal["permutations"] = "permutations"
     by_label: ClassVar[bool] = True
     groups: int = Field(default=4, ge=1)
+    """number of permutations."""
     agree: int = Field(default=2, ge=0)
+    """labels on which two permutations agree at most; two never agree on all."""
     test: Literal["whole", "share"] = "whole"
+    """``whole``: every device is tested on the whole published test set; ``share``: on its even share of it."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
@@ -292,15 +282,13 @@ class Rotations(Partition):
 
     Device d belongs to rotation d mod k, which is its true group. Training samples are shuffled again for each rotation and
     dealt evenly among its devices; test samples are dealt in order.
-
-    Attributes:
-        degrees: the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10.
-        most_samples: training samples of a device, of its even share, at most: as many as in a publication with more devices.
     """
 
     kind: Literal["rotations"] = "rotations"
     degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
+    """the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10."""
     most_samples: int | None = Field(default=None, ge=1)
+    """training samples of a device, of its even share, at most: as many as in a publication with more devices."""
 
     @field_validator("degrees")
     @classmethod

@@ -34,11 +34,6 @@ class PowerLaw(Partition):
     is left out whole. A tenth of each device's samples is held back for testing. With MNIST, 1,000 devices and the defaults
     this is FedProx's recipe (about 69,050 samples; mean 69, median 24, least 10); other ``classes_per_device`` give Table I
     of FlexCFL. Devices with the same classes are a true group, which its first class names.
-
-    Attributes:
-        classes_per_device: consecutive classes that a device holds.
-        sigma: standard deviation of the logarithm of the shares.
-        minimum_per_class: samples of each of its classes that every device has.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -47,8 +42,11 @@ class PowerLaw(Partition):
     pools_test: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=2, ge=1)
+    """consecutive classes that a device holds."""
     sigma: float = Field(default=2.0, ge=0.0, le=10.0)
+    """standard deviation of the logarithm of the shares."""
     minimum_per_class: int = Field(default=5, ge=2, le=1_000_000_000)
+    """samples of each of its classes that every device has."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
@@ -82,20 +80,19 @@ class Femnist(Partition):
     Samples come from the training set, at most ``per_class`` of each class; a tenth of each device's is held back for
     testing. With the ten letters a-j of EMNIST and 200 devices this is the papers' FEMNIST; any other source gets the same
     label skew. Devices with the same classes are a true group, which its first class names.
-
-    Attributes:
-        overlap: as published, where an inverted test makes every device take the *first* images of a class: devices share
-            most images, and the test images of one are training images of others. The published accuracies need it. False
-            gives each image to one device.
-        classes_per_device: consecutive classes that a device holds.
-        per_class: images of each class that are used, a random choice.
     """
 
     kind: Literal["femnist"] = "femnist"
     by_label: ClassVar[bool] = True
     overlap: bool = True
+    """as published, where an inverted test makes every device take the *first* images of a class: devices share most images,
+    and the test images of one are training images of others. The published accuracies need it. False gives each image to one
+    device.
+    """
     classes_per_device: int = Field(default=3, ge=1)
+    """consecutive classes that a device holds."""
     per_class: int = Field(default=4000, ge=_LEAST_PER_CLASS)
+    """images of each class that are used, a random choice."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
@@ -125,11 +122,6 @@ class DittoPartition(Partition):
     is never a training image. With Fashion-MNIST, 500 devices and the defaults: 61,251 + 11,254 samples, training sizes from
     31 to 1,378 with median 88, exactly as published. Devices with the same classes are a true group,
     which its first class names.
-
-    Attributes:
-        seed: of numpy's legacy generator, which the published split was drawn with: the split is then the same in every
-            run. ``"run"`` follows the run's seed.
-        classes_per_device: consecutive classes that a device holds.
     """
 
     kind: Literal["ditto"] = "ditto"
@@ -137,7 +129,11 @@ class DittoPartition(Partition):
     usual_normalise: ClassVar[Normalise] = "standardise"
 
     seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["run"] = 233
+    """of numpy's legacy generator, which the published split was drawn with: the split is then the same in every run. ``"run"``
+    follows the run's seed.
+    """
     classes_per_device: int = Field(default=5, ge=1)
+    """consecutive classes that a device holds."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
@@ -189,12 +185,6 @@ class ClassBias(Partition):
     they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples
     are the published ones, each on one device, following the devices' labels. With one class a device, the devices of a
     class are a true group.
-
-    Attributes:
-        classes_per_device: H, the number of classes that make the larger part; all of them gives IID data.
-        share: the larger part, in equal amounts of the H classes; the rest is random among the other classes.
-        sizes: training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``.
-        per_class: training images of each class that are used.
     """
 
     kind: Literal["class-bias"] = "class-bias"
@@ -202,9 +192,13 @@ class ClassBias(Partition):
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
+    """H, the number of classes that make the larger part; all of them gives IID data."""
     share: float = Field(default=0.9, gt=0.0, le=1.0)
+    """the larger part, in equal amounts of the H classes; the rest is random among the other classes."""
     sizes: Sizes = UniformSizes()
+    """training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``."""
     per_class: int = Field(default=5000, ge=1)
+    """training images of each class that are used."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)

@@ -15,20 +15,18 @@ from fedsim.world.population import PopulationSpec
 
 
 class PeerParams(StrategyParams):
-    """Parameters of every strategy without a server.
-
-    Attributes:
-        local_epochs: passes over its own data that a device makes in a round; 0: models are averaged, and nothing is trained.
-        start: all devices begin with the ``same`` initial model, or each with its ``own``.
-        deadline: a device waits so long for messages (s) when it has trained, and then goes on without them. None: it waits
-            until they come or are lost, which is refused where devices come and go.
-    """
+    """Parameters of every strategy without a server."""
 
     serverless: ClassVar[bool] = True
 
     local_epochs: Annotated[int, Field(ge=0, le=100_000)] = 1
+    """passes over its own data that a device makes in a round; 0: models are averaged, and nothing is trained."""
     start: Literal["same", "own"] = "same"
+    """all devices begin with the ``same`` initial model, or each with its ``own``."""
     deadline: PositiveSeconds | None = None
+    """a device waits so long for messages (s) when it has trained, and then goes on without them. None: it waits until they
+    come or are lost, which is refused where devices come and go.
+    """
 
     def check_population(self, population: PopulationSpec) -> None:
         if not population.comes_and_goes:

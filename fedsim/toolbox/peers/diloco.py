@@ -15,32 +15,30 @@ from fedsim.world.population import PopulationSpec
 
 
 class DiLoCoParams(PeerParams):
-    """Parameters of DiLoCo.
-
-    Attributes:
-        collective: the all-reduce. ``ring``: each device sends 2 (n - 1) parts of 1/n to the next one. ``tree``: sums go up a
-            binary tree and the result comes down. ``butterfly``: each device owns 1/n, gets that from all others and sends them
-            the sum. Through a server it is ``fedavg``.
-        start: ``same``: an all-reduce keeps devices at one model.
-        deadline: none: an all-reduce waits for every device.
-        local_steps: SGD steps between two synchronisations; None: ``local_epochs`` passes.
-        outer_lr: the outer learning rate.
-        outer_momentum: of the outer Nesterov momentum; 0: none.
-        fragments: the model is cut into so many parts of equal size, and each synchronisation is of one of them, in turn.
-        overlap: whether an all-reduce goes on while devices train, and its result is taken at the next synchronisation.
-        mixing: share of its own fragment that a device keeps then: it has moved on since it sent it.
-    """
+    """Parameters of DiLoCo."""
 
     kind: Literal["diloco"] = "diloco"
     start: Literal["same"] = "same"
+    """``same``: an all-reduce keeps devices at one model."""
     deadline: None = None
+    """none: an all-reduce waits for every device."""
     collective: Literal["ring", "tree", "butterfly"] = "ring"
+    """the all-reduce. ``ring``: each device sends 2 (n - 1) parts of 1/n to the next one. ``tree``: sums go up a binary tree
+    and the result comes down. ``butterfly``: each device owns 1/n, gets that from all others and sends them the sum. Through
+    a server it is ``fedavg``.
+    """
     local_steps: int | None = Field(default=None, ge=1, le=1_000_000)
+    """SGD steps between two synchronisations; None: ``local_epochs`` passes."""
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
+    """the outer learning rate."""
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """of the outer Nesterov momentum; 0: none."""
     fragments: int = Field(default=1, ge=1, le=10_000)
+    """the model is cut into so many parts of equal size, and each synchronisation is of one of them, in turn."""
     overlap: bool = False
+    """whether an all-reduce goes on while devices train, and its result is taken at the next synchronisation."""
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
+    """share of its own fragment that a device keeps then: it has moved on since it sent it."""
 
     def check(self, devices: int) -> None:
         if devices < 2:

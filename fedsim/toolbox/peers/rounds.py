@@ -32,18 +32,16 @@ def _kept(drawn: dict[int, T], number: int, draw: Callable[[], T]) -> T:
 
 
 class Topology(Spec):
-    """The graph of the devices: each sends to its neighbours.
-
-    Attributes:
-        kind: ``ring``, ``complete``, ``star``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or any other generator of
-            undirected graphs in networkx by its name: ``erdos_renyi``, ``watts_strogatz``, ``hypercube`` and so on.
-        parameters: what the generator takes by name, but for the number of nodes, which is that of the devices.
-        every: the graph is drawn again after so many rounds; None: it stays.
-    """
+    """The graph of the devices: each sends to its neighbours."""
 
     kind: str = "ring"
+    """``ring``, ``complete``, ``star``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or any other generator of
+    undirected graphs in networkx by its name: ``erdos_renyi``, ``watts_strogatz``, ``hypercube`` and so on.
+    """
     parameters: dict[str, int | float | bool] = Field(default={})
+    """what the generator takes by name, but for the number of nodes, which is that of the devices."""
     every: int | None = Field(default=None, ge=1)
+    """the graph is drawn again after so many rounds; None: it stays."""
 
     @model_validator(mode="before")
     @classmethod
@@ -87,13 +85,10 @@ class Topology(Spec):
 
 
 class GraphParams(PeerParams):
-    """Parameters of strategies on a graph.
-
-    Attributes:
-        topology: who is whose neighbour.
-    """
+    """Parameters of strategies on a graph."""
 
     topology: Topology = Topology()
+    """who is whose neighbour."""
 
     def check(self, devices: int) -> None:
         self.topology.graph(devices, 0)
@@ -250,14 +245,11 @@ class DPSGD(Peers[DPSGDParams]):
 
 
 class EpidemicParams(PeerParams):
-    """Parameters of epidemic learning.
-
-    Attributes:
-        sample_size: s, to how many others a device sends in a round.
-    """
+    """Parameters of epidemic learning."""
 
     kind: Literal["epidemic"] = "epidemic"
     sample_size: int = Field(default=2, ge=1)
+    """s, to how many others a device sends in a round."""
 
     def check(self, devices: int) -> None:
         if self.sample_size >= devices:

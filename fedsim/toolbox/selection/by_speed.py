@@ -37,17 +37,15 @@ class FedCS(BySpeed):
     As in the paper the model goes to all at once (the slowest download counts), all train side by side, and updates are sent
     one after another. What the world does to a device on the way is in none of the three numbers, so that a round may well be
     longer.
-
-    Attributes:
-        time: T_round (s), from the question's answers on.
-        candidates: how many are asked; at least as many as are wanted.
-        patience: candidates who have not answered by then (s) are not chosen; None: all are waited for.
     """
 
     kind: Literal["fedcs"] = "fedcs"
     time: PositiveSeconds
+    """T_round (s), from the question's answers on."""
     candidates: int = Field(default=20, ge=1)
+    """how many are asked; at least as many as are wanted."""
     patience: PositiveSeconds | None = None
+    """candidates who have not answered by then (s) are not chosen; None: all are waited for."""
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
@@ -87,11 +85,6 @@ class FLANP(BySpeed):
     Without learning a stage is one round. Each stage is a record, ``stage``.
 
     State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places that are left for those who are being asked.
-
-    Attributes:
-        first: n of the first stage.
-        accuracy: 2 mu c: a stage is over when the gradient's squared norm, times the samples of its clients, is at most this.
-        patience: who has not said how fast it is by then (s) is asked again in the next round; None: all are waited for.
     """
 
     kind: Literal["flanp"] = "flanp"
@@ -99,8 +92,11 @@ class FLANP(BySpeed):
     counts_steps: ClassVar[str | None] = "the selection 'flanp' finds gradients from how far steps have led"
 
     first: int = Field(default=2, ge=1)
+    """n of the first stage."""
     accuracy: float = Field(gt=0.0, le=1e12)
+    """2 mu c: a stage is over when the gradient's squared norm, times the samples of its clients, is at most this."""
     patience: PositiveSeconds | None = None
+    """who has not said how fast it is by then (s) is asked again in the next round; None: all are waited for."""
 
     def fewest(self, count: int) -> int:
         return min(self.first, count)

@@ -31,19 +31,17 @@ class PowerOfChoice(Selection):
     the candidates drawn first are taken. Looks at every device that is there: O(population).
 
     State: ``samples``; with reports ``losses``, both by device, and ``reports``, those of the open round.
-
-    Attributes:
-        candidates: d; at least as many as are wanted are drawn.
-        losses: see above.
-        samples: b, on which a candidate tests the model; None: on all that it has.
-        patience: candidates who have not answered by then (s) are not chosen; None: all are waited for.
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
+    """d; at least as many as are wanted are drawn."""
     losses: Literal["asked", "reported"] = "asked"
+    """see above."""
     samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
+    """b, on which a candidate tests the model; None: on all that it has."""
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
+    """candidates who have not answered by then (s) are not chosen; None: all are waited for."""
 
     @property
     def asks(self) -> bool:

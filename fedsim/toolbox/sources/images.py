@@ -138,14 +138,11 @@ def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
 
 
 class Emnist(PublishedImages):
-    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and lower-case letters.
-
-    Attributes:
-        letters: ``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels 36-45 become 0-9).
-    """
+    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and lower-case letters."""
 
     kind: Literal["emnist"] = "emnist"
     letters: Literal["all", "a-j"] = "all"
+    """``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels 36-45 become 0-9)."""
     folders = ("emnist", "emnist/gzip")
     files = tuple(
         f"emnist-byclass-{part}-{what}" for part in ("train", "test") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")

@@ -19,18 +19,17 @@ class Text(Source):
 
     Windows overlap in one character, the last to predict and the first to see. Every fifth one of each speaker is a test
     sample. The embedded text has 14 speakers of scenes from *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
-
-    Attributes:
-        path: a text of your own in UTF-8, as plays are written: a line ``NAME:``, what is said, an empty line. Without
-            such lines all of it is one speaker's. Relative paths start from ``data.root``, else the working directory, else
-            ``$FEDSIM_DATA``. None: the embedded one.
-        length: characters that a model sees of a window, T; samples are int64 [n, T + 1].
     """
 
     published: ClassVar[bool] = False
     kind: Literal["text"] = "text"
     path: str | None = None
+    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, what is said, an empty line. Without such lines all
+    of it is one speaker's. Relative paths start from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None:
+    the embedded one.
+    """
     length: int = Field(default=40, ge=1, le=100_000)
+    """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
 
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)

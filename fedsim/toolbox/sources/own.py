@@ -22,23 +22,20 @@ NamedArrays = dict[str, NDArray[Any]]
 
 
 class Npz(Source):
-    """Arrays of the user's own in one ``.npz`` file.
-
-    Attributes:
-        path: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
-            ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class
-            becomes a test sample (of each class, where ``y`` are labels).
-            Samples are uint8 or floats: vectors [n, features], grey images [n, h, w] or images [n, c, h, w]; or other
-            integers: tokens [n, T]. ``y`` are labels, integers [n] from 0; or targets, floats [n] or [n, k], or integers
-            [n, k]; tokens can do without. Further integers [n], such as ``place`` (or ``place_train`` and ``place_test``), are
-            columns for ``data.column``.
-        vocabulary: tokens are 0..vocabulary-1; None: up to the largest that is there.
-    """
+    """Arrays of the user's own in one ``.npz`` file."""
 
     published: ClassVar[bool] = False
     kind: Literal["npz"] = "npz"
     path: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
+    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class
+    becomes a test sample (of each class, where ``y`` are labels). Samples are uint8 or floats: vectors [n, features], grey
+    images [n, h, w] or images [n, c, h, w]; or other integers: tokens [n, T]. ``y`` are labels, integers [n] from 0; or
+    targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further integers [n], such as ``place`` (or
+    ``place_train`` and ``place_test``), are columns for ``data.column``.
+    """
     vocabulary: Vocabulary = None
+    """tokens are 0..vocabulary-1; None: up to the largest that is there."""
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
@@ -133,23 +130,22 @@ class HuggingFace(Source):
     """A folder that ``save_to_disk`` has written: of one data set, or of its splits ``train`` and ``test``.
 
     Without splits every fifth sample of each class becomes a test sample.
-
-    Attributes:
-        path: the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        x: the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them;
-            integers are tokens.
-        y: the column of the labels, or of targets as in ``Npz``.
-        columns: further columns of integers, for ``data.column``.
-        vocabulary: as of ``npz``.
     """
 
     published: ClassVar[bool] = False
     kind: Literal["huggingface"] = "huggingface"
     path: str
+    """the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
     x: str = "image"
+    """the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them;
+    integers are tokens.
+    """
     y: str = "label"
+    """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
+    """further columns of integers, for ``data.column``."""
     vocabulary: Vocabulary = None
+    """as of ``npz``."""
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
@@ -223,21 +219,19 @@ class MapDataset(Source):
     """A map-style ``torch.utils.data.Dataset``, all of whose items are read into memory.
 
     An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns; all as in the source ``npz``.
-
-    Attributes:
-        factory: ``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function that is annotated
-            to return one.
-        args: keyword arguments for it.
-        test: keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one.
-        vocabulary: as of ``npz``.
     """
 
     published: ClassVar[bool] = False
     kind: Literal["dataset"] = "dataset"
     factory: str
+    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function that is annotated to return one.
+    """
     args: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments for it."""
     test: dict[str, Any] | None = None
+    """keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one."""
     vocabulary: Vocabulary = None
+    """as of ``npz``."""
 
     @field_validator("factory")
     @classmethod

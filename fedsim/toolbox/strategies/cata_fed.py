@@ -79,45 +79,41 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 
 
 class CataFedParams(CombiningParams):
-    """Parameters of CATA-Fed. Each part of the method can be switched off alone (clustering by P = 1).
-
-    Attributes:
-        deadline: T, how long a client may train, from the end of its own download on; by default the mean time of five epochs.
-        adaptive: a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler.
-        local_epochs: K_local, where ``adaptive`` is off.
-        most_epochs: the most that an adaptive client trains in a round; only to bound the work of one that is very fast.
-        margin: part of T that a client keeps back for its upload (eps_i of the paper, s).
-        reserve_upload: it also keeps back the time that it expects its upload to take on its own link.
-        mitigation: slow stragglers split their data (straggler mitigation, SMS).
-        cut_epoch: when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter).
-        size_reports: after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u (Algorithm 2, by the
-            letter).
-        smallest_part: pi, samples; no part becomes smaller (but for rounding).
-        straggler_upload: a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone.
-        clusters: P.
-        whisker: delta; sizes further than this times the interquartile range from the quartiles are outliers.
-        selection: ``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients.
-        rejoin: a disconnected client may connect again, as a new one. If not, it is gone for good.
-        rejoin_delay: how long it is away at least (s).
-    """
+    """Parameters of CATA-Fed. Each part of the method can be switched off alone (clustering by P = 1)."""
 
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
+    """T, how long a client may train, from the end of its own download on; by default the mean time of five epochs."""
     adaptive: bool = True
+    """a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler."""
     local_epochs: Epochs = 5
+    """K_local, where ``adaptive`` is off."""
     most_epochs: Epochs = 1000
+    """the most that an adaptive client trains in a round; only to bound the work of one that is very fast."""
     margin: Seconds = 0.0
+    """part of T that a client keeps back for its upload (eps_i of the paper, s)."""
     reserve_upload: bool = False
+    """it also keeps back the time that it expects its upload to take on its own link."""
     mitigation: bool = True
+    """slow stragglers split their data (straggler mitigation, SMS)."""
     cut_epoch: Literal["kept", "lost"] = "kept"
+    """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter)."""
     size_reports: Literal["largest", "all"] = "largest"
+    """after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u (Algorithm 2, by the letter)."""
     smallest_part: int = Field(default=100, ge=1)
+    """pi, samples; no part becomes smaller (but for rounding)."""
     straggler_upload: Literal["model", "flag"] = "model"
+    """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone."""
     clusters: int = Field(default=4, ge=1)
+    """P."""
     whisker: float = Field(default=1.5, ge=0.0)
+    """delta; sizes further than this times the interquartile range from the quartiles are outliers."""
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
+    """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients."""
     rejoin: bool = False
+    """a disconnected client may connect again, as a new one. If not, it is gone for good."""
     rejoin_delay: PositiveSeconds = 60.0
+    """how long it is away at least (s)."""
 
     @model_validator(mode="after")
     def _from_the_download(self) -> Self:

@@ -14,17 +14,14 @@ from fedsim.world.task import Computation, Train
 
 
 class DittoParams(AggregatingParams):
-    """Parameters of Ditto, in addition to ``AggregatingParams``.
-
-    Attributes:
-        lam: lambda, how strongly a device's own model is held to the global one; 0: local training.
-        personal_epochs: passes over its data for which a device trains its own model; None: ``local_epochs``.
-    """
+    """Parameters of Ditto, in addition to ``AggregatingParams``."""
 
     trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
+    """lambda, how strongly a device's own model is held to the global one; 0: local training."""
     personal_epochs: Epochs | None = None
+    """passes over its data for which a device trains its own model; None: ``local_epochs``."""
 
 
 class DittoClient(OwnModelClient[DittoParams]):

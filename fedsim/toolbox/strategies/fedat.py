@@ -18,27 +18,24 @@ from fedsim.training import Training
 
 
 class FedATParams(StrategyParams):
-    """Parameters of FedAT.
-
-    Attributes:
-        tiers: M, of as many devices each.
-        clients_per_round: clients that a tier asks in a round of its own (all that can be had, if fewer).
-        local_epochs: E, passes over its own data that a client makes.
-        mu: weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked.
-        aggregation: how a tier's updates become its model (``parts/aggregation``).
-        profiling_limit: a device whose profiling takes longer (s) counts as one of so long; None: it is waited for.
-        retry: a tier with nobody to ask, or from which nothing came, looks again after this time (s).
-    """
+    """Parameters of FedAT."""
 
     unaccounted: ClassVar[str] = "FedAT's tiers have rounds of their own, and draws are counted from all devices"
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)
+    """M, of as many devices each."""
     clients_per_round: int = Field(default=10, ge=1)
+    """clients that a tier asks in a round of its own (all that can be had, if fewer)."""
     local_epochs: Epochs = 1
+    """E, passes over its own data that a client makes."""
     mu: float = Field(default=0.4, ge=0.0, le=1e6)
+    """weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked."""
     aggregation: AggregationSpec = Weighted()
+    """how a tier's updates become its model (``parts/aggregation``)."""
     profiling_limit: PositiveSeconds | None = None
+    """a device whose profiling takes longer (s) counts as one of so long; None: it is waited for."""
     retry: PositiveSeconds = 60.0
+    """a tier with nobody to ask, or from which nothing came, looks again after this time (s)."""
 
     def check(self, devices: int) -> None:
         self.refuse_more("tiers", devices)

@@ -10,15 +10,12 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class FedBNParams(AggregatingParams):
-    """Parameters of FedBN, in addition to ``AggregatingParams``.
-
-    Attributes:
-        keeps: ``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN).
-    """
+    """Parameters of FedBN, in addition to ``AggregatingParams``."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
+    """``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN)."""
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":

@@ -14,21 +14,19 @@ from fedsim.training import Training
 
 
 class FedDRParams(SynchronousParams):
-    """Parameters of FedDR, in addition to ``SynchronousParams``.
-
-    Attributes:
-        eta: of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta).
-        alpha: relaxation; 1: Douglas and Rachford's own step.
-        start: SGD on the local problem begins at its ``center``, y_i, or as in the published code at the device's ``own`` last
-            solution, x_i.
-    """
+    """Parameters of FedDR, in addition to ``SynchronousParams``."""
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
 
     kind: Literal["feddr"] = "feddr"
     eta: float = Field(default=1.0, gt=0.0, le=1e6)
+    """of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta)."""
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
+    """relaxation; 1: Douglas and Rachford's own step."""
     start: Literal["center", "own"] = "center"
+    """SGD on the local problem begins at its ``center``, y_i, or as in the published code at the device's ``own`` last
+    solution, x_i.
+    """
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):

@@ -14,20 +14,16 @@ from fedsim.training import Training
 
 
 class FedDynParams(AggregatingParams):
-    """Parameters of FedDyn, in addition to ``AggregatingParams``.
-
-    Attributes:
-        alpha: weight of the regulariser.
-        alpha_samples: a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the
-            paper.
-    """
+    """Parameters of FedDyn, in addition to ``AggregatingParams``."""
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
     beside: ClassVar[str | None] = "FedDyn adds the sum of all earlier moves to the model in each round"
 
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
+    """weight of the regulariser."""
     alpha_samples: float | None = Field(default=None, gt=0.0)
+    """a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the paper."""
     aggregation: AggregationSpec = Mean()
 
 

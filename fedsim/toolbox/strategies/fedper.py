@@ -11,14 +11,11 @@ from fedsim.strategies.round_params import AggregatingParams
 
 
 class HeadParams(AggregatingParams):
-    """Parameters of strategies whose devices keep a head of their own.
-
-    Attributes:
-        head: what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything.
-    """
+    """Parameters of strategies whose devices keep a head of their own."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
+    """what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything."""
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if isinstance(self.head, int):

@@ -14,15 +14,12 @@ from fedsim.world.task import Computation, Train
 
 
 class FedRepParams(HeadParams):
-    """Parameters of FedRep, in addition to ``HeadParams``.
-
-    Attributes:
-        head_epochs: passes over its data for which a device trains its head; then ``local_epochs`` for the layers below.
-    """
+    """Parameters of FedRep, in addition to ``HeadParams``."""
 
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"
     head_epochs: Epochs = 10
+    """passes over its data for which a device trains its head; then ``local_epochs`` for the layers below."""
     aggregation: AggregationSpec = Mean()
 
 

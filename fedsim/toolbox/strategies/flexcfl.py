@@ -22,16 +22,7 @@ from fedsim.world.task import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Parameters of FlexCFL, in addition to ``MigratingParams``. The defaults are those of its published experiments on MNIST.
-
-    Attributes:
-        measure: how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``,
-            by the mean absolute difference of the cosines with all others.
-        clusterer: ``k-means`` (by default with ``edc``), ``hierarchical`` (by default with ``madc``), or ``random``: m random
-            devices each become a group (the ablation RCC).
-        moment: pre-training before the first round; newcomers; and when devices' data have shifted.
-        eta_g: the learning rate between groups; 0 keeps them apart.
-    """
+    """Parameters of FlexCFL beside ``MigratingParams``. The defaults are those of its published experiments on MNIST."""
 
     instead: ClassVar[Mapping[str, str]] = {
         **MigratingParams.instead,
@@ -50,9 +41,17 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
+    """how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``, by the
+    mean absolute difference of the cosines with all others.
+    """
     clusterer: Annotated[Clusterer, Registry.of("clusterer", KMeans, Hierarchical, RandomGroups)] | None = None
+    """``k-means`` (by default with ``edc``), ``hierarchical`` (by default with ``madc``), or ``random``: m random devices each
+    become a group (the ablation RCC).
+    """
     moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = PreTraining()
+    """pre-training before the first round; newcomers; and when devices' data have shifted."""
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
+    """the learning rate between groups; 0 keeps them apart."""
 
     @model_validator(mode="after")
     def _makes_groups(self) -> Self:

@@ -18,25 +18,23 @@ from fedsim.training import Training
 
 
 class FPFCParams(SynchronousParams):
-    """Parameters of FPFC, in addition to ``SynchronousParams``.
-
-    Attributes:
-        lam: lambda, the strength of the penalty; 0: local training.
-        rho: of the augmented Lagrangian, and how strongly a device is held to what it receives.
-        a: of SCAD: what is farther apart than a lam is not penalised.
-        xi: within so small a distance the penalty is smooth.
-        layers: distances are those of whole models (``all``), or of their last layer (``last``, an option of the authors'
-            code): then the whole difference of two models shrinks as that layer's does.
-        nu: devices whose difference theta is no longer than this are of one group.
-    """
+    """Parameters of FPFC, in addition to ``SynchronousParams``."""
 
     kind: Literal["fpfc"] = "fpfc"
     lam: float = Field(default=1.0, ge=0.0, le=1e6)
+    """lambda, the strength of the penalty; 0: local training."""
     rho: float = Field(default=1.0, gt=0.0, le=1e6)
+    """of the augmented Lagrangian, and how strongly a device is held to what it receives."""
     a: float = Field(default=3.7, gt=1.0, le=1e6)
+    """of SCAD: what is farther apart than a lam is not penalised."""
     xi: float = Field(default=1e-4, gt=0.0, le=1e6)
+    """within so small a distance the penalty is smooth."""
     nu: float = Field(default=1e-3, ge=0.0, le=1e6)
+    """devices whose difference theta is no longer than this are of one group."""
     layers: Literal["all", "last"] = "all"
+    """distances are those of whole models (``all``), or of their last layer (``last``, an option of the authors' code): then
+    the whole difference of two models shrinks as that layer's does.
+    """
 
     @model_validator(mode="after")
     def _has_one_minimum(self) -> Self:

@@ -255,11 +255,7 @@ def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
 
 
 class MigratingParams(GroupedParams):
-    """Parameters of every strategy with migration, in addition to ``GroupedParams``.
-
-    Attributes:
-        moment: when devices choose their group: in each round, and when their data have shifted.
-    """
+    """Parameters of every strategy with migration, in addition to ``GroupedParams``."""
 
     instead: ClassVar[Mapping[str, str]] = {
         **GroupedParams.instead,
@@ -269,6 +265,7 @@ class MigratingParams(GroupedParams):
     usual_shift: ClassVar[ShiftTest] = "never"
 
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
+    """when devices choose their group: in each round, and when their data have shifted."""
 
     @property
     def shift(self) -> ShiftTest:

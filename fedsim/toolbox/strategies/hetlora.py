@@ -14,16 +14,13 @@ from fedsim.training import CutBy
 
 
 class HetLoRAParams(CutParams):
-    """Parameters of HetLoRA: ``sizes`` are ranks, of ``model.lora.rank`` at most.
-
-    Attributes:
-        weights: of updates: by their ``norm``, as in the paper, or as ``aggregation`` says.
-    """
+    """Parameters of HetLoRA: ``sizes`` are ranks, of ``model.lora.rank`` at most."""
 
     by: ClassVar[CutBy] = "rank"
     kind: Literal["hetlora"] = "hetlora"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
     weights: Literal["norm", "aggregation"] = "norm"
+    """of updates: by their ``norm``, as in the paper, or as ``aggregation`` says."""
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:

@@ -17,23 +17,20 @@ from fedsim.world.task import Computation, Evaluate, Train
 
 
 class IFCAParams(MigratingParams):
-    """Parameters of IFCA, in addition to ``MigratingParams``.
-
-    Attributes:
-        aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL.
-        averaging: of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on all of its data,
-            and a group's model moves by the sum of its clients' steps, divided by the number of all clients of the round
-            (option I).
-        starts: the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups).
-    """
+    """Parameters of IFCA, in addition to ``MigratingParams``."""
 
     sweeps: ClassVar[bool] = True
     kind: Literal["ifca"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
     aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
+    """``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the published code of FlexCFL."""
     averaging: Literal["models", "gradients"] = "models"
+    """of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on all of its data, and a group's
+    model moves by the sum of its clients' steps, divided by the number of all clients of the round (option I).
+    """
     starts: Literal["different", "same"] = "different"
+    """the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups)."""
 
     @property
     def counts_steps(self) -> str | None:

@@ -11,14 +11,11 @@ from fedsim.training import Training
 
 
 class LocalParams(SelectingParams):
-    """Parameters of Local.
-
-    Attributes:
-        clients_per_round: how many devices train in a round; None for every one that can be had.
-    """
+    """Parameters of Local."""
 
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
+    """how many devices train in a round; None for every one that can be had."""
 
     def check(self, devices: int) -> None:
         super().check(devices)

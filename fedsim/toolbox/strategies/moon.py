@@ -13,16 +13,13 @@ from fedsim.training import Contrast, Training
 
 
 class MOONParams(AggregatingParams):
-    """Parameters of MOON, in addition to ``AggregatingParams``.
-
-    Attributes:
-        mu: weight of the contrastive term; 0 is FedAvg, which asks no other models.
-        temperature: tau, by which similarities are divided.
-    """
+    """Parameters of MOON, in addition to ``AggregatingParams``."""
 
     kind: Literal["moon"] = "moon"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
+    """weight of the contrastive term; 0 is FedAvg, which asks no other models."""
     temperature: float = Field(default=0.5, gt=0.0, le=1e6)
+    """tau, by which similarities are divided."""
 
 
 class MOONClient(OwnModelClient[MOONParams]):

@@ -15,21 +15,18 @@ from fedsim.world.task import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """Parameters of pFedMe; its server's beta is the learning rate of ``server = "sgd"``. See also ``AggregatingParams``.
-
-    Attributes:
-        lam: lambda, how strongly a personal model is held to the local one.
-        local_rounds: R, each with a batch of its own.
-        steps: K, of SGD on that batch towards the personal model, at the learning rate of ``[training]``.
-        eta: learning rate of the local model.
-    """
+    """Parameters of pFedMe; its server's beta is the learning rate of ``server = "sgd"``. See also ``AggregatingParams``."""
 
     trains_more: ClassVar[str] = "with pFedMe a client trains 'local_rounds' times"
     kind: Literal["pfedme"] = "pfedme"
     lam: float = Field(default=15.0, gt=0.0, le=1e6)
+    """lambda, how strongly a personal model is held to the local one."""
     local_rounds: int = Field(default=20, ge=1, le=10_000)
+    """R, each with a batch of its own."""
     steps: int = Field(default=5, ge=1, le=100_000)
+    """K, of SGD on that batch towards the personal model, at the learning rate of ``[training]``."""
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
+    """learning rate of the local model."""
     aggregation: AggregationSpec = Mean()
 
     @model_validator(mode="after")

@@ -19,27 +19,24 @@ from fedsim.toolbox.selection.least import LeastAvailable
 
 
 class REFLParams(AggregatingParams):
-    """Parameters of REFL, in addition to ``AggregatingParams``.
-
-    Attributes:
-        beta: what a stale update's deviation counts beside its staleness.
-        stale_weights: ``boosted``: as in the paper; ``damped``: 1 / (tau + 1) alone; ``equal``: as much as a fresh one.
-        boost_scale: what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper; 10 in the published code.
-        most_staleness: an update that would be staler is given up: its task is ended. None: all are waited for.
-        aggregation: the plain mean, as in the paper, unless another is given; its weights are multiplied by those.
-        selection: the least available first, unless another is given.
-    """
+    """Parameters of REFL, in addition to ``AggregatingParams``."""
 
     late_goes_on: ClassVar[bool] = True
     looks_at_each: ClassVar[str | None] = "REFL compares late updates with others"
 
     kind: Literal["refl"] = "refl"
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=0.35, ge=0.0, le=1.0)
+    """what a stale update's deviation counts beside its staleness."""
     stale_weights: Literal["boosted", "damped", "equal"] = "boosted"
+    """``boosted``: as in the paper; ``damped``: 1 / (tau + 1) alone; ``equal``: as much as a fresh one."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=1.0, ge=1.0, le=1e6)
+    """what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper; 10 in the published code."""
     most_staleness: int | None = Field(default=None, ge=1)
+    """an update that would be staler is given up: its task is ended. None: all are waited for."""
     aggregation: AggregationSpec = Mean()
+    """the plain mean, as in the paper, unless another is given; its weights are multiplied by those."""
     selection: SelectionSpec = LeastAvailable()
+    """the least available first, unless another is given."""
 
     @model_validator(mode="after")
     def _weights_count(self) -> Self:

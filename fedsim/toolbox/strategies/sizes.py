@@ -19,18 +19,16 @@ from fedsim.training import CutBy, Places, Training, places_of
 
 
 class CutParams(AggregatingParams):
-    """Parameters of strategies whose devices train smaller models within the global one.
-
-    Attributes:
-        sizes: of each device's model: a table by the kinds of devices (``population.device``), or a list of which each device
-            has one, drawn uniformly and once.
-        redraw: in each round a device has any of the sizes up to its own (from a list: any), drawn uniformly.
-    """
+    """Parameters of strategies whose devices train smaller models within the global one."""
 
     by: ClassVar[CutBy]
     looks_at_each: ClassVar[str | None] = "the server has to know which numbers each client has sent"
     sizes: dict[str, float] | list[float] = Field(min_length=1)
+    """of each device's model: a table by the kinds of devices (``population.device``), or a list of which each device has one,
+    drawn uniformly and once.
+    """
     redraw: bool = False
+    """in each round a device has any of the sizes up to its own (from a list: any), drawn uniformly."""
 
     @model_validator(mode="after")
     def _means_alone(self) -> Self:

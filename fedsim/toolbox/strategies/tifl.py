@@ -21,40 +21,37 @@ from fedsim.world.task import Computation, Evaluate, Train
 
 
 class TiFLParams(AggregatingParams):
-    """Parameters of TiFL.
-
-    Attributes:
-        tiers: P, equal-width bins of data size or of latency.
-        tiers_from: ``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task (the original).
-        profiling_rounds: how often a device's latency is measured.
-        profiling_limit: Tmax (s): slower tasks are ended and count as Tmax; a device that never came in below it is dropped.
-        mode: tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``: the less accurate the
-            model is on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
-        probabilities: of each tier, from that with the least data (or latency) on, up to a common factor. The paper's, of five
-            tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
-        credits: of each tier; by default the planned rounds, divided by the tiers.
-        interval: I, a test after every so many rounds, by default as many as there are tiers.
-        require_no_improvement: probabilities change only if the accuracy on the last chosen tier has not risen since the last
-            test.
-        accuracy_from: test clients of each tier report it (``clients``), or the server knows it of all at no cost
-            (``measurement``).
-        test_clients: how many clients of each tier are tested.
-    """
+    """Parameters of TiFL."""
 
     looks_at_each: ClassVar[str | None] = "TiFL has phases of its own between rounds"
 
     kind: Literal["tifl"] = "tifl"
     tiers: int = Field(default=5, ge=1)
+    """P, equal-width bins of data size or of latency."""
     tiers_from: Literal["size", "latency"] = "size"
+    """``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task (the original)."""
     profiling_rounds: Annotated[int, OnlyWith("tiers_from", values=("latency",))] = Field(default=1, ge=1)
+    """how often a device's latency is measured."""
     profiling_limit: Annotated[PositiveSeconds | None, OnlyWith("tiers_from", values=("latency",))] = None
+    """Tmax (s): slower tasks are ended and count as Tmax; a device that never came in below it is dropped."""
     mode: Literal["uniform", "static", "credits"] = "uniform"
+    """tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``: the less accurate the model is
+    on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
+    """
     probabilities: list[Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] | None = None
+    """of each tier, from that with the least data (or latency) on, up to a common factor. The paper's, of five tiers: fast 1,
+    0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
+    """
     credits: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(default=None, ge=1)
+    """of each tier; by default the planned rounds, divided by the tiers."""
     interval: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(default=None, ge=1)
+    """I, a test after every so many rounds, by default as many as there are tiers."""
     require_no_improvement: Annotated[bool, OnlyWith("mode", values=("credits",))] = True
+    """probabilities change only if the accuracy on the last chosen tier has not risen since the last test."""
     accuracy_from: Annotated[Literal["clients", "measurement"], OnlyWith("mode", values=("credits",))] = "clients"
+    """test clients of each tier report it (``clients``), or the server knows it of all at no cost (``measurement``)."""
     test_clients: Annotated[int, OnlyWith("mode", values=("credits",))] = Field(default=5, ge=1)
+    """how many clients of each tier are tested."""
 
     @model_validator(mode="after")
     def _one_probability_a_tier(self) -> Self:

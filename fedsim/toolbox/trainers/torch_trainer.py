@@ -25,18 +25,16 @@ _SAID_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
 class LearningRateSchedule(Spec):
-    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr`` on.
-
-    Attributes:
-        name: its class, such as ``CosineAnnealingLR``.
-        args: its arguments. ``T_max`` and ``total_steps`` are by default the length of the local training.
-        every: what a step of the schedule is: of the optimiser, a local epoch, or a round. With the first two it begins anew in
-            each training.
-    """
+    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr`` on."""
 
     name: str
+    """its class, such as ``CosineAnnealingLR``."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """its arguments. ``T_max`` and ``total_steps`` are by default the length of the local training."""
     every: Literal["step", "epoch", "round"] = "step"
+    """what a step of the schedule is: of the optimiser, a local epoch, or a round. With the first two it begins anew in each
+    training.
+    """
 
     def build(self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0) -> "torch.optim.lr_scheduler.LRScheduler":
         """The schedule of an optimiser, for a local training of so many of its steps in the round of this number."""
@@ -54,15 +52,12 @@ class LearningRateSchedule(Spec):
 
 
 class ParameterGroup(Spec):
-    """Parameters with arguments of their own, such as no weight decay.
-
-    Attributes:
-        match: patterns of their names in the model, such as ``*.bias``.
-        args: arguments of the optimiser for them.
-    """
+    """Parameters with arguments of their own, such as no weight decay."""
 
     match: list[str] = Field(min_length=1)
+    """patterns of their names in the model, such as ``*.bias``."""
     args: dict[str, Any]
+    """arguments of the optimiser for them."""
 
 
 class TorchTrainer(Trainer):
@@ -71,27 +66,25 @@ class TorchTrainer(Trainer):
     The loss has all terms that a strategy adds, so that clipping and the optimiser see their gradients too. With ``accumulate``
     a step is that of a batch so many times as large: its gradient is the mean over the samples of all, and an epoch's last step
     may have fewer.
-
-    Attributes:
-        optimiser: a class of ``torch.optim``, such as ``AdamW``.
-        args: its arguments; the learning rate is ``training.lr``.
-        groups: parameters with other arguments; each belongs to the first group that matches its name.
-        schedule: how the learning rate changes; None: by ``lr_decay`` alone.
-        clip_norm: the gradient of all parameters is scaled down to this norm.
-        clip_value: each number of the gradient is cut off at this value, and at its negative.
-        accumulate: batches whose gradients make one step.
-        label_smoothing: of the cross-entropy.
     """
 
     kind: Literal["torch"] = "torch"
     optimiser: str = "SGD"
+    """a class of ``torch.optim``, such as ``AdamW``."""
     args: dict[str, Any] = Field(default_factory=dict)
+    """its arguments; the learning rate is ``training.lr``."""
     groups: list[ParameterGroup] = Field(default_factory=list)
+    """parameters with other arguments; each belongs to the first group that matches its name."""
     schedule: LearningRateSchedule | None = None
+    """how the learning rate changes; None: by ``lr_decay`` alone."""
     clip_norm: float | None = Field(default=None, gt=0.0, le=1e9)
+    """the gradient of all parameters is scaled down to this norm."""
     clip_value: float | None = Field(default=None, gt=0.0, le=1e9)
+    """each number of the gradient is cut off at this value, and at its negative."""
     accumulate: int = Field(default=1, ge=1, le=1_000_000)
+    """batches whose gradients make one step."""
     label_smoothing: float = Field(default=0.0, ge=0.0, le=1.0)
+    """of the cross-entropy."""
 
     applies_terms: ClassVar[bool] = True
 

@@ -253,19 +253,17 @@ class Intervals(AvailabilityModel):
       time 0 is left out.
 
     For days and dates ``population.calendar`` says which instant time 0 is, and where the devices are.
-
-    Attributes:
-        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        unit: of times that are bare numbers.
-        every: how long the pattern is until it comes again; None: it doesn't (times of day do, every day).
-        drawn: each device follows the intervals of one that is drawn among those of the file, which may be called anything.
     """
 
     kind: Literal["intervals"] = "intervals"
     file: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
     unit: str | None = None
+    """of times that are bare numbers."""
     every: PositiveSeconds | None = None
+    """how long the pattern is until it comes again; None: it doesn't (times of day do, every day)."""
     drawn: bool = False
+    """each device follows the intervals of one that is drawn among those of the file, which may be called anything."""
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
         """``DataError``: the file or an interval is malformed. ``ScenarioError``: dates, and nothing says which is time 0."""

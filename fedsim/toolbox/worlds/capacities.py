@@ -52,14 +52,13 @@ class HospitalsCapacity(CapacityModel):
     mean and the standard deviation of the hospital's, unless ``population.jitter`` is above 0. It is lognormal, where the
     challenge draws a normal of 1 s at least. A transfer takes the mean of the hospital's download and upload, whatever its
     size: a latency.
-
-    Attributes:
-        validated: patients that a hospital validates for each one that it trains on, before and after the training; their time
-            is added to an epoch's.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"
     validated: float = Field(default=0.0, ge=0.0, le=100.0)
+    """patients that a hospital validates for each one that it trains on, before and after the training; their time is added to
+    an epoch's.
+    """
 
     def _drawn(self, streams: Streams, devices: int) -> Floats:
         """Mean and standard deviation of a patient's training and validation (s), float64 [devices, 4]."""

@@ -210,33 +210,28 @@ class _Walks:
 
 
 class EdgeNodesSpec(EdgeLinks):
-    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server.
-
-    Attributes:
-        nodes: where they stand; None: at each node to which devices are attached.
-    """
+    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server."""
 
     nodes: list[str] | None = Field(default=None, min_length=1)
+    """where they stand; None: at each node to which devices are attached."""
 
 
 class GraphSpec(NetworkModel):
     """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
 
     Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
-
-    Attributes:
-        file: the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
-        server: the server's node.
-        attach: the nodes that devices are dealt over in turn.
-        hosts: nodes that send and receive besides, such as a cache; they are endpoints after the devices and edge servers.
     """
 
     kind: Literal["graph"] = "graph"
     file: str
+    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
     server: str
+    """the server's node."""
     attach: list[str] = Field(min_length=1)
+    """the nodes that devices are dealt over in turn."""
     edge: EdgeNodesSpec | None = None
     hosts: list[str] | None = Field(default=None, min_length=1)
+    """nodes that send and receive besides, such as a cache; they are endpoints after the devices and edge servers."""
 
     @property
     def places(self) -> int:

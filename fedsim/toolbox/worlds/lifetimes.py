@@ -19,16 +19,13 @@ from fedsim.world.lifetimes import Turnover
 
 
 class _Schedule(Turnover):
-    """One device at each of the given times.
-
-    Attributes:
-        times: in any order; each is for one device.
-        devices: the device of each time, none twice; None for a random choice.
-    """
+    """One device at each of the given times."""
 
     kind: Literal["schedule"] = "schedule"
     times: list[PositiveSeconds] = Field(min_length=1)
+    """in any order; each is for one device."""
     devices: list[int] | None = None
+    """the device of each time, none twice; None for a random choice."""
 
     def ticks(self) -> Floats:
         """The times on the clock's grid (s), in the order given."""
@@ -63,15 +60,13 @@ class PoissonArrivals(Turnover):
     """Newcomers join one after another, after exponential gaps that do not depend on each other.
 
     They are the first of a random order of the devices, so with more newcomers in the same world the first ones are the same.
-
-    Attributes:
-        rate: how many join per unit of time on average.
-        newcomers: how many join in all; None for half of the devices, rounded down.
     """
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[PerSecond, AfterValidator(_positive)]
+    """how many join per unit of time on average."""
     newcomers: int | None = Field(default=None, ge=1)
+    """how many join in all; None for half of the devices, rounded down."""
 
     def check(self, devices: int) -> None:
         if self.newcomers is not None and self.newcomers > devices:
@@ -112,15 +107,13 @@ class ExponentialStays(Turnover):
 
     Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
     leave at the same times, and more.
-
-    Attributes:
-        mean_stay: of those that leave.
-        share: of the devices that ever leave.
     """
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds
+    """of those that leave."""
     share: float = Field(default=1.0, gt=0.0, le=1.0)
+    """of the devices that ever leave."""
 
     def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
         leaving = streams.generator("world/departures").permutation(len(arrival))[: round(self.share * len(arrival))]

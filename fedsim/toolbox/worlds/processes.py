@@ -16,19 +16,16 @@ from fedsim.world.processes.world import Hold, World
 
 
 class Outage(Process):
-    """The base of what fails for a while, again and again.
-
-    Attributes:
-        every: from the end of an outage, or the beginning of the run, to the next one (s).
-        lasts: how long each takes (s).
-        random: whether these two are means of exponential times, or always the same.
-    """
+    """The base of what fails for a while, again and again."""
 
     restorable: ClassVar[bool] = True
 
     every: PositiveSeconds
+    """from the end of an outage, or the beginning of the run, to the next one (s)."""
     lasts: PositiveSeconds
+    """how long each takes (s)."""
     random: bool = True
+    """whether these two are means of exponential times, or always the same."""
 
     def fail(self, world: World) -> list[Hold]:
         """Begin an outage; the holds last until it is over."""
@@ -55,17 +52,14 @@ class Outage(Process):
 
 
 class LinkOutage(Outage):
-    """A link carries nothing, or less, for a while, again and again.
-
-    Attributes:
-        link: its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or that of an edge of a graph,
-            ``a -> b``.
-        rate: what the link carries meanwhile (bytes/s).
-    """
+    """A link carries nothing, or less, for a while, again and again."""
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
+    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or that of an edge of a graph, ``a -> b``.
+    """
     rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
+    """what the link carries meanwhile (bytes/s)."""
 
     def check(self, world: World) -> None:
         world.rate(self.link)
@@ -75,17 +69,15 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """An edge server is not there for a while, again and again.
-
-    Attributes:
-        edge: its number.
-        work: what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its
-            devices do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
-    """
+    """An edge server is not there for a while, again and again."""
 
     kind: Literal["edge-outage"] = "edge-outage"
     edge: int = Field(ge=0)
+    """its number."""
     work: Literal["wasted", "waits"] = "wasted"
+    """what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its devices
+    do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
+    """
 
     def check(self, world: World) -> None:
         world.rate(f"edge {self.edge} receive")
@@ -119,19 +111,17 @@ class Heat(Process):
     The heat of a device goes exponentially towards 0 while it does not compute, towards 1 while it computes at full speed, and
     towards ``factor`` while it computes slowly (Newton's law of cooling). It begins at 0 and becomes slow at a heat of
     ``slow_at``; it is fast again at ``fast_at``.
-
-    Attributes:
-        devices: which ones get warm; None: all.
-        factor: of its speed, while a device is slow.
-        warms: the time constant, in which 63 % of the way is gone (s).
     """
 
     restorable: ClassVar[bool] = True
 
     kind: Literal["heat"] = "heat"
     devices: list[int] | None = None
+    """which ones get warm; None: all."""
     factor: float = Field(default=0.5, gt=0.0, lt=1.0)
+    """of its speed, while a device is slow."""
     warms: PositiveSeconds = 180.0
+    """the time constant, in which 63 % of the way is gone (s)."""
     slow_at: float = Field(default=0.9, gt=0.0, lt=1.0)
     fast_at: float = Field(default=0.85, gt=0.0, lt=1.0)
 

@@ -158,21 +158,20 @@ class RegionsSpec(NetworkModel):
     The rate of several connections is so many times that of one, up to what devices' own links carry (``device``). Of a pair
     that nobody measured the rate follows from a window of 0.83 MB over the round trip (on the 30 measured pairs 2 % off on the
     mean, 5 % at most), and the round trip from the way between the cities (5 % off on the mean, 11 % at most).
-
-    Attributes:
-        of: regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn.
-        server_in: the region of the server; None: the first of ``of``.
-        connections: TCP connections of each pair in each direction, over which a message goes at once.
-        file: a table of your own instead of the measured one: CSV with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
-            connection; a row from a region to itself says what limits a connection within it. A relative path starts from
-            ``data.root``, else the working directory, else ``$FEDSIM_DATA``.
     """
 
     kind: Literal["regions"] = "regions"
     file: str | None = None
+    """a table of your own instead of the measured one: CSV with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one connection;
+    a row from a region to itself says what limits a connection within it. A relative path starts from ``data.root``, else
+    the working directory, else ``$FEDSIM_DATA``.
+    """
     of: list[str] = Field(min_length=1)
+    """regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn."""
     server_in: str | None = None
+    """the region of the server; None: the first of ``of``."""
     connections: int = Field(default=1, ge=1, le=1000)
+    """TCP connections of each pair in each direction, over which a message goes at once."""
 
     @field_validator("of", "server_in")
     @classmethod

@@ -18,14 +18,12 @@ class Sharing(Protocol):
     """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
 
     Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
-
-    Attributes:
-        next_end: when the next flow will have sent all if nothing changes (s, exact); infinity if none runs.
-        changed: whether flows have come or left, or links changed, since the last ``share``.
     """
 
     next_end: float
+    """when the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
     changed: bool
+    """whether flows have come or left, or links changed, since the last ``share``."""
 
     def enter(
         self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()

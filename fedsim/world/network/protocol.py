@@ -25,37 +25,39 @@ _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round tri
 
 
 class Protocol(Spec):
-    """The base of every protocol. One of your own may replace any of its methods.
-
-    Attributes:
-        segment: payload of a full packet.
-        header: what a packet has beside it on the wire.
-        slow_start: whether a transfer begins with a window of a few segments, which doubles every round trip until the transfer
-            gets all that links and other flows leave it (RFC 5681; a connection that was idle, as between two messages of a
-            round, starts so again). Off for congestion controls that keep their rate.
-        initial_window: segments of the first round trip (RFC 6928: 10).
-        round_trip: what a round trip takes beside twice the device's latency.
-        weight_spread: how unlike flows share a link by chance: a transfer's weight is lognormal with median 1, and this is the
-            factor of one standard deviation; 1 for all alike.
-        turns: whether downloads take turns. What one machine sends waits in its own queue, of which each connection has about
-            1 ms (Linux's TCP small queues), so that shares are alike where round trips are longer: of R s, the logarithm of a
-            download's weight by chance is 1 / (1 + R / 1 ms) of what it would be. Uploads come from different machines.
-        weight_by_round_trip: the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round
-            trip (as TCP Reno's are). A round trip counts as 1 ms at least.
-        late_weight: factor of the weight of an upload that begins while others to the same end are under way: who sends already
-            keeps more than its share. 1: none; 0.8 to 0.7 are nearer to real uploads (docs/time.md).
-    """
+    """The base of every protocol. One of your own may replace any of its methods."""
 
     kind: str
     segment: PositiveBytes = 1448.0
+    """payload of a full packet."""
     header: Bytes = 0.0
+    """what a packet has beside it on the wire."""
     slow_start: bool = False
+    """whether a transfer begins with a window of a few segments, which doubles every round trip until the transfer gets all
+    that links and other flows leave it (RFC 5681; a connection that was idle, as between two messages of a round, starts so
+    again). Off for congestion controls that keep their rate.
+    """
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
+    """segments of the first round trip (RFC 6928: 10)."""
     round_trip: Seconds = 0.0
+    """what a round trip takes beside twice the device's latency."""
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
+    """how unlike flows share a link by chance: a transfer's weight is lognormal with median 1, and this is the factor of one
+    standard deviation; 1 for all alike.
+    """
     turns: bool = False
+    """whether downloads take turns. What one machine sends waits in its own queue, of which each connection has about 1 ms
+    (Linux's TCP small queues), so that shares are alike where round trips are longer: of R s, the logarithm of a download's
+    weight by chance is 1 / (1 + R / 1 ms) of what it would be. Uploads come from different machines.
+    """
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
+    """the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round trip (as TCP Reno's
+    are). A round trip counts as 1 ms at least.
+    """
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
+    """factor of the weight of an upload that begins while others to the same end are under way: who sends already keeps more
+    than its share. 1: none; 0.8 to 0.7 are nearer to real uploads (docs/time.md).
+    """
 
     @cached_property
     def overhead(self) -> float:

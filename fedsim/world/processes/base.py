@@ -90,13 +90,10 @@ PROCESSES = _ProcessRegistry(
 
 
 class WorldSpec(Spec):
-    """``[world]``: what happens to the world.
-
-    Attributes:
-        processes: each a kind, a table with a kind and its parameters, or one's own by import path.
-    """
+    """``[world]``: what happens to the world."""
 
     processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
+    """each a kind, a table with a kind and its parameters, or one's own by import path."""
 
     @model_validator(mode="after")
     def _one_queue(self) -> Self:
