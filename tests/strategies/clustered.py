@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 import fedsim
@@ -34,6 +35,12 @@ def world(data: Sections, devices: int, strategy: Sections, rounds: int, **other
     return sections | {"stop": {"rounds": rounds}} | others
 
 
+def made(sections: Sections) -> Run:
+    """A run that has not begun."""
+    run: Run = Simulation(fedsim.Scenario(**sections)).installed
+    return run
+
+
 def ran(sections: Sections, folder: Path) -> RunFolder:
     """The folder of a run, which passes its audit."""
     fedsim.run(fedsim.Scenario(**sections), folder, executor="inline")
@@ -58,8 +65,60 @@ def weights(run: Run, models: Sequence[Any] | None = None) -> list[Weights]:
     return asyncio.run(run.learner.values(run.strategy.state["models"] if models is None else models))
 
 
+def model_of(run: Run) -> Weights:
+    """The values of the global model."""
+    return weights(run, [run.strategy.state["model"]])[0]
+
+
+def model_after(sections: Sections) -> Weights:
+    """The global model at the end of a run."""
+    return model_of(played(sections)[0])
+
+
+def all_after(sections: Sections) -> tuple[Weights, Weights]:
+    """The global model at the end of a run, [d], and those of the devices that have one of their own, [devices, d]."""
+    run, _ = played(sections)
+    own = run.strategy.state["own"]
+    return model_of(run), np.array(weights(run, [own[device] for device in sorted(own)]))
+
+
+def initial_weights(sections: Sections) -> Weights:
+    run = made(sections)
+    return weights(run, [run.learner.initial()])[0]
+
+
 def of_kind(run: RunFolder, kind: str) -> list[dict[str, Any]]:
     return [event for event in run.events if event["kind"] == kind]
+
+
+def told(records: Sequence[Record], kind: str) -> list[dict[str, Any]]:
+    """The fields of the records of a kind."""
+    return [record.fields for record in records if record.kind == kind]
+
+
+def trainings(run: RunFolder) -> list[dict[str, Any]]:
+    """The ends of local trainings."""
+    return [event for event in of_kind(run, "step-end") if event["step"] == "train"]
+
+
+def ends_of(run: RunFolder) -> list[str]:
+    """The outcome of each device's only task, by device."""
+    return [event["outcome"] for event in sorted(of_kind(run, "task-end"), key=lambda event: event["device"])]
+
+
+def moved(run: RunFolder) -> dict[str, float]:
+    """Bytes by purpose."""
+    return run.summary["bytes"]["by_purpose"]  # type: ignore[no-any-return]
+
+
+def swap(**at: Any) -> Sections:
+    """Of a scenario in which all devices exchange their data in pairs at these rounds or times."""
+    return {"drift": {"kind": "swap-all", "probability": 1.0, "at": at}}
+
+
+def scheduled(**devices: str) -> Sections:
+    """Devices ``d3``, ... that arrive or leave at these times."""
+    return {"kind": "schedule", "times": [*devices.values()], "devices": [int(name[1:]) for name in devices]}
 
 
 def groups_of(run: RunFolder) -> list[int | None]:
@@ -136,3 +195,88 @@ class Started(FedAvg):
     async def on_start(self) -> None:
         await super().on_start()
         self.state["model"].settle(np.array(self.params.start, dtype=np.float32))  # type: ignore[attr-defined]
+
+
+# Random data, in batches that hold them all.
+
+FEATURES, CLASSES = 6, 3
+_RNG = np.random.default_rng(7)
+
+
+def write_data(folder: Path, sizes: Sequence[int]) -> Sections:
+    """``sizes`` samples on each device."""
+    x, y = _RNG.normal(size=(sum(sizes), FEATURES)), _RNG.integers(0, CLASSES, sum(sizes))
+    y[:CLASSES] = range(CLASSES)
+    cuts = np.cumsum(sizes)[:-1]
+    return file_data(folder, list(zip(np.split(x, cuts), np.split(y, cuts), strict=True)))
+
+
+def full_batches(data: Sections, devices: int, rounds: int, strategy: Sections, **training: Any) -> Sections:
+    """A scenario in which a local epoch is one step and takes no time, and a round asks all unless it is told otherwise."""
+    return {
+        "seed": 5,
+        "data": data,
+        "model": {"kind": "logistic"},
+        "training": {"lr": 0.5, "batch_size": 1000} | training,
+        "population": {"devices": devices},
+        "strategy": {"clients_per_round": devices} | strategy,
+        "stop": {"rounds": rounds},
+    }
+
+
+# A convex problem whose answer is known: each sample pulls the one weight w towards a, with a strength h of its own.
+
+PULLS = np.array([(1.0, 0.2), (-2.0, 1.0), (3.0, 0.5), (0.5, 2.0)])
+"""a and h of each device."""
+CENTER, STRENGTH = PULLS.T
+OPTIMUM = float((CENTER * STRENGTH).sum() / STRENGTH.sum())
+
+
+class Curved(torch.nn.Module):
+    """The loss of a sample (a, h) is h (w - a)^2 / 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.tensor([5.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[:, 1:] * (self.w - x[:, :1]) ** 2 / 2
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs[:, 0]
+
+
+class Centre(torch.nn.Module):
+    """The loss of a sample c is |w - c|^2 / 2; w begins at ``start``, or is one weight that is drawn."""
+
+    def __init__(self, start: Sequence[float] | None = None) -> None:
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.randn(1) if start is None else torch.tensor(start))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.w - x[:, : len(self.w)]
+
+    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return outputs.square().sum(dim=1) / 2
+
+
+def module(factory: type[torch.nn.Module], **args: Any) -> Sections:
+    """The model section of a module of the tests."""
+    return {"kind": "module", "factory": f"{factory.__module__}:{factory.__name__}", "args": args}
+
+
+def curved(
+    folder: Path, strategy: Sections, rounds: int, epochs: int = 5, steps: Sequence[int] = (1, 1, 1, 1), **others: Any
+) -> Sections:
+    """Each device has its own pull, in ten equal samples for each of its ``steps`` of an epoch."""
+    shards = [(np.repeat(pull[None], 10 * own, axis=0), [0, 1] * 5 * own) for pull, own in zip(PULLS, steps, strict=True)]
+    return {
+        "seed": 1,
+        "data": file_data(folder, shards) | {"normalise": "none"},
+        "model": module(Curved),
+        "training": {"lr": 0.1, "batch_size": 10},
+        "population": {"devices": len(PULLS), "speed": "100 samples/s"},
+        "strategy": {"clients_per_round": len(PULLS), "local_epochs": epochs} | strategy,
+        "stop": {"rounds": rounds},
+        "evaluation": {"every": rounds},
+    } | others

@@ -10,8 +10,18 @@ from torch import Tensor
 
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
-from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
-from tests.strategies.curved import Centre
+from tests.strategies.clustered import (
+    Centre,
+    Sections,
+    file_data,
+    groups_of,
+    moves,
+    of_kind,
+    played,
+    ran,
+    weights,
+    world,
+)
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""

@@ -6,16 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-import fedsim
 from fedsim.lab.reading.fairness import jain_index, selections, worst_decile
 from fedsim.records.reading import RunFolder
-from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
 from fedsim.testing import eventful_world, quiet_world
-from tests.strategies.clustered import file_data, of_kind, ran
+from tests.strategies.clustered import ends_of, made, of_kind, ran, trainings, write_data
 
 SIZES = {"low": 100, "high": 3000}
 
@@ -29,11 +24,6 @@ def everybody_once(people: dict[str, Any], folder: Path, **strategy: Any) -> Run
     strategy = {"kind": "fedavg", "clients_per_round": people["devices"], "local_epochs": 5} | strategy
     scenario = {"learning": "off", "population": people, "strategy": strategy, "stop": {"rounds": 1}}
     return ran(scenario, folder)
-
-
-def epochs_of(run: RunFolder) -> dict[int, int]:
-    trainings = [event for event in of_kind(run, "step-end") if event["step"] == "train"]
-    return {event["device"]: event["data"]["epochs"] for event in trainings}
 
 
 @pytest.mark.parametrize(("t", "dropped"), [(1.0, 0.50), (0.5, 0.77), (None, 0.0)])
@@ -52,7 +42,7 @@ def test_fedprox_does_as_many_epochs_as_fit_and_drops_only_whom_none_fits(t: flo
     run = everybody_once(population(1000), tmp_path / "run", kind="fedprox", deadline={"kind": "relative", "times": t})
     sizes = np.array([device["samples"] for device in run.devices])
     fitting = np.minimum(5, np.floor(5 * t * sizes.mean() / sizes)).astype(int)
-    epochs = epochs_of(run)
+    epochs = {event["device"]: event["data"]["epochs"] for event in trainings(run)}
     assert [epochs[device] for device in range(1000)] == fitting.tolist()
     (row,) = run.rounds
     assert row["slow"] == (fitting == 0).sum()
@@ -60,19 +50,13 @@ def test_fedprox_does_as_many_epochs_as_fit_and_drops_only_whom_none_fits(t: flo
 
 def budget_run(sizes: list[int], folder: Path, population: dict[str, Any] | None = None, **strategy: Any) -> RunFolder:
     """One round of devices with given sizes, 10 samples/s, real learning on random data."""
-    draw = np.random.default_rng(1)
     scenario = {
-        "data": file_data(folder, [(draw.normal(size=(size, 3)), np.arange(size) % 2) for size in sizes]),
+        "data": write_data(folder, sizes),
         "population": {"devices": len(sizes), "speed": "10 samples/s"} | (population or {}),
         "strategy": {"kind": "fedavg", "clients_per_round": len(sizes), "local_epochs": 5} | strategy,
         "stop": {"rounds": 1},
     }
     return ran(scenario, folder / "run")
-
-
-def outcomes(run: RunFolder) -> list[str]:
-    ends = of_kind(run, "task-end")
-    return [event["outcome"] for event in sorted(ends, key=lambda event: event["device"])]
 
 
 def test_exactly_at_the_budget_survives_and_a_nanosecond_late_does_not(tmp_path: Path) -> None:
@@ -86,23 +70,26 @@ def test_exactly_at_the_budget_survives_and_a_nanosecond_late_does_not(tmp_path:
         ([30, 40, 50], "19.999999999 s", "late"),
     ]
     for number, (sizes, deadline, outcome) in enumerate(just):
-        assert outcomes(budget_run(sizes, tmp_path / str(number), deadline=deadline)) == ["done", outcome, "late"]
+        assert ends_of(budget_run(sizes, tmp_path / str(number), deadline=deadline)) == ["done", outcome, "late"]
     # All of one size: everybody is exactly at T = 1, at whatever speed.
     for speed in ("7 samples/s", "0.3 samples/s", "333 samples/s"):
         run = budget_run([13, 13, 13], tmp_path / speed[:3], {"speed": speed}, deadline={"kind": "relative", "times": 1.0})
-        assert outcomes(run) == ["done"] * 3
+        assert ends_of(run) == ["done"] * 3
 
 
-def built(**scenario: Any) -> Run:
-    run: Run = Simulation(fedsim.Scenario(learning="off", **scenario)).installed
-    return run
+def test_over_selection_closes_when_enough_have_come(tmp_path: Path) -> None:
+    strategy = {"clients_per_round": 4, "over_selection": 1.3, "local_epochs": 1}
+    run = budget_run([10, 20, 30, 40, 50, 60], tmp_path, **strategy)
+    (row,) = run.rounds
+    assert (row["selected"], row["valid"], row["slow"], row["time"]) == (6, 4, 2, 4.0)
+    assert ends_of(run) == ["done"] * 4 + ["late"] * 2
 
 
 def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
-    plain = built(population=population(1000)).population
+    plain = made({"learning": "off", "population": population(1000)}).population
     slowed = {}
     for share in (0.1, 0.2):
-        run = built(population=population(1000, stragglers={"share": share, "factor": 0.5}))
+        run = made({"learning": "off", "population": population(1000, stragglers={"share": share, "factor": 0.5})})
         slow = np.flatnonzero(run.population.speed == plain.speed / 2)
         assert len(slow) == share * 1000
         assert (np.delete(run.population.speed, slow) == np.delete(plain.speed, slow)).all()
@@ -118,7 +105,8 @@ def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) ->
         deadline = {"kind": "relative", "devices": base}
         run = everybody_once(people, tmp_path / base, deadline=deadline)
         assert run.rounds[0]["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
-        means.append(built(population=people, strategy={"deadline": deadline}).server.setting.mean_epoch_s)
+        sections = {"learning": "off", "population": people, "strategy": {"deadline": deadline}}
+        means.append(made(sections).server.setting.mean_epoch_s)
     assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
 
 
@@ -206,14 +194,6 @@ def test_the_index_and_the_worst_decile_of_known_allocations() -> None:
     assert all(map(math.isnan, (jain_index([0, 0]), jain_index([]), worst_decile([]))))
     assert worst_decile(range(100)) == pytest.approx(4.5)
     assert (worst_decile([5.0, 7.0]), worst_decile(range(11))) == (5.0, 0.5)
-
-
-@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0.1, 1e3))
-def test_the_index_lies_between_its_bounds_and_knows_no_unit(values: list[float], scale: float) -> None:
-    index = jain_index(values)
-    if sum(values) > 1e-3:
-        assert 1 / len(values) - 1e-9 <= index <= 1 + 1e-9
-        assert jain_index([value * scale for value in values]) == pytest.approx(index)
 
 
 def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:

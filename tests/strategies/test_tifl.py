@@ -12,8 +12,17 @@ from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.records.test_audit import aggregated_never, events, found
-from tests.strategies.clustered import file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, curved, model_after
+from tests.strategies.clustered import (
+    PULLS,
+    curved,
+    file_data,
+    model_after,
+    of_kind,
+    played,
+    ran,
+    weights,
+    world,
+)
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:
