@@ -13,7 +13,7 @@ from fedsim.toolbox.strategies.flora import merged
 from fedsim.toolbox.strategies.heterofl import mean_of_holders
 from fedsim.toolbox.strategies.hetlora import norm
 from fedsim.toolbox.strategies.sizes import leading
-from tests.strategies.clustered import played, ran, weights, world
+from tests.strategies.clustered import moved, played, ran, told, weights, world
 
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13, 7]}
@@ -99,14 +99,14 @@ def test_stacked_adapters_are_merged_exactly_and_charged_by_hand(tmp_path: Path)
     assert np.abs(found[6:12]).max() <= 3**-0.5
 
     all_three = {"kind": "flora", "clients_per_round": 3, "sizes": [2]}
-    moved = ran(world(DIGITS, 3, all_three, 5, model=STACKED), tmp_path / "all").summary["bytes"]["by_purpose"]
-    assert moved == {"model": 3 * 4 * (whole + 4 * 3 * 2 * rank_1), "update": 5 * 3 * 4 * 2 * rank_1}
+    run = ran(world(DIGITS, 3, all_three, 5, model=STACKED), tmp_path / "all")
+    assert moved(run) == {"model": 3 * 4 * (whole + 4 * 3 * 2 * rank_1), "update": 5 * 3 * 4 * 2 * rank_1}
 
 
 def test_widths_are_drawn_again_up_to_that_of_the_kind() -> None:
     table = {"sizes": {"a": 1.0, "b": 0.5, "c": 0.1}, "redraw": True, "kind": "heterofl", "clients_per_round": 3}
     _, records = played(world(DIGITS, 3, table, 12, model=MLP) | three_kinds(memory="1 GB", memory_share=1.0))
-    downloads = [record.fields for record in records if record.kind == "step-end" and record.fields["step"] == "download"]
+    downloads = [fields for fields in told(records, "step-end") if fields["step"] == "download"]
     assert [len({step["bytes"] for step in downloads if step["device"] == device}) for device in range(3)] == [3, 2, 1]
 
 
@@ -130,8 +130,7 @@ def test_models_of_tokens(kind: str) -> None:
         with pytest.raises(fedsim.ScenarioError, match="allowed are fedsim's models of dense layers and convolutions"):
             played(sections)
     else:
-        (told,) = [record.fields for record in played(sections)[1] if record.kind == "round"]
-        assert 10 < told["perplexity"] < 300
+        assert 10 < told(played(sections)[1], "round")[0]["perplexity"] < 300
 
 
 @pytest.mark.parametrize(

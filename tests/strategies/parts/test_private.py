@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.plugin import Server
-from fedsim.simulation import Simulation
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
-from tests.strategies.clustered import played, ran, world
+from tests.strategies.clustered import initial_weights, made, model_after, model_of, played, ran, told, world
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +32,7 @@ def fedavg(**how: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Server:
-    return Simulation(fedsim.Scenario(population={"devices": 10})).installed.server  # type: ignore[no-any-return]
+    return made({"population": {"devices": 10}}).server
 
 
 def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
@@ -95,13 +94,12 @@ def test_the_noise_of_the_server_is_what_is_said(server: Server, divide_by: int 
 
 def test_the_noise_of_the_devices_is_what_is_said() -> None:
     """Each brings its own, so that the mean of n has z C / sqrt(n)."""
-    sections = world(IID, 40, fedavg(where="local", noise=0.5, clip=3.0) | {"clients_per_round": 40}, 4)
-    run, records = played(sections | {"training": {"lr": 1e-9}})
-    start = asyncio.run(run.learner.value(run.learner.initial()))
-    (model, _), *_ = run.strategy.models().values()
-    noise = asyncio.run(run.learner.value(model)) - start
+    strategy = fedavg(where="local", noise=0.5, clip=3.0) | {"clients_per_round": 40}
+    sections = world(IID, 40, strategy, 4, training={"lr": 1e-9})
+    run, records = played(sections)
+    noise = model_of(run) - initial_weights(sections)
     assert noise.std() == pytest.approx(0.5 * 3.0 / math.sqrt(40) * 2, rel=0.1)  # of four rounds
-    discrepancies = [record.fields["discrepancy_start"] for record in records if record.kind == "round"]
+    discrepancies = [fields["discrepancy_start"] for fields in told(records, "round")]
     assert discrepancies == pytest.approx([0.5 * 3.0 * math.sqrt(650)] * 4, rel=0.01)  # of 40 times 650 draws each
 
 
@@ -191,9 +189,8 @@ def test_epsilon_counts_how_clients_were_really_drawn(
 def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
     """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
     how = fedavg(noise=0.0, clip=1e-3)
-    run, _ = played(world(IID, 12, how, 1, population=present(tmp_path, 3)))
-    start, end = asyncio.run(run.learner.values([run.learner.initial(), run.strategy.state["model"]]))
-    assert 0.3e-3 < np.linalg.norm(end.astype(np.float64) - start) < 0.501e-3
+    sections = world(IID, 12, how, 1, population=present(tmp_path, 3))
+    assert 0.3e-3 < np.linalg.norm(model_after(sections).astype(np.float64) - initial_weights(sections)) < 0.501e-3
     private = Private(noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}).for_rounds_of(10)
     ((_, clip),) = rounds(server, private, [drawn(4, 0.5)])
     assert clip == pytest.approx(math.exp(-4 * 0.5 / 10))

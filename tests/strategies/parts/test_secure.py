@@ -7,7 +7,19 @@ import pytest
 
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.testing import StrategyContract
-from tests.strategies.clustered import ROTATED, of_kind, played, ran, weights, world
+from tests.strategies.clustered import (
+    ROTATED,
+    initial_weights,
+    model_after,
+    model_of,
+    moved,
+    of_kind,
+    played,
+    ran,
+    told,
+    weights,
+    world,
+)
 
 SECURE = {"neighbours": 4, "key": "32 B", "share": "48 B"}
 D = 650
@@ -24,16 +36,13 @@ def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | 
     run = ran(world(ROTATED, 12, fedavg(secure_aggregation=secure), 2), tmp_path / "run")
     phases = {"secure-keys": (2 * k + 2) * 32, "secure-shares": 4 * k * 48, "secure-unmask": k * 48}
     sent = {"model": 4 * D, "update": 4 * D} | phases
-    assert run.summary["bytes"]["by_purpose"] == {purpose: 2 * 8 * size for purpose, size in sent.items()}
+    assert moved(run) == {purpose: 2 * 8 * size for purpose, size in sent.items()}
 
 
 def test_what_is_learnt_is_the_same(tmp_path: Path) -> None:
     training = {"batch_size": 10_000}  # whole batches: the order of others is another draw, as devices have had more tasks
-    found = []
-    for strategy in (fedavg(), fedavg(secure_aggregation=None)):
-        run, _ = played(world(ROTATED, 12, strategy, 3, training=training))
-        found.append(weights(run, [run.strategy.state["model"]])[0])
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    secure, plain = (world(ROTATED, 12, how, 3, training=training) for how in (fedavg(), fedavg(secure_aggregation=None)))
+    assert model_after(secure) == pytest.approx(model_after(plain), abs=1e-6)
 
 
 def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
@@ -83,12 +92,11 @@ def unread(strategy: dict[str, Any], devices: int, rounds: int, slow: float) -> 
 
 
 def test_a_round_that_cannot_be_read_changes_no_model() -> None:
-    run, records = played(unread({"kind": "fedavg", "clients_per_round": 8, "deadline": "6 s"}, 8, 2, slow=0.5))
-    assert next(record.fields["valid"] for record in records if record.kind == "round") < 8
-    aggregates = [record for record in records if record.kind == "aggregate"]
-    assert {weight for record in aggregates for weight in record.fields["weights"]} == {0.0}
-    initial, now = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
-    assert (initial == now).all()
+    sections = unread({"kind": "fedavg", "clients_per_round": 8, "deadline": "6 s"}, 8, 2, slow=0.5)
+    run, records = played(sections)
+    assert told(records, "round")[0]["valid"] < 8
+    assert {weight for fields in told(records, "aggregate") for weight in fields["weights"]} == {0.0}
+    assert (initial_weights(sections) == model_of(run)).all()
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedper", None)])
@@ -109,8 +117,7 @@ def test_masks_are_made_for_all_numbers_that_are_sent(tmp_path: Path, kind: str,
 def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str) -> None:
     """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read and others were not."""
     run, records = played(unread({"kind": kind, "clients_per_round": 5, "deadline": "9 s"}, 12, 8, slow=0.1))
-    read = [any(record.fields["weights"]) for record in records if record.kind == "aggregate"]
-    assert set(read) == {True, False}
+    assert {any(fields["weights"]) for fields in told(records, "aggregate")} == {True, False}
     own = []
     for number, remembered in run.dispatch.devices.states.items():
         now = remembered["before_sum"] if number in run.strategy.state.get("take_back", ()) else remembered
