@@ -292,8 +292,6 @@ def test_one_main_class_is_a_group(recipe: Partition, small: Dataset) -> None:
     assert label_table(data).argmax(axis=1).tolist() == truth(data)
 
 
-# The published recipes, against their published numbers.
-
 SEEDS = [1, 2, 3]
 
 

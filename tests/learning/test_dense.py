@@ -1,6 +1,5 @@
 """Closed-form gradients against autograd, the same bits whatever the cohort; and compiled loops."""
 
-import math
 import os
 import subprocess
 import sys
@@ -102,15 +101,6 @@ def test_a_result_does_not_depend_on_where_in_memory_its_arrays_begin(way: Way) 
         assert moved.train_loss == expected.train_loss
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_no_steps_give_the_start_back(way: Way) -> None:
-    architecture = perceptron(61, 13, 7)
-    idle = solve_of(_start(architecture, 1), 9, (61,), 7, seed=1, epochs=0)
-    solved = Dense(architecture, way=way).solve(idle, Descent(0.1))
-    assert solved.weights.tobytes() == idle.weights.tobytes()
-    assert np.isnan(solved.train_loss)
-
-
 @compiled
 def _halved(number: float) -> float:
     return number / 2
@@ -123,13 +113,6 @@ def _summed(numbers: np.ndarray[Any, Any], times: int) -> float:
         for number in numbers:
             total += _halved(number)
     return total
-
-
-def test_one_calls_another_and_what_is_not_finite_stays_so() -> None:
-    assert _summed(np.arange(5.0), 2) == 10.0
-    assert math.isnan(_summed(np.array([1.0, math.nan, 2.0]), 1))
-    assert math.isnan(_summed(np.array([math.inf, -math.inf]), 1))
-    assert _summed(np.array([1.0, math.inf]), 1) == math.inf
 
 
 def test_other_threads_go_on_meanwhile() -> None:

@@ -47,9 +47,6 @@ def epochs(run: RunFolder) -> dict[int, int]:
     return {event["device"]: event["data"]["epochs"] for event in trainings(run)}
 
 
-# Adaptive local update.
-
-
 @pytest.mark.parametrize(("T", "expected"), [(1.0, [2, 5, 77]), (0.5, [1, 2, 38]), (0.2, [0, 1, 15])])
 def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) -> None:
     """Equal speeds, mean size 1,550: floor(7750 T / |D|) epochs."""
@@ -103,9 +100,6 @@ def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: P
     assert epochs(run) == {0: 0, 1: 5, 2: 5}
     assert (run.rounds[0]["valid"], run.rounds[0]["slow"]) == (2, 1)
     assert [event["device"] for event in of_kind(run, "split")] == [0]
-
-
-# Stragglers.
 
 
 @pytest.mark.parametrize(("size_reports", "reported"), [("largest", 2), ("all", 2 + 4)])
@@ -196,9 +190,6 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     assert bool(stragglers) == (fires_above < math.inf)
 
 
-# Variants and bad input.
-
-
 @pytest.mark.parametrize("selection", ["proportional-fair", "round-robin", "random"])
 def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
     sizes = [100] * 6 + [1000] * 6
@@ -227,9 +218,6 @@ def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_pa
     ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
     assert ends
     assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
-
-
-# Connections.
 
 
 @pytest.fixture

@@ -61,8 +61,6 @@ def splits(run: RunFolder) -> list[dict[str, Any]]:
     return [{"round": event["round"], "group": event["group"]} | event["data"] for event in of_kind(run, "cluster-split")]
 
 
-# The decision, as numbers.
-
 A = np.array([2.0, -1.0])
 
 
@@ -72,9 +70,6 @@ def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
     assert found == {"mean_norm": 4.0, "max_norm": 5.0}
     limits = [(4.0, 5.0), (4.000001, 5.0), (4.000001, 5.000001)]
     assert [is_incongruent(**found, eps1=eps1, eps2=eps2) for eps1, eps2 in limits] == [False, True, False]
-
-
-# The same through whole runs.
 
 
 def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Path) -> None:
@@ -211,9 +206,6 @@ def test_a_schedule_splits_one_cluster_a_time_and_that_which_pulls_hardest(tmp_p
     assert len(set(groups)) == 4
 
 
-# Label permutations: the paper's experiment, small.
-
-
 def permuted(strategy: Sections) -> Sections:
     """Digits, 20 clients, four permutations that agree pairwise on at most two of ten labels."""
     data = {"source": "digits", "partition": {"kind": "permutations", "groups": 4, "agree": 2}}
@@ -239,9 +231,6 @@ def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twi
     assert mean["alike"][before] > mean["unlike"][before] + 0.1, "the gap by which they are told apart (Fig. 3, 1)"
     assert mean["alike"][-1] is mean["unlike"][-1] is None
     assert mean["settled"][-1] < mean["alike"][before] / 2, "what is left when all are told apart points nowhere (Fig. 3, 3)"
-
-
-# Clients that are late, absent, broken or new.
 
 
 def test_an_absent_client_is_on_the_side_of_the_last_update_that_it_sent_to_the_cluster(tmp_path: Path) -> None:

@@ -198,9 +198,6 @@ def test_a_cut_off_answer_changes_neither_side(kind: str, state: str | None) -> 
     assert state is None or not weights(run, [run.strategy.state[state]])[0].any()
 
 
-# FedNova.
-
-
 def test_reach_is_the_papers_norm() -> None:
     assert reach(7) == 7
     rho, pull, tau = 0.9, 0.05, 6

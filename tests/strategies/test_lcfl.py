@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 import fedsim
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, k_medoids
+from fedsim.toolbox.clustering.algorithms import k_medoids
 from fedsim.toolbox.clustering.similarity import diff_norm
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
@@ -86,9 +85,6 @@ def off(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
     }
 
 
-# Distances.
-
-
 def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: Path) -> None:
     """Eq. 2 of L_i(w) = |w - c_i|^2 / 2 at w_i = c_i is |c_i - c_j|^2, the square of DiffNorm."""
     centres = np.array([[0.0, 1.0], [3.0, 0.0], [0.5, 1.0], [3.0, 0.5], [-0.5, 0.5]])
@@ -150,9 +146,6 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     assert by_rows([models[1]], diff_norm)[0] == []
 
 
-# Clusters.
-
-
 FOUND_BY: list[dict[str, Any]] = [{"clusterer": "k-medoids"}, {"clusterer": {"start": "k-medoids++"}}]
 FOUND_BY += [{"clusterer": "hierarchical"}, {"clusterer": "dbscan", "groups": 6}]
 
@@ -208,9 +201,6 @@ def test_a_share_of_each_cluster_is_asked(tmp_path: Path) -> None:
     assert sorted(device % 4 for device in asked) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-# The federated warm-up is FedAvg.
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None:
     """As in Tables II and III of the paper, where both have the same figures at iteration 5."""
@@ -230,9 +220,6 @@ def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:
     run = ran(scenario, tmp_path / "run")
     assert (moved(run)["warm-up"], moved(run)["exchange"]) == (2 * 15 * 1000.0, 20 * 19 * 1000.0)
     assert clustering_of(run)["devices"] == list(range(20))
-
-
-# Bytes.
 
 
 @pytest.mark.parametrize("warmup", ["federated", "local"])
@@ -274,9 +261,6 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
     assert begin == pytest.approx(3 + 1)
     (end,) = [e["time"] for e in of_kind(run, "clustering")]
     assert end - begin == pytest.approx(3 + 4 + 0.012)
-
-
-# Who comes and goes.
 
 
 def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
@@ -375,14 +359,3 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     updates = np.array(weights(warm, ends)) - model
     expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
     assert np.array(made["data"]["distance"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.parametrize("method", ["single", "complete", "average", "ward"])
-def test_linkages_are_those_of_scikit_learn(method: Linkage) -> None:
-    draw = np.random.default_rng(5)
-    for _ in range(10):
-        points = draw.normal(size=(12, 3))
-        distance = update_distances(points, "l2")
-        for groups, threshold in ((4, None), *((None, threshold) for threshold in (0.5, 1.5, 3.0, 100.0))):
-            other = AgglomerativeClustering(n_clusters=groups, linkage=method, distance_threshold=threshold).fit(points)
-            assert np.array_equal(agglomerative(distance, groups or 1, method, threshold), canonical(other.labels_))

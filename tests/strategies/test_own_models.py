@@ -201,8 +201,6 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     assert lines.needed(training, 6) - lines.needed(plain, 6) == 2 * 37 * 4
 
 
-# FedPer, FedRep and FedBN.
-
 MLP = {"model": {"kind": "mlp", "hidden": [13]}}
 BODY, HEAD = 64 * 13 + 13, 13 * 10 + 10  # numbers of that model's layers
 

@@ -171,9 +171,6 @@ def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
                 assert (similarity[one, other] >= math.cos(0.3)) == alike == (found["groups"][one] == found["groups"][other])
 
 
-# Bytes.
-
-
 @pytest.mark.parametrize("learning", ["on", "off"])
 @pytest.mark.parametrize(
     ("strategy", "scalars", "counts", "reports"),
@@ -200,9 +197,6 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
     assert found["paper"] == 2 * asked * model
     assert found["down"] == asked * model + 4 * met * reports
     assert run.summary["rounds"] == rounds
-
-
-# Who is late, lost, new or broken.
 
 
 def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path: Path) -> None:
@@ -232,9 +226,6 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
         assert sum(given) == pytest.approx(1.0)
         assert sum(reweighting["data"]["clusters"]) == 4
     assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
-
-
-# Weights, and the benchmark that knows the classes.
 
 
 def test_imbalance_is_at_least_one_sample_and_the_first_of_the_most_imbalanced_members_is_spared() -> None:

@@ -334,9 +334,6 @@ def test_the_gap_of_losses_compares_devices_on_the_same_model() -> None:
     assert (loss_gap(losses) != loss_distance(losses)).any()
 
 
-# EDC.
-
-
 def by_svd(updates: np.ndarray, groups: int) -> np.ndarray:
     """Cosines with the left singular vectors of updates^T, by their definition."""
     left, _, _ = np.linalg.svd(updates.astype(np.float64).T, full_matrices=False)

@@ -38,9 +38,6 @@ def choosing(selection: ScenarioTables, clients: int, rounds: int, population: S
     return {"seed": 2, "strategy": strategy, "population": population, "stop": {"rounds": rounds}} | others
 
 
-# Power-of-choice.
-
-
 @pytest.mark.parametrize("losses", ["asked", "reported"])
 def test_power_of_choice_takes_the_highest_losses(losses: str, tmp_path: Path) -> None:
     selection = {"kind": "power-of-choice", "candidates": 4, "losses": losses}
@@ -92,8 +89,6 @@ def test_who_does_not_answer_in_time_is_not_chosen(tmp_path: Path) -> None:
     assert set(asked.values()) == {"done", "late"}
     assert {event["device"] for event in ends if event["round"] == 0} == {one for one in asked if asked[one] == "done"}
 
-
-# Oort.
 
 TEN = dict(enumerate([
     (10.0, 1, 5.0), (40.0, 2, 5.0), (20.0, 8, 20.0), (30.0, 9, 10.0), (5.0, 4, 40.0),
@@ -190,9 +185,6 @@ def test_oort_hears_what_clients_report(strategy: dict[str, Any], others: dict[s
     assert installed.dispatch.population.samples[0] == 10
 
 
-# FedCS.
-
-
 def test_fedcs_greedy_by_hand() -> None:
     told = {0: (2.0, 1.0, 3.0), 1: (1.0, 4.0, 1.0), 2: (1.0, 5.5, 1.0), 3: (9.0, 1.0, 1.0), 4: (1.0, 1.0, 8.0)}
     # First 1 and 0 would end at 6, 2 at 7.5, 3 at 11, 4 at 10: 0, the first of the two (2 + 4). Then 1: 2 + max(4, 4) + 1 = 7;
@@ -231,9 +223,6 @@ def test_a_device_without_room_for_the_training_says_so_and_is_not_chosen(tmp_pa
     others: dict[str, Any] = {"learning": "off", "data": {"source": "digits"}, "model": {"kind": "mlp", "hidden": [200]}}
     sections = choosing({"kind": "fedcs", "time": "1 h", "candidates": 8}, 8, 1, population, **others)
     assert cohorts(of_kind(ran(sections, tmp_path / "run"), "task-start")) == [[1, 3, 5, 7]]
-
-
-# FLANP.
 
 
 def test_flanps_stages_by_hand(tmp_path: Path) -> None:
