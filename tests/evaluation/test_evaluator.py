@@ -33,7 +33,8 @@ from fedsim.output.terminal import summary_lines
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.toolbox.clustering.agreement import adjusted_rand_index, normalised_mutual_information, purity
 from tests.learning.small import federation, learning, run
-from tests.strategies.clustered import PAIRED, ROTATED, played, world
+from tests.strategies.runs import played
+from tests.strategies.worlds import PAIRED, ROTATED, world
 
 if TYPE_CHECKING:
     from fedsim.evaluation.evaluator import WorldView

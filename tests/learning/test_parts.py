@@ -13,7 +13,8 @@ from torch import nn
 import fedsim
 from fedsim.learning.architecture import LoRA
 from fedsim.learning.modules import fit, frozen_numbers, numbers
-from tests.strategies.clustered import played, ran, weights, world
+from tests.strategies.runs import played, ran, weights
+from tests.strategies.worlds import world
 
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13]}

@@ -11,22 +11,8 @@ from fedsim.running.assembly import Run
 from fedsim.simulation import Record
 from fedsim.testing import eventful_world
 from fedsim.toolbox.strategies.refl import stale_weights
-from tests.strategies.clustered import (
-    PULLS,
-    Curved,
-    curved,
-    file_data,
-    full_batches,
-    initial_weights,
-    model_after,
-    model_of,
-    module,
-    played,
-    ran,
-    told,
-    world,
-    write_data,
-)
+from tests.strategies.runs import initial_weights, model_after, model_of, played, ran, told
+from tests.strategies.worlds import PULLS, Curved, curved, file_data, full_batches, module, world, write_data
 
 
 class Broken(Curved):

@@ -22,17 +22,8 @@ from fedsim.toolbox.strategies.cata_fed import (
     in_turn,
     moderate_range,
 )
-from tests.strategies.clustered import (
-    full_batches,
-    initial_weights,
-    model_after,
-    moved,
-    of_kind,
-    played,
-    ran,
-    trainings,
-    write_data,
-)
+from tests.strategies.runs import initial_weights, model_after, moved, of_kind, played, ran, trainings
+from tests.strategies.worlds import full_batches, write_data
 
 
 def run_of(folder: Path, sizes: list[int], rounds: int = 1, speed: str = "1 samples/s", **strategy: Any) -> RunFolder:

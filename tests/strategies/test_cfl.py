@@ -10,21 +10,8 @@ from torch import Tensor
 
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
-from tests.strategies.clustered import (
-    Centre,
-    Sections,
-    file_data,
-    groups_of,
-    module,
-    moves,
-    of_kind,
-    played,
-    ran,
-    scheduled,
-    told,
-    weights,
-    world,
-)
+from tests.strategies.runs import groups_of, moves, of_kind, played, ran, told, weights
+from tests.strategies.worlds import Centre, Sections, file_data, module, scheduled, world
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""

@@ -10,7 +10,8 @@ import pytest
 from fedsim.lab.reading.fairness import jain_index, selections, worst_decile
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world, quiet_world
-from tests.strategies.clustered import ends_of, made, of_kind, ran, trainings, write_data
+from tests.strategies.runs import ends_of, made, of_kind, ran, trainings
+from tests.strategies.worlds import write_data
 
 SIZES = {"low": 100, "high": 3000}
 

@@ -8,23 +8,8 @@ import pytest
 
 from fedsim.plugin import Synchronous
 from fedsim.toolbox.strategies.fednova import reach
-from tests.strategies.clustered import (
-    CENTER,
-    OPTIMUM,
-    STRENGTH,
-    curved,
-    full_batches,
-    initial_weights,
-    model_after,
-    model_of,
-    of_kind,
-    played,
-    ran,
-    told,
-    trainings,
-    weights,
-    write_data,
-)
+from tests.strategies.runs import initial_weights, model_after, model_of, of_kind, played, ran, told, trainings, weights
+from tests.strategies.worlds import CENTER, OPTIMUM, STRENGTH, curved, full_batches, write_data
 
 EQUAL, UNEQUAL = (1, 1, 1, 1), (1, 2, 3, 4)
 FEDAVG: dict[str, Any] = {"kind": "fedavg", "aggregation": "mean"}

@@ -16,29 +16,31 @@ from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
 from fedsim.toolbox.strategies.grouped import distance
 from fedsim.training import Training
-from tests.strategies.clustered import (
+from tests.strategies.runs import (
+    Weights,
+    groups_of,
+    initial_weights,
+    made,
+    model_of,
+    moved,
+    moves,
+    of_kind,
+    played,
+    ran,
+    told,
+    weights,
+)
+from tests.strategies.worlds import (
     PAIRED,
     ROTATED,
     STARTED,
     Centre,
     Sections,
-    Weights,
     file_data,
-    groups_of,
-    initial_weights,
-    made,
-    model_of,
     module,
-    moved,
-    moves,
-    of_kind,
     opposite_groups,
-    played,
-    ran,
     scheduled,
     swap,
-    told,
-    weights,
     world,
 )
 

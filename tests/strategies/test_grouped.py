@@ -8,19 +8,8 @@ import pytest
 
 import fedsim
 from fedsim.records.reading import RunFolder
-from tests.strategies.clustered import (
-    PAIRED,
-    Sections,
-    groups_of,
-    made,
-    moves,
-    of_kind,
-    opposite_groups,
-    ran,
-    scheduled,
-    swap,
-    world,
-)
+from tests.strategies.runs import groups_of, made, moves, of_kind, ran
+from tests.strategies.worlds import PAIRED, Sections, opposite_groups, scheduled, swap, world
 
 KINDS = ("fedgroup", "fesem", "fesem-mig", "flexcfl", "ifca", "ifca-mig")
 

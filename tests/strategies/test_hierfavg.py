@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
-from tests.strategies.clustered import of_kind, ran
+from tests.strategies.runs import of_kind, ran
 
 DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 TREE = {

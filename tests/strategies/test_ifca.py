@@ -10,7 +10,8 @@ import torch
 from fedsim.testing import StrategyContract
 from fedsim.toolbox.strategies.fesem import FeSEMParams
 from fedsim.toolbox.strategies.fpfc import fused, shrunk
-from tests.strategies.clustered import (
+from tests.strategies.runs import groups_of, model_of, moved, of_kind, played, ran, told, weights
+from tests.strategies.worlds import (
     PAIRED,
     ROTATED,
     STARTED,
@@ -18,17 +19,9 @@ from tests.strategies.clustered import (
     Sections,
     curved,
     file_data,
-    groups_of,
-    model_of,
     module,
-    moved,
-    of_kind,
     opposite_groups,
-    played,
-    ran,
     swap,
-    told,
-    weights,
     world,
 )
 

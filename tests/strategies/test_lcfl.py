@@ -15,19 +15,8 @@ from fedsim.toolbox.clustering.similarity import diff_norm
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
-from tests.strategies.clustered import (
-    Centre,
-    file_data,
-    model_of,
-    module,
-    moved,
-    of_kind,
-    opposite_groups,
-    played,
-    ran,
-    weights,
-    world,
-)
+from tests.strategies.runs import model_of, moved, of_kind, played, ran, weights
+from tests.strategies.worlds import Centre, file_data, module, opposite_groups, world
 
 
 class LeastSquares(Centre):

@@ -10,26 +10,19 @@ from torch.nn import functional
 
 import fedsim
 from fedsim.testing import run
-from tests.strategies.clustered import (
-    CENTER,
-    ROTATED,
-    STRENGTH,
-    Curved,
+from tests.strategies.runs import (
     Weights,
     all_after,
-    curved,
-    file_data,
     initial_weights,
     model_after,
     model_of,
-    module,
     moved,
     of_kind,
     played,
     ran,
     weights,
-    world,
 )
+from tests.strategies.worlds import CENTER, ROTATED, STRENGTH, Curved, curved, file_data, module, world
 
 DITTO: dict[str, Any] = {"kind": "ditto", "clients_per_round": 12, "local_epochs": 2}
 

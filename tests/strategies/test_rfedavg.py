@@ -20,18 +20,8 @@ from fedsim.toolbox.strategies.rfedavg import (
     cluster_imbalance,
     optimal_weights,
 )
-from tests.strategies.clustered import (
-    Sections,
-    file_data,
-    initial_weights,
-    model_of,
-    of_kind,
-    played,
-    ran,
-    scheduled,
-    told,
-    world,
-)
+from tests.strategies.runs import initial_weights, model_of, of_kind, played, ran, told
+from tests.strategies.worlds import Sections, file_data, scheduled, world
 
 FEATURES, CLASSES = 5, 3
 BY_CLASS = {"theta": 0.3, "least_loss": 1e6}

@@ -13,7 +13,8 @@ from fedsim.toolbox.strategies.flora import merged
 from fedsim.toolbox.strategies.heterofl import mean_of_holders
 from fedsim.toolbox.strategies.hetlora import norm
 from fedsim.toolbox.strategies.sizes import leading
-from tests.strategies.clustered import moved, played, ran, told, weights, world
+from tests.strategies.runs import moved, played, ran, told, weights
+from tests.strategies.worlds import world
 
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13, 7]}

@@ -12,18 +12,8 @@ from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.records.test_audit import aggregated_never, events, found
-from tests.strategies.clustered import (
-    PULLS,
-    curved,
-    file_data,
-    model_after,
-    model_of,
-    moved,
-    of_kind,
-    played,
-    ran,
-    world,
-)
+from tests.strategies.runs import model_after, model_of, moved, of_kind, played, ran
+from tests.strategies.worlds import PULLS, curved, file_data, world
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:

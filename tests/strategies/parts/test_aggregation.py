@@ -21,8 +21,9 @@ from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.server import SGD
 from fedsim.toolbox.optimisers import Adagrad, Adam, Yogi
 from tests.benchmarks.parts_matrix import CENTRAL, CLIP, KINDS, Played, combinations, judge, rounds_of
-from tests.strategies.clustered import Sections, Weights, made, played, told, weights, world
+from tests.strategies.runs import Weights, made, played, told, weights
 from tests.strategies.test_hierfavg import TREE
+from tests.strategies.worlds import Sections, world
 
 Floats = NDArray[np.float64]
 

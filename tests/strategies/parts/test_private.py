@@ -15,7 +15,8 @@ import fedsim
 from fedsim.plugin import Server
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
-from tests.strategies.clustered import initial_weights, made, model_after, model_of, played, ran, told, world
+from tests.strategies.runs import initial_weights, made, model_after, model_of, played, ran, told
+from tests.strategies.worlds import world
 
 Floats = NDArray[np.float64]
 

@@ -7,19 +7,8 @@ import pytest
 
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.testing import StrategyContract
-from tests.strategies.clustered import (
-    ROTATED,
-    initial_weights,
-    model_after,
-    model_of,
-    moved,
-    of_kind,
-    played,
-    ran,
-    told,
-    weights,
-    world,
-)
+from tests.strategies.runs import initial_weights, model_after, model_of, moved, of_kind, played, ran, told, weights
+from tests.strategies.worlds import ROTATED, world
 
 SECURE = {"neighbours": 4, "key": "32 B", "share": "48 B"}
 D = 650

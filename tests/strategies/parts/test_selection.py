@@ -16,8 +16,9 @@ from fedsim.toolbox.selection.favor import FAVOR, along, learnt, new_agent, prin
 from fedsim.toolbox.selection.favor import told as values_told
 from fedsim.toolbox.selection.least import LeastAvailable
 from fedsim.toolbox.selection.oort import Oort
-from tests.strategies.clustered import PULLS, curved, file_data, made, moved, of_kind, played, ran, told, world
-from tests.strategies.clustered import weights as values
+from tests.strategies.runs import made, moved, of_kind, played, ran, told
+from tests.strategies.runs import weights as values
+from tests.strategies.worlds import PULLS, curved, file_data, world
 
 
 def everybody(devices: int) -> Server:
