@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.lab.reading.fairness import jain_index, selections, worst_decile
+from fedsim.lab.reading.fairness import jain_index, worst_decile
 from fedsim.records.reading import RunFolder
 from fedsim.testing import eventful_world, quiet_world
 from tests.strategies.runs import ends_of, made, of_kind, ran, trainings
@@ -195,16 +195,3 @@ def test_the_index_and_the_worst_decile_of_known_allocations() -> None:
     assert all(map(math.isnan, (jain_index([0, 0]), jain_index([]), worst_decile([]))))
     assert worst_decile(range(100)) == pytest.approx(4.5)
     assert (worst_decile([5.0, 7.0]), worst_decile(range(11))) == (5.0, 0.5)
-
-
-def test_outcomes_add_up_by_device_and_by_group(small: dict[str, Any], tmp_path: Path) -> None:
-    small["strategy"] = {"kind": "tifl", "tiers": 3, "clients_per_round": 5, "local_epochs": 8, "deadline": "20 s"}
-    small["population"]["availability"] = {"kind": "renewal", "mean_on": "1 min", "mean_off": "20 s"}
-    small |= {"learning": "off", "stop": {"rounds": 40}}
-    run = ran(small, tmp_path / "run")
-    found = selections(run)
-    assert sorted(found["group"].dropna().unique()) == sorted({row["group"] for row in run.devices if row["group"] is not None})
-    assert len(found) == sum(row["selected"] for row in run.rounds) == sum(row["selected"] for row in run.devices)
-    assert found["valid"].sum() == sum(row["valid"] for row in run.rounds) < len(found)
-    by_device = found["device"].value_counts()
-    assert all(by_device.get(row["device"], 0) == row["selected"] for row in run.devices)

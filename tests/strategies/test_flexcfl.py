@@ -105,14 +105,6 @@ class TestTheGroupColdStart:
         summary = self.without(tmp_path / "run", *range(16)).summary
         assert (summary["rounds"], summary["stopped"]) == (0, "fewer than 5 devices will ever be there again")
 
-    def test_a_deadline_bounds_it_too(self, tmp_path: Path) -> None:
-        population = {"speed": {"kind": "lognormal", "median": "800 samples/s", "spread": 2.0}}
-        strategy = flexcfl(5, 4, deadline="1 s", local_epochs=1)
-        run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
-        (event,) = of_kind(run, "clustering")
-        assert 5 <= len(event["data"]["devices"]) < 20
-        assert event["time"] == 1.0
-
     def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
         one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal
         sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)

@@ -198,22 +198,6 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
     assert layout["above"] == {"down": [["s -> m", "edge 0 receive"]], "up": [["edge 0 send", "m -> s"]]}
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "float16"}},
-        {"strategy": {"aggregation": "median", "cloud_aggregation": "mean"}},
-        {"strategy": {"aggregation": {"kind": "private", "account": False}, "selection": {"kind": "fedcs", "time": "30 s"}}},
-        {"strategy": {"selection": {"kind": "power-of-choice", "candidates": 8}}},
-    ],
-    ids=["codecs", "robust", "private", "questions"],
-)
-def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> None:
-    sections = with_cells(3, HIERFAVG | others.get("strategy", {}), rounds=2) | {"messages": others.get("messages", {})}
-    transfers = ran(sections | {"world": {"processes": CRASHES}}, tmp_path / "run").transfers
-    assert len({row["bytes"] for row in transfers if row["purpose"] in ("update", "edge-update")}) == 1
-
-
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
     run(by_hand(), tmp_path / "run")
     path = tmp_path / "run" / "network.json"
