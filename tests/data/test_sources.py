@@ -294,9 +294,7 @@ def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_pa
         ({"augmentation": {"flip": 0.0}}, "iid", "pixel", Augmentation(flip=0.0)),
     ],
 )
-def test_what_is_usual_for_a_partition_is_written_out(
-    written: dict[str, Any], partition: str, normalise: str, augmentation: object
-) -> None:
+def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, normalise: str, augmentation: object) -> None:
     spec = DataSpec(**written)
     assert (spec.partition.kind, spec.normalise, spec.augmentation) == (partition, normalise, augmentation)
     assert DataSpec(**spec.model_dump()) == spec
@@ -335,9 +333,7 @@ def test_augmented_devices_each_draw_their_own_way() -> None:
         DataSpec(source="synthetic", augmentation={}).build(3, Streams(1))
 
 
-def test_all_files_of_ones_own_are_sought_in_the_working_directory_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ones_own_files_are_sought_in_the_working_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("shared", "said"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)

@@ -260,7 +260,7 @@ def _turned(count: int, tests: int) -> FederatedData:
 
 @pytest.mark.parametrize("room", [1 << 30, 200_000, 100_000, 0], ids=["all", "two groups", "a group", "none"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.kind)
-def test_groups_that_change_every_round_bit_for_bit_as_if_tested_first(
+def test_groups_that_change_are_tested_as_if_for_the_first_time(
     model: ModelSpec, room: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = _turned(60, 13)

@@ -36,9 +36,9 @@ def _settled(core: Learning, weights: np.ndarray) -> Ref:
 
 
 def _module(model: ModelSpec, data: FederatedData) -> nn.Module:
-    return (
-        Dropping(61, 7) if isinstance(model, ModuleModel) else module_of(model.architecture(data.pool.shape, data.pool.classes))  # type: ignore[union-attr]
-    )
+    if isinstance(model, ModuleModel):
+        return Dropping(61, 7)
+    return module_of(model.architecture(data.pool.shape, data.pool.classes))  # type: ignore[union-attr]
 
 
 def _objective(module: nn.Module, weights: np.ndarray, data: FederatedData, shard: Shard, l2: float) -> float:
@@ -113,9 +113,8 @@ def test_what_is_not_finite_never_wins() -> None:
     assert [ref.finite for ref in wishes] == [True, False, False, True]
     mixed = core.mix([(wishes[0], 0.5), (wishes[1], 0.5)])
     assert run(core.value(mixed)).tobytes() == run(core.value(good)).tobytes()
-    assert [(record.kind, record.fields["device"], record.fields["ref"]) for record in records] == [
-        ("non-finite", 0, wishes[1].name)
-    ]
+    (record,) = records
+    assert (record.kind, record.fields["device"], record.fields["ref"]) == ("non-finite", 0, wishes[1].name)
 
 
 SIZES = [1, 700, 2, 60, 61, 0, 300, 59, 128, 16, 90, 513, 33, 5]

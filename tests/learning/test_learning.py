@@ -62,9 +62,7 @@ def test_a_clipped_gradient_has_the_norm_given_or_its_own(clip: float) -> None:
 @pytest.mark.parametrize(
     ("mu", "anchor", "linear"), [(0, None, None), (0.5, None, None), (4, -2, None), (0, -2, 0.6), (4, 7, -0.9)]
 )
-def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(
-    mu: float, anchor: float | None, linear: float | None
-) -> None:
+def test_the_optimum_with_a_proximal_and_a_linear_term(mu: float, anchor: float | None, linear: float | None) -> None:
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)

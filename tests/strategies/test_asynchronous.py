@@ -223,15 +223,13 @@ def test_private_aggregation_is_one_of_changes_from_the_present_model(tmp_path: 
 
 def test_without_anybody_late_it_is_fedavg(tmp_path: Path) -> None:
     how = {"aggregation": "mean", "selection": "random"}
-    assert model_after(curved(tmp_path, {"kind": "refl"} | how, 3)) == model_after(
-        curved(tmp_path, {"kind": "fedavg"} | how, 3)
-    )
+    refl, fedavg = (model_after(curved(tmp_path, {"kind": kind} | how, 3)) for kind in ("refl", "fedavg"))
+    assert refl == fedavg
 
 
 def test_a_round_that_closes_before_it_hears_of_a_loss_passes_its_audit(tmp_path: Path) -> None:
-    sections = eventful_world(
-        {"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s", "local_epochs": 2}, seed=82
-    )
+    shape = {"clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s", "local_epochs": 2}
+    sections = eventful_world({"kind": "refl"} | shape, seed=82)
     sections |= {"learning": "off", "server": {"patience": "2.5 day"}, "stop": {"rounds": 2, "simulated_time": "2 h"}}
     sections["network"] = {"kind": "tree", "cells": 1}
     folder = ran(sections, tmp_path / "run")

@@ -45,9 +45,7 @@ def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) ->
     assert epochs(run) == dict(enumerate(expected))
 
 
-def test_the_deadline_counts_from_the_end_of_the_download_and_the_last_upload_ends_the_round(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_deadline_counts_from_the_download_and_the_last_upload_ends_a_round(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
     small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
@@ -94,9 +92,7 @@ def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(("size_reports", "reported"), [("largest", 2), ("all", 2 + 4)])
-def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(
-    tmp_path: Path, size_reports: str, reported: int
-) -> None:
+def test_a_straggler_halves_its_data_and_trains_on_part_after_part(tmp_path: Path, size_reports: str, reported: int) -> None:
     """It is split twice, and so reports a size or those of all parts, after the two sizes of connecting."""
     run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports=size_reports)
     parts = [event["data"].get("part") for event in trainings(run) if event["device"] == 0]

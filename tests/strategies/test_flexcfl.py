@@ -173,7 +173,7 @@ class TestNewcomers:
 
 
 @pytest.mark.parametrize("alpha", [6, 2])
-def test_one_group_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(
+def test_one_group_is_fedavg_from_the_mean_of_what_was_pretrained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: int
 ) -> None:
     """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""

@@ -181,9 +181,7 @@ def test_one_center_is_an_unweighted_fedavg(tmp_path: Path, monkeypatch: Any) ->
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(4, 5), (8, 3)])
-def test_in_the_k_means_form_groups_are_the_means_of_the_last_models_of_all_members(
-    tmp_path: Path, clients: int, rounds: int
-) -> None:
+def test_in_the_k_means_form_groups_are_the_means_of_last_models(tmp_path: Path, clients: int, rounds: int) -> None:
     data = opposite_groups(tmp_path / "data", [14] * 8)
     run, _ = played(world(data, 8, fesem(2, clients, **{"as": "paper"}), rounds, training={"batch_size": 4}))
     last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]

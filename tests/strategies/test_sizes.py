@@ -14,7 +14,7 @@ from fedsim.toolbox.strategies.heterofl import mean_of_holders
 from fedsim.toolbox.strategies.hetlora import norm
 from fedsim.toolbox.strategies.sizes import leading
 from tests.strategies.runs import moved, played, ran, told, weights
-from tests.strategies.worlds import world
+from tests.strategies.worlds import Sections, world
 
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13, 7]}
@@ -30,8 +30,8 @@ ONE = {"kind": "fedavg", "clients_per_round": 1}
         ("hetlora", 2, ADAPTED, MLP | {"lora": {"rank": 2, "alpha": 2.0}}),
     ],
 )
-def test_training_among_zeros_is_training_the_smaller_model(
-    kind: str, size: float, whole: dict[str, Any], part: dict[str, Any], tmp_path: Path
+def test_training_among_zeros_is_that_of_the_smaller_model(
+    kind: str, size: float, whole: Sections, part: Sections, tmp_path: Path
 ) -> None:
     training = {"momentum": 0.5, "l2": 0.01, "weight_decay": 0.01}
     timed = {"device": "phone-low"} if kind == "heterofl" else {"speed": "1000 samples/s", "reference_flops": 1e4}

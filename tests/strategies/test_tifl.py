@@ -121,9 +121,7 @@ def test_credits_follow_accuracies_on_test_samples(accuracy_from: str, tmp_path:
 
 
 @pytest.mark.parametrize("require", [True, False])
-def test_probabilities_change_without_improvement_or_if_told_so_at_every_test(
-    small: dict[str, Any], require: bool, tmp_path: Path
-) -> None:
+def test_probabilities_change_without_improvement_or_always(small: dict[str, Any], require: bool, tmp_path: Path) -> None:
     small["population"] |= {"availability": {"kind": "always"}}
     small["strategy"] = {"kind": "tifl", "tiers": 3, "mode": "credits", "clients_per_round": 2, "interval": 2}
     small["strategy"] |= {"accuracy_from": "measurement", "require_no_improvement": require}

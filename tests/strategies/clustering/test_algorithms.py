@@ -168,7 +168,7 @@ def test_noise_is_one_cluster_of_its_own() -> None:
     ),
     st.integers(0, 3),
 )
-def test_each_medoid_is_its_clusters_best_and_each_device_is_nearest_to_its_own(
+def test_medoids_are_their_clusters_best_and_devices_nearest_to_theirs(
     start: str, case: tuple[int, np.ndarray], seed: int
 ) -> None:
     groups, matrix = case
@@ -301,9 +301,8 @@ def test_the_loss_distance_of_linear_models() -> None:
     cross = np.array([inputs.T @ y / 200 for y in targets])
     for i, j in np.ndindex(4, 4):
         difference = cross[j] - cross[i]
-        assert similarity.loss_distance(losses)[i, j] == pytest.approx(
-            2 * difference @ np.linalg.inv(moments) @ difference, abs=1e-12
-        )
+        expected = 2 * difference @ np.linalg.inv(moments) @ difference
+        assert similarity.loss_distance(losses)[i, j] == pytest.approx(expected, abs=1e-12)
 
 
 def test_diff_norm_keeps_its_digits_far_from_the_origin_and_between_near_twins() -> None:
@@ -365,7 +364,6 @@ def test_signs_do_not_depend_on_rounding() -> None:
 
 def test_updates_of_zeros_and_missing_directions_give_zeros() -> None:
     updates = np.array([[2.0, 0, 0], [0, 0, 0], [1.0, 0, 0], [-1.0, 0, 0]])
-    assert np.abs(similarity.edc_features(updates, 3)).tolist() == pytest.approx(
-        np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]]), abs=1e-12
-    )
+    expected = np.array([[1, 0, 0], [0, 0, 0], [1, 0, 0], [1, 0, 0]])
+    assert np.abs(similarity.edc_features(updates, 3)) == pytest.approx(expected, abs=1e-12)
     assert not similarity.edc_features(np.zeros((4, 3)), 2).any()
