@@ -81,18 +81,22 @@ def test_the_learning_rate_decays_with_the_round() -> None:
 
 
 def test_iterations_and_chosen_samples() -> None:
-    """A training on a part is one of a device that holds no more."""
+    """A training on a part, of whatever version, is one of a device that holds no more."""
     data = federation([25])
     shard = data.shards[0]
-    data._later[0, 1] = Shard(shard.train[stratified_part(data.train_labels(shard), 1, 2)], shard.test)
+    later = data._later[0, 2] = Shard(shard.train[::-1].copy(), shard.test)
+    for version, whole in ((1, shard), (3, later)):
+        data._later[0, version] = Shard(whole.train[stratified_part(data.train_labels(whole), 1, 2)], whole.test)
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
     asked = [Training(start, epochs=2), Training(start, steps=6), Training(start, steps=5)]
-    asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)]
-    refs = [core.train(training, 0, key=1, version=int(at == 4)) for at, training in enumerate(asked)]
-    by_epochs, by_steps, fewer, part, alone = (value.tobytes() for value in run(core.values(refs)))
+    asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)] * 2
+    versions = (0, 0, 0, 0, 1, 2, 3)
+    refs = [core.train(training, 0, key=1, version=at) for training, at in zip(asked, versions, strict=True)]
+    by_epochs, by_steps, fewer, part, alone, other, other_alone = (value.tobytes() for value in run(core.values(refs)))
     assert by_epochs == by_steps != fewer
     assert part == alone != by_epochs
+    assert other == other_alone != part
 
 
 @pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)], ids=str)
