@@ -26,13 +26,15 @@ Values = dict[str, float | int | None]
 
 
 class CostWords(NamedTuple):
+    """Words for a cost: a line takes the least time, or 1.5 times as long."""
+
     verb: str
     what: str
     as_much: str
     show: Callable[[float], str]
 
 
-_WORDS = {  # a line takes the least time, or 1.5 times as long
+_WORDS = {
     "s": CostWords("takes", "time", "as long", show_seconds),
     "bytes": CostWords("moves", "bytes", "as much", show_bytes),
     "J": CostWords("draws", "energy", "as much", show_joules),
