@@ -206,13 +206,11 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
     First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters, each time);
-    the others when they can be. Tiers are equal-width bins over what is then known, and stay; who comes later is sorted in. A
-    round draws a tier, then K of its members uniformly (all if fewer), and goes on as FedAvg's. A tier with no member that can
-    be had is passed over.
+    the others when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
+    round draws a tier with a member that can be had, then K of its members uniformly (all if fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to test clients of each tier (d parameters), who test it and report their
-    accuracy (a scalar). Without learning there is none, and the probabilities stay uniform. When all credits are used up, tiers
-    are chosen uniformly.
+    With credits, every I rounds the model goes to test clients of each tier (d parameters), who report their accuracy on it (a
+    scalar). Without learning, and when all credits are used up, tiers are chosen uniformly.
 
     State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``profiles``, how often each
     was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last test.
