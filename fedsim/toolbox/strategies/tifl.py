@@ -314,7 +314,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             super()._open_round()
 
     def _test(self) -> None:
-        """Ask test clients of every tier; ``_tested`` takes in what they say."""
         state, params, server = self.state, self.params, self.server
         known = params.accuracy_from == "measurement"
         state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if known and part}
@@ -325,7 +324,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.timer("tested", server.now)
 
     async def _tested(self) -> None:
-        """Every test client has reported or is lost: see whether the probabilities change, and go on with the round."""
         state, params, before = self.state, self.params, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):
