@@ -12,7 +12,7 @@ import pytest
 
 import fedsim
 from fedsim.errors import DataError
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads
 from fedsim.running.runner import Job
 from fedsim.simulation import Record
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until

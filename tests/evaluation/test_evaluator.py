@@ -21,7 +21,7 @@ import fedsim
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads
 from fedsim.language.stop import StopSpec
 from fedsim.learning import testsets
 from fedsim.learning.engine import Learning

@@ -12,8 +12,7 @@ from torch.nn import functional
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.data.transforms import Augmentation
 from fedsim.errors import SimulationError
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Inline, Threads
 from fedsim.learning.engine import Learning
 from fedsim.learning.functions import function_at, pure, weighted_sum
 from fedsim.learning.learner import Learner

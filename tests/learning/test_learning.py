@@ -12,8 +12,7 @@ from torch.nn import functional
 from fedsim.data.federated import Shard, stratified_part
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Inline, Threads
 from fedsim.language.stop import StopSpec
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron

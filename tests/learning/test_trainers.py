@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.processes import WorkerProcesses
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads, WorkerProcesses
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import shuffled
