@@ -103,7 +103,6 @@ def test_list_names_everything() -> None:
 
 
 def _kinds(annotation: Any) -> set[str]:
-    """The kinds that any table of a scenario may have, but for the registered ones."""
     fields = getattr(annotation, "model_fields", {})
     own = {str(kind) for kind in get_args(fields["kind"].annotation)[:1]} if "kind" in fields else set()
     return own.union(*(_kinds(part) for part in [*get_args(annotation), *(field.annotation for field in fields.values())]))
@@ -255,7 +254,6 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
 
 @pytest.mark.parametrize("inside", ["new", "new/further.html"])
 def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
-    """Not even another run: the audit counts the files."""
     out = tiny_run / inside
     before = sorted(tiny_run.rglob("*"))
     verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "compare", "report")]

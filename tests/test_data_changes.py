@@ -64,12 +64,10 @@ def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """Such a scenario, and the folder of its files."""
     return written(tmp_path / "files"), tmp_path / "files"
 
 
 def replaced(path: Path) -> None:
-    """The same kind of file with other content."""
     written(path.parent.with_name("others"), seed=2)
     shutil.copy(path.parent.with_name("others") / path.name, path)
 
@@ -111,7 +109,6 @@ def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path
 
 @pytest.fixture
 def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path, Path]:
-    """The scenario, the folder of its files, and that of a run that was interrupted."""
     sections, files = world
     run(sections, tmp_path / "whole")
     assert run_until(sections, tmp_path / "cut", 150) == "interrupted"

@@ -77,7 +77,6 @@ def test_what_is_not_needed_is_not_loaded(do: str, heavy: set[str], tmp_path: Pa
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package, by name."""
     paths = {*PACKAGE.rglob("*.py"), *(PACKAGE / "analysis").rglob("*.py")}  # a link, which Python before 3.13 does not follow
     named = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in paths}
     return {name.removesuffix(".__init__"): path for name, path in named.items()}

@@ -160,8 +160,6 @@ def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_
 
 
 class Failing(EveryArrival):
-    """Fails at the third version."""
-
     async def on_task_end(self, message: TaskEnd) -> None:
         await super().on_task_end(message)
         if self.state["version"] == 3:

@@ -277,8 +277,6 @@ def test_a_file_that_cannot_be_used_is_refused(text: str, says: str, tmp_path: P
 
 
 class TestChanges:
-    """What ``--set`` does to a file."""
-
     SECTIONS = """
         data.partition = "iid"
         model = { kind = "mlp", hidden = [64] }

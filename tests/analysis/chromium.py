@@ -21,7 +21,6 @@ _WAIT_S = 60.0
 
 
 def executable() -> str | None:
-    """Where a browser is; None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -61,7 +60,6 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Wait until an expression is true."""
         end = time.monotonic() + _WAIT_S
         while not self.ask(expression):
             if time.monotonic() > end:
@@ -79,7 +77,6 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turn, modifiers=8 if shift else 0)
 
     def mouse(self, kind: str, x: float, y: float, pressed: bool = False) -> None:
-        """``mouseMoved``, ``mousePressed`` or ``mouseReleased``."""
         press = {} if kind == "mouseMoved" and not pressed else {"button": "left", "buttons": 1, "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **press)
 

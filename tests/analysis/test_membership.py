@@ -47,7 +47,6 @@ def at(membership: History, time: float) -> dict[int, int]:
 
 
 def bars(panel: Axes, prefix: str) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """The corners of the rectangles of each kind."""
     found = [item for item in panel.collections if str(item.get_gid()).startswith(prefix)]
     return {str(item.get_gid()): [np.asarray(path.vertices) for path in item.get_paths()] for item in found}
 

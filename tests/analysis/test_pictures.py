@@ -51,8 +51,6 @@ def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_
 
 
 def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
-    """With a legend outside, which only the layout finds room for."""
-
     @style.styled
     def draw() -> Figure:
         figure = Figure(figsize=(6.1, 3.3))
@@ -146,7 +144,6 @@ def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pyte
 
 
 def heights(panel: Axes) -> float:
-    """The devices in a histogram: all its bars together."""
     bars = [item for item in panel.collections if item.get_gid() == "sizes"]
     return sum(np.ptp(np.asarray(path.vertices)[:, 1]) for item in bars for path in item.get_paths())
 

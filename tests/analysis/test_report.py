@@ -38,8 +38,6 @@ def call(*words: str | Path) -> Result:
 
 
 class Document(HTMLParser):
-    """The elements of a page, its texts, and what its scripts and styles hold."""
-
     VOID = ("img", "input", "meta")
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +89,6 @@ def hostile(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def study(small: dict[str, Any], tmp_path: Path) -> Path:
-    """A study of two variants and two seeds, one variant with a name that wants to be markup."""
     tables = {
         "name": "a study <b>of two</b>",
         "about": "It shows <i>little</i>.",
@@ -227,7 +224,6 @@ def test_a_damaged_run_leaves_the_old_report(run: RunFolder) -> None:
 
 @pytest.mark.long
 def test_a_large_run_makes_a_small_file(small: dict[str, Any], made: Callable[..., Path], tmp_path: Path) -> None:
-    """1,000 devices, 300 rounds, and times that compress badly."""
     small["population"] |= {"devices": 1000, "samples": {"kind": "uniform", "low": 10, "high": 300}, "jitter": 0.3}
     small["strategy"] |= {"clients_per_round": 20}
     path = write_report([made(small | {"learning": "off", "stop": {"rounds": 300}}, tmp_path / "large")])

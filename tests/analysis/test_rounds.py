@@ -79,7 +79,6 @@ def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(run: RunFolder, ran
 
 
 def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -> None:
-    """Shifts, arrivals and departures at their times, and rounds that ended at their deadline."""
     time = draw_accuracy([grouped]).axes[1]
     drawn = {str(line.get_gid()): line.get_xdata() for line in time.lines}
     for kind in ("shift", "arrival", "departure"):
@@ -155,7 +154,6 @@ def test_series_are_called_after_what_makes_them_different(small: dict[str, Any]
 
 
 def widths(panel: Axes) -> float:
-    """The lengths of all bars together (kB)."""
     return sum(patch.get_width() for patch in panel.patches) * 1e3  # type: ignore[attr-defined]
 
 
@@ -336,7 +334,6 @@ def test_what_does_not_apply_is_said(run: RunFolder, roundless: RunFolder, ran: 
 
 
 def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], ran: Ran) -> None:
-    """Slow links: devices have trained, and are still sending when the round is over."""
     network = small["network"] | {"device": {"up": "2 kbit/s", "down": "1 Mbit/s"}}
     strategy = {"kind": "fedavg", "clients_per_round": 6, "deadline": "8 s"}
     run = ran("cut", network=network, strategy=strategy, learning="off", stop={"rounds": 3})
@@ -353,7 +350,6 @@ def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], ran: R
 
 
 def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder) -> None:
-    """The three rounds with the most tasks that were not done, and the one in the middle of that order."""
     history = History(run)
     wasted = dict.fromkeys(trained_rounds(history), 0)
     for event in run.events:

@@ -42,12 +42,10 @@ def ends(run: RunFolder) -> dict[int, str]:
 
 
 def marks(figure: Figure) -> dict[str, int]:
-    """How many marks of each kind the lanes have."""
     return {kind: count for kind, count in drawn(figure.axes[0]).items() if kind in (*MARKS, "late", "lost", "left", "battery")}
 
 
 def bars(figure: Figure) -> Counter[str]:
-    """How many bars of each kind of step the lanes have."""
     kinds = (*style.STEPS, "wasted")
     return Counter({kind: count for kind, count in drawn(figure.axes[0]).items() if kind.partition("-")[0] in kinds})
 
@@ -60,7 +58,6 @@ def legend(figure: Figure) -> set[str]:
 
 
 def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history: History) -> None:
-    """When steps were, and how each of them ended, the trace's tests say."""
     assert len(history.steps) == sum(event["kind"] == "step-end" for event in run.events)
     assert history.steps["outcome"].tolist() == [ends(run)[task] for task in history.steps["task"]]
     counts = Counter(zip(history.tasks["period"], history.tasks["outcome"], strict=True))
@@ -158,7 +155,6 @@ def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: Run
 
 
 def test_texts_do_not_overlap(run: RunFolder) -> None:
-    """Lane names, round numbers and time ticks: no two of one axis touch."""
     figure = draw_timeline(run)
     figure.draw_without_rendering()
     main, strip = figure.axes[0], figure.axes[-2]
@@ -169,7 +165,6 @@ def test_texts_do_not_overlap(run: RunFolder) -> None:
 
 
 def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) -> None:
-    """As on the page: a stretch for each stay of a device in a group, and a mark for each move."""
     lanes, history = draw_timeline(grouped).axes[0], History(grouped)
     shown = [int(label.get_text().split()[0]) for label in lanes.get_yticklabels()]
     stays = history.stays[(history.stays["group"] >= 0) & history.stays["device"].isin(shown)]

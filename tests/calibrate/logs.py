@@ -17,7 +17,6 @@ HEAD = "client,round,what,start,end,bytes,samples"
 def task(
     name: str, number: int, begin: float, device: Device, size: float = SIZE, samples: int = 100, wait: float = 0.0
 ) -> str:
-    """The lines of one task; ``wait`` is paid before each transfer."""
     speed, down, up = device
     got = begin + wait + size / down
     trained = got + samples / speed
@@ -28,7 +27,6 @@ def task(
 
 
 def written(path: Path, text: str, head: str = HEAD) -> Path:
-    """A log."""
     path.write_text(f"{head}\n{text}")
     return path
 
@@ -43,7 +41,6 @@ def rounds(count: int, devices: Sequence[Device] = DEVICES, sizes: Sequence[floa
 
 
 def round_s(devices: Sequence[Device] = DEVICES) -> float:
-    """How long such a round takes (s)."""
     return max(SIZE / down + 100 / speed + SIZE / up for speed, down, up in devices)
 
 

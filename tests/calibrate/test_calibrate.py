@@ -54,7 +54,6 @@ def call(*words: object) -> Result:
 
 
 def calibrated(log: Path, out: Path, *words: object) -> str:
-    """What is said of a log."""
     result = call(log, "--out", out, *words)
     assert result.exit_code == 0, result.output
     return result.output
@@ -71,7 +70,6 @@ def of_devices(run: Path) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def errors(run: Path) -> np.ndarray[Any, Any]:
-    """Those of the rounds that were held out."""
     found = table(run / "rounds.csv")
     held = found["held_out"] == 1
     assert 0 < held.sum() < len(held)
@@ -95,7 +93,6 @@ def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[d
 
 
 def of_tcp(server: dict[str, str]) -> dict[str, Any]:
-    """The world behind TCP."""
     device = WORLD["network"]["device"] | {"latency": "40 ms"}
     return WORLD | {"network": WORLD["network"] | {"protocol": "tcp", "server": server, "device": device}}
 
@@ -198,7 +195,6 @@ def testbed() -> ModuleType:
 
 
 def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
-    """A world over plain sockets, without namespaces."""
     pairs = [socket.socketpair() for _ in world["clients"]]
     clients = [threading.Thread(target=testbed.client, args=(world, number, pair[1])) for number, pair in enumerate(pairs)]
     for client in clients:

@@ -98,7 +98,6 @@ def seed_all(seed: int) -> None:
 
 
 def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[Message]:
-    """Run an app to its end; the messages that its ServerApp has sent."""
     read = read_app(str(APPS / app), run_config)
     sys.path.insert(0, str(read.folder))
     threads = torch.get_num_threads()
@@ -153,5 +152,4 @@ def eventful(app: str, devices: int = 20, **strategy: Any) -> dict[str, Any]:
 
 
 def execute(sections: dict[str, Any], folder: Path | None = None, executor: Executor | None = None) -> EndedRun:
-    """Run it."""
     return asyncio.run(Job(fedsim.Scenario(**sections), folder, executor or Inline()).execute())

@@ -79,7 +79,6 @@ def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_pa
 
 
 def test_the_run_folder_says_it_again(tmp_path: Path) -> None:
-    """The scenario that is written can be read and gives the same run; sections that are not used are not in it."""
     execute(scenario("numpy_app"), tmp_path / "one")
     text = (tmp_path / "one" / "scenario.toml").read_text()
     assert "[model]" not in text
@@ -131,7 +130,6 @@ def test_a_partition_of_flower_s_deals_fedsim_s_own_data(tmp_path: Path, monkeyp
 
 
 def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
-    """Two strategies of Flower's in the same world, one of which sends twice the bytes."""
     for name in ("FedAvg", "FedAdam"):
         config = {"strategy": name, "size": 2_000, "num-server-rounds": 3, "fraction-train": 0.3}
         execute(eventful("numpy_app", devices=8, run_config=config), tmp_path / name)

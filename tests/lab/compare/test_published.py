@@ -27,7 +27,6 @@ Column = Sequence[float | None]
 
 
 def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1) -> RunFolder:
-    """A run folder with these accuracies, and events of these kinds in these rounds."""
     folder.mkdir(parents=True)
     (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
     rounds = [{"round": at, "time": 10.0 * (at + 1), "loss": at % 2, "accuracy": one} for at, one in enumerate(accuracy)]
@@ -84,7 +83,6 @@ def study(tmp_path: Path) -> Path:
 
 
 def beside(study: Path, paper: Mapping[str, Any] = PAPER, **table: Any) -> list[ComparedTable]:
-    """The tables of a paper, its first one changed, beside the figures of a study."""
     said = {**paper, "tables": [{**paper["tables"][0], **table}]}
     return beside_published(read_lines([study]).lines, Published(**said))
 

@@ -28,7 +28,6 @@ def compared(*words: object) -> str:
 
 
 def refused(*words: object) -> str:
-    """What ``fedsim compare`` says when it ends with 2."""
     result = call("compare", *words)
     assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
     return result.output
@@ -111,7 +110,6 @@ def test_a_study(study: Path) -> None:
 
 
 def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> None:
-    """The answer in words, one table with the best lines first, and where the rest is."""
     shown = compared(study, "--target", "0.2")
     assert "share 0.5: To an accuracy of 0.2 " in shown
     assert len(shown.splitlines()) < 48
@@ -138,7 +136,6 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:
-    """The difference of each seed is that of the two runs with this seed at the same point of the grid."""
     runs = {(row["variant"], row["share"], row["seed"]): row for row in rows_of((study / "runs.csv").read_text())}
     paired = rows_of((study / "paired.csv").read_text())
     assert {(row["variant"], row["share"]) for row in paired} == {

@@ -38,7 +38,6 @@ def read(paper: str, size: str) -> Study:
 
 
 def scenarios(study: Study, **where: Any) -> dict[str, Scenario]:
-    """By variant: the scenarios at a point."""
     at = [variant for variant in study.variants if where.items() <= dict(variant.point).items()]
     return {variant.name: study.runs_of[variant.folder][0].scenario for variant in at}
 

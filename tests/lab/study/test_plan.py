@@ -307,7 +307,6 @@ def test_the_index_is_read_as_it_was_written(tables: dict[str, Any], tmp_path: P
 
 
 def test_values_that_only_toml_has_are_texts(tables: dict[str, Any]) -> None:
-    """Without them the file would be no JSON to other readers."""
     changes = {"a": [math.inf, {"b": datetime.date(2026, 1, 2)}], "c": {"d": math.nan}, "e": [1, 0.5, True, "x"]}
     spec = StudySpec(**tables | {"variants": {"odd": changes}, "baseline": None})
     variant = Variant("odd", (("f", -math.inf),), changes)

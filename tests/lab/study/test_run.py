@@ -50,7 +50,6 @@ def states(study: Path, out: Path) -> list[str]:
 
 
 def times_of(out: Path) -> dict[Path, int]:
-    """When each file of a run was written."""
     return {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
 
 
@@ -99,7 +98,6 @@ def test_a_study_from_beginning_to_end(
 
 @pytest.fixture
 def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
-    """Runs that take a second or two, saved on the way."""
     tables["base"] |= {"stop": {"rounds": 100}, "checkpoint": {"rounds": 10}, "evaluation": {"every": 50}}
     return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
 
@@ -117,7 +115,6 @@ def wait_for(ready: Callable[[], object], process: "subprocess.Popen[str]") -> N
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes whose parent is ``pid``."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
@@ -127,7 +124,6 @@ def workers_of(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there that is not merely waiting to be forgotten."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -189,7 +185,6 @@ def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> N
 
 
 def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: dict[str, Any], tmp_path: Path) -> None:
-    """The others go on; what is there is not run again."""
     tables["variants"] = {
         "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"},
         "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},  # so that another process does those after it
@@ -214,7 +209,6 @@ def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: d
 
 
 def refused(*words: str | Path) -> str:
-    """What ``fedsim study`` says when it ends with 2."""
     result = call("study", *words)
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Traceback" not in result.output
@@ -222,7 +216,6 @@ def refused(*words: str | Path) -> str:
 
 
 def test_wrong_files_command_lines_and_folders(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
-    """Each ends with 2 and one line, and changes nothing."""
     out = tmp_path / "out"
     refused(study_file)
     refused(tmp_path / "none.toml", "--out", out)
@@ -440,7 +433,6 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
 def test_what_does_not_go_together(
     study_file: Path, tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each ends with 2 and one line, and nothing is written."""
     out = tmp_path / "out"
     assert "did you mean 'processes'?" in refused(study_file, "--out", out, "--executor", "process")
     assert "only 'ray' has an address" in refused(study_file, "--out", out, "--address", "auto")

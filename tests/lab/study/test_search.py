@@ -141,7 +141,6 @@ SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"
     ],
 )
 def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    """Changes to the search, or to the study around it."""
     of_study = {key: change.pop(key) for key in ("grid", "baseline", "references", "sets") if key in change}
     of_study |= {"variants": change.pop("of study")} if "of study" in change else {}
     with pytest.raises(ScenarioError) as raised:
@@ -166,7 +165,6 @@ def searched(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def search_here(study_file: Path, out: Path, most: int = 10_000) -> Trials:
-    """Do what ``fedsim study`` does, but in this process, and at ``most`` so many runs."""
     study = read_study(study_file)
     assert study.spec.search is not None
     trials = Trials(study, study.spec.search)
