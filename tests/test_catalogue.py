@@ -15,7 +15,6 @@ import pytest
 
 import fedsim
 from fedsim.lab.catalogue import about, catalogue, schema
-from fedsim.lab.newcomer import hidden_for
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
 from fedsim.shipped import copy, shipped
@@ -170,11 +169,6 @@ def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, option: str, 
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "my.toml").write_text("mine")
     assert (new(tmp_path / "my.toml", *LTE)[0], (tmp_path / "my.toml").read_text()) == (2, "mine")
-
-
-def test_a_wide_model_has_two_layers() -> None:
-    assert hidden_for(64 * 100 + 100 + 100 * 10 + 10) == [100]
-    assert hidden_for(64 * 3000 + 3000 + 3000 * 3000 + 3000 + 3000 * 10 + 10) == [3000, 3000]
 
 
 @pytest.mark.parametrize(

@@ -117,14 +117,6 @@ class TestMistakes:
         assert "Traceback" not in result.output
         return result.output
 
-    def test_wrong_scenarios(self, scenario: Path, tmp_path: Path) -> None:
-        out = tmp_path / "out"
-        for change in ("seeed=1", "population.devices=3", "strategy.deadline=1 ms", "data.source=mnits", "training.lr=lots"):
-            message = self.refused("run", scenario, "--out", out, "--set", change)
-            assert message.startswith("fedsim: ")
-            assert len(message.strip().splitlines()) == 1
-            assert not out.exists()
-
     def test_wrong_command_lines(self, scenario: Path, tmp_path: Path) -> None:
         for words in (["run", scenario], ["fly"], ["compare"], ["audit", tmp_path], ["trace", tmp_path]):
             self.refused(*words)

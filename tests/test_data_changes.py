@@ -76,16 +76,6 @@ def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-@pytest.mark.parametrize("name", FILES[1:])
-def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, Any], Path], name: str) -> None:
-    """Or else the next test, and those of resuming, would say nothing."""
-    sections, files = world
-    before = run(sections)
-    for other in ("data.npz", "who.json") if name == "who.json" else (name,):
-        replaced(files / other)
-    assert run(sections)["events_sha256"] != before["events_sha256"]
-
-
 @pytest.mark.parametrize("harm", [replaced, truncated, Path.unlink])
 def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]) -> None:
     sections, files = world

@@ -70,8 +70,6 @@ def by_asyncio(simulation: Simulation, program: Program) -> Trace:
 WAYS = [by_run, by_step, by_asyncio]
 
 
-# Programs at random: each process is a list of what it does.
-
 _DELAYS = st.sampled_from([0, 0.5, 1, 1, 2, 3.25, 7])
 _NUMBERS = st.integers(0, 3)
 _WAITS = st.one_of(
@@ -166,9 +164,6 @@ def test_programs_in_a_world_at_work(way: Callable[[Simulation, Program], Trace]
     assert {"Interrupt", "ValueError"} <= {row[2] for row in expected}
     assert way(simulation, program) == expected
     assert len(world) > 200
-
-
-# A run without the driver, and its end.
 
 
 def test_a_scenario_runs_by_its_environment_alone() -> None:

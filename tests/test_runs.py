@@ -1,7 +1,6 @@
 """Whole runs: how they end, what they leave, and what fedsim.run gives back, in a notebook too."""
 
 import asyncio
-import random
 import threading
 import time
 from pathlib import Path
@@ -177,42 +176,6 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     assert device not in server.clients.sample(20, "x")
 
 
-def any_world(seed: int) -> dict[str, Any]:
-    """Time and bytes only, so that hundreds can be tried."""
-    draw = random.Random(seed)
-    times = ["500 ms", "3 s", "20 s", "2 min", "1 h"]
-
-    def link() -> dict[str, Any]:
-        return {way: draw.choice(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"]) for way in ("down", "up")}
-
-    network = {"server": link(), "device": link() | {"latency": draw.choice(["0 s", "40 ms", "3 s"])}}
-    cells = draw.choice([{"kind": "star"}, {"kind": "tree", "cells": draw.randint(1, 4), "cell": link()}])
-    strategy = {"kind": draw.choice(["fedavg", "fedprox", "local"]), "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
-    strategy |= {"deadline": draw.choice([None, "10 s", "60 s", "10 min"])}
-    strategy |= {"over_selection": draw.choice([1.0, 1.5])} if strategy["kind"] != "local" else {}
-    away = {"kind": "renewal", "mean_on": draw.choice(times), "mean_off": draw.choice(times)}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": draw.choice([0.0, 0.5])}
-    population |= {"availability": draw.choice([away, {"kind": "always"}])}
-    population |= draw.choice([{}, {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}}])
-    sections = {"seed": seed, "learning": "off", "population": population, "network": network | cells, "strategy": strategy}
-    return sections | {"stop": {"rounds": 6, "simulated_time": "1 day"}}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(60))
-def test_disconnections_in_any_phase_leave_no_trace_of_disorder(seed: int, tmp_path: Path) -> None:
-    scenario = fedsim.Scenario(**any_world(seed))
-    try:
-        fedsim.run(scenario, tmp_path / "run", executor="inline")
-    except fedsim.ScenarioError as error:
-        if "for its download alone" not in str(error):  # the deadline is shorter than any download
-            raise
-        return
-    assert not any(audit(tmp_path / "run").values())
-
-
-# What a run gives back.
-
 RESULT = {
     "learning": "off",
     "population": {"devices": 2, "samples": [20, 40], "speed": "10 samples/s"},
@@ -230,9 +193,6 @@ def test_a_result_is_a_loaded_run(tmp_path: Path) -> None:
     assert len(result.events) == len(loaded.events)
     assert result.scenario == loaded.scenario
     assert result.figure("timeline").axes
-
-
-def test_without_a_folder_it_has_its_rounds_alone() -> None:
     result = fedsim.run(fedsim.Scenario(**RESULT), executor="inline")
     assert (result.folder, len(result.rounds), result.summary["rounds"]) == (None, 1, 1)
     with pytest.raises(fedsim.RunFolderError, match=r"kept in no folder: fedsim.run"):

@@ -8,7 +8,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -119,15 +118,6 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
         assert path.stat().st_size > 20_000
     ElementTree.parse(tmp_path / "membership.svg")
 
-
-def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
-    made = History.__new__(History)
-    made.stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
-    made.moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2]})
-    assert made.order().tolist() == [2, 0, 1]
-
-
-# Splits of clusters.
 
 Split = tuple[int, int, tuple[int, int], tuple[list[int], list[int]]]  # round, parent, children, members
 

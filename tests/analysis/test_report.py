@@ -19,13 +19,11 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import words, write_report
-from fedsim.analysis.report.answer import _dots
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.analysis.watch import HOST, Growing, server_of, watch
 from fedsim.cli import main
 from fedsim.errors import FedsimError
 from fedsim.lab.catalogue import catalogue
-from fedsim.lab.compare.answer import RankedLine
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from tests.lab.conftest import finish, write
@@ -254,15 +252,6 @@ def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
     check_frame(Document(write_report([tmp_path / "run"])), timelines=1)
 
 
-def test_an_interval_that_leaves_the_axis_has_an_arrow() -> None:
-    """Between 1 and 3 the interval of two seeds goes to both sides beyond what the axis shows; that of two alike does not."""
-    arrows = []
-    for values in ({1: 1.0, 2: 3.0}, {1: 2.0, 2: 2.0}):
-        one = RankedLine(0, "a", False, values, 2)
-        arrows.append(str(_dots(one, lambda value: value, "#000", 1.0, 3.0)).count('class="beyond"'))
-    assert arrows == [2, 0]
-
-
 def get(port: int, path: str, host: str | None = None) -> tuple[int, str]:
     connection = HTTPConnection(HOST, port, timeout=30)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
@@ -341,11 +330,9 @@ def test_every_kind_is_known() -> None:
     known = catalogue()
     assert {name for name, _ in known["data sources"]} == set(words._SOURCES)
     assert {name for name, _ in known["partitions"]} == set(words._PARTITIONS)
-    assert [words.strategy_name(kind) for kind in ("fedavg", "scaffold", "ifca-mig")] == [
-        "FedAvg",
-        "SCAFFOLD",
-        "IFCA with migration",
-    ]
+    names = {"fedavg": "FedAvg", "scaffold": "SCAFFOLD", "ifca-mig": "IFCA with migration", "mine.module:Mine": "Mine"}
+    assert {kind: words.strategy_name(kind) for kind in names} == names
+    assert words.describe({}) == ""
 
 
 NEEDED: dict[str, dict[str, Any]] = {"population": {"devices": 20}, "network": {"kind": "star"}}
@@ -381,6 +368,7 @@ SAID: list[tuple[dict[str, Any], str]] = [
     (CRASHES, "in 4 cells; there is an edge server in each cell, with 30 ms of latency from there to the server."),
     (CRASHES, "server 2 crashes and is gone for 5 s, on average. Every 1 min edge server 2 is cut off for 5 s."),
     (of("network"), "Messages take no simulated time."),
+    (of("energy", preset="smartphone-4g", carbon="475 g/kWh", battery={"capacity": "60 J"}), "carbon too; batteries hold 60 J"),
     (of("network", server={"up": "1 MB/s"}, protocol="tcp"), "has 8 Mbit/s up; messages travel by tcp."),
     (of("population", devices=1) | of("strategy", clients_per_round=1), "One device holds"),
     (of("population", speed={"kind": "choice", "values": ["1 samples/s", "2 samples/s"]}), "1 samples/s or 2"),
@@ -400,9 +388,4 @@ SAID: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("changes", "expected"), SAID)
 def test_what_is_said(changes: dict[str, Any], expected: str) -> None:
     assert expected in described(fedsim.Scenario(**changes))
-
-
-def test_a_strategy_of_the_users_own_and_tables_from_elsewhere() -> None:
-    assert words.strategy_name("mine.module:Mine") == "Mine"
-    assert words.describe({}) == ""
     assert "9 devices hold" in words.describe({"population": {"devices": 9}, "data": {"source": {"kind": "x"}, "partition": 7}})

@@ -54,9 +54,6 @@ def legend(figure: Figure) -> set[str]:
     return {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-# Tables.
-
-
 def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history: History) -> None:
     assert len(history.steps) == sum(event["kind"] == "step-end" for event in run.events)
     assert history.steps["outcome"].tolist() == [ends(run)[task] for task in history.steps["task"]]
@@ -111,9 +108,6 @@ def test_orders_of_lanes_and_some_of_them(history: History) -> None:
 def test_what_cannot_be_shown_is_said(history: History, options: dict[str, Any], message: str) -> None:
     with pytest.raises(PictureError, match=message):
         View(history, **options)
-
-
-# Lanes.
 
 
 def test_every_step_task_and_round_is_drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,9 +167,6 @@ def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) ->
     assert not drawn(draw_timeline(run).axes[0])["group"]
 
 
-# Strips.
-
-
 def areas(axes: Axes) -> dict[str, float]:
     """The area of each strip's part, in its units times seconds."""
     found = {}
@@ -219,9 +210,6 @@ def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
     assert {line.get_gid() for line in axes.lines} == {"capacity-down", None}
     (full,) = [patch.get_data().values for patch in axes.patches if patch.get_gid() == "down"]  # type: ignore[attr-defined]
     assert full.max() == pytest.approx(peak / 2)
-
-
-# When devices could be reached.
 
 
 @pytest.fixture

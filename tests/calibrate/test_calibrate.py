@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 import tomllib
 from collections.abc import Callable
@@ -263,16 +260,6 @@ def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, 
     assert abs(found[0].errors).mean() < 0.02
     assert f"| {name} | tcp |" in compare.table(found)
     assert len(compare.draw(found).axes) == 2
-
-
-def test_where_it_cannot_run_it_says_so() -> None:
-    words = [sys.executable, str(STUDY / "testbed.py")]
-    done = subprocess.run([*words, "mixed"], capture_output=True, text=True, env={"PATH": os.devnull}, check=False)
-    assert done.returncode == 1
-    assert "root" in done.stderr or "no ip" in done.stderr
-    assert "compare.py" in done.stderr
-    done = subprocess.run([*words, "mixt"], capture_output=True, text=True, check=False)
-    assert "there is no world 'mixt'; allowed are mixed, server" in done.stderr
 
 
 def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:

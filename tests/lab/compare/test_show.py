@@ -15,7 +15,6 @@ from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import print_short, shown
 from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
-from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
@@ -221,13 +220,3 @@ def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, nam
     assert "<script>" not in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table[:3]}) == 1
-
-
-def test_names_are_cut_in_the_middle() -> None:
-    assert clean("a" * 50 + "b" * 50) == "a" * 40 + "…" + "b" * 39
-    assert len(clean("x" * 81)) == 80
-    assert clean("x" * 80) == "x" * 80
-    assert clean(" a\n\nb ") == "a b"
-    assert for_csv("=1") == "'=1"
-    assert for_csv("a\x1b[31m") == r"a\u001b[31m"  # two names stay two
-    assert for_markdown("a|b<c>") == r"a\|b&lt;c&gt;"

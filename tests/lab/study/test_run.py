@@ -20,7 +20,6 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
-from fedsim.lab.reading.study_folder import read_index
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
@@ -247,17 +246,6 @@ def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finis
     (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
     assert "it is no run of this study" in refused(study_file, "--out", finished)
     assert tables_of(finished) == before
-
-
-@pytest.mark.long
-def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
-    tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
-    assert "2 runs to do, 4 are there" in done("study", write(study_file, tables), "--out", finished, "--workers", "1")
-    assert {row["runs"] for row in rows_of(finished / "compare.csv")} == {"3"}
-    assert (finished / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
-    assert {row["baseline"] for row in rows_of(finished / "paired.csv")} == {"fedprox"}
-    index = read_index(finished)
-    assert (index.seeds, index.targets, index.baseline, index.name) == ((1, 2, 3), (0.2, 0.3), "fedprox", "<b>renamed</b>")
 
 
 def test_published_figures_come_beside_those_of_some_of_a_study(

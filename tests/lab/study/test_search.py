@@ -31,9 +31,6 @@ needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Opt
 LR = {"low": 0.001, "high": 1.0, "log": True}
 
 
-# Values
-
-
 @pytest.mark.parametrize(
     ("said", "written"),
     [
@@ -106,8 +103,6 @@ def test_without_optuna_it_says_so_and_no_search_takes_only(tables: dict[str, An
     assert not (tmp_path / "out").exists()
 
 
-# What is wrong
-
 SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"training.lr": LR}}
 
 
@@ -147,9 +142,6 @@ def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: 
         read_study(write(tmp_path / "s.toml", tables | {"target": [], "search": SEARCH | change} | of_study))
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
-
-
-# Searches that are run
 
 
 @pytest.fixture
