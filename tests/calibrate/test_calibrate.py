@@ -20,7 +20,7 @@ from fedsim.calibrate import calibrate
 from fedsim.calibrate.log import LogDefaults, read_log, took
 from fedsim.cli import main
 from fedsim.world.network.protocol import Tcp
-from tests.calibrate.logs import DEVICES, round_s, rounds, written
+from tests.calibrate.test_log import DEVICES, round_s, rounds, written
 from tests.conftest import module_at
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"

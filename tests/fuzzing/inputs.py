@@ -1,7 +1,5 @@
 """Whatever a file holds that a scenario, a study or a comparison reads: it is used, or refused with a message."""
 
-import csv
-import io
 import json
 import os
 import random
@@ -35,9 +33,6 @@ GRAPH = {
     ],
 }
 _TRACES = {name: {"start": 0.0, "end": 100.0, "ready": [[0.0, 30.5], [40.0, 90.0]], "ok": True} for name in ("one", "two")}
-_CAPACITIES = "id,computation_ms_per_sample,dl_kbps,ul_kbps\n" + "".join(
-    f"{n},{20 + n},{900 + n},{500 + n}\n" for n in range(9)
-)
 _SCENARIO = "scenario.toml"
 
 
@@ -157,13 +152,8 @@ def _traces(place: Place, draw: random.Random) -> None:
 
 
 def _capacities(place: Place, draw: random.Random) -> None:
-    rows = list(csv.reader(io.StringIO(_CAPACITIES)))
-    row = draw.choice(rows)
-    row[draw.randrange(len(row))] = draw.choice([*_cells(draw), '"' + values.LONG])
-    path = place.folder / "capacities.csv"
-    path.write_text("".join(",".join(row) + "\n" for row in rows) if draw.random() < 0.7 else _CAPACITIES)
-    if draw.random() < 0.4:
-        damage(draw, path)
+    rows = [[str(cell) for cell in (n, 20 + n, 900 + n, 500 + n)] for n in range(9)]
+    path = _table(place, draw, [["id", "computation_ms_per_sample", "dl_kbps", "ul_kbps"], *rows])
     network = {"kind": "star", "server": {"down": "2 Mbit/s"}, "device": None}
     _run(place, draw, population={"capacity": {"file": str(path)}, "speed": None}, network=network)
 
@@ -193,7 +183,7 @@ def _table(place: Place, draw: random.Random, rows: list[list[str]]) -> Path:
     """A CSV or Parquet file of which a cell, a row or some bytes may be odd."""
     row = draw.choice(rows)
     if draw.random() < 0.7:
-        row[draw.randrange(len(row))] = draw.choice([*_cells(draw), "", "24:00", "0001-01-01", '"'])
+        row[draw.randrange(len(row))] = draw.choice([*_cells(draw), '"' + values.LONG, "", "24:00", "0001-01-01", '"'])
     if draw.random() < 0.2:
         rows.insert(draw.randrange(len(rows)), draw.choice(rows)[: draw.randrange(5)])
     if draw.random() < 0.3 and len({len(row) for row in rows}) == 1 and len(set(rows[0])) == len(rows[0]):
