@@ -25,20 +25,15 @@ def executable() -> str | None:
 
 
 class Page:
-    """An open page, with what it logged and what it asked the network for.
-
-    Attributes:
-        errors: uncaught exceptions and logged errors, such as violations of its policy.
-        requests: the URLs of all requests after the first one, data URIs left out.
-    """
+    """An open page, with what it logged and what it asked the network for."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
         self._buffer = b""
         self._count = 0
         self._session: str | None = None
-        self.errors: list[str] = []
-        self.requests: list[str] = []
+        self.errors: list[str] = []  # uncaught exceptions and logged errors, such as violations of its policy
+        self.requests: list[str] = []  # the URLs after the first one, data URIs left out
 
     def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]

@@ -34,7 +34,6 @@ _pool: Path
 
 
 def prepare(folder: Path) -> None:
-    """Sets the place of the runs whose copies are damaged."""
     global _pool
     _pool = folder
     (folder / "graph.json").write_text(json.dumps(GRAPH))
@@ -71,7 +70,6 @@ def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Copy a run, change something in it, and do with it what a user would."""
     made = _made(number)
     state = draw.choice(["done", "done", "interrupted", "killed"])
     out = Path(shutil.copytree(made / state, place.folder / "out"))

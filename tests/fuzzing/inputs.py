@@ -44,7 +44,6 @@ class _Pickled:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Write a sound input, change it, and have it read."""
     kinds = (_npz, _partition, _images, _traces, _capacities, _graph, _scenario, _study, _index, _devices, _intervals)
     kinds[number % len(kinds)](place, draw)
 
@@ -64,7 +63,6 @@ def _carry_out(place: Place) -> None:
 
 
 def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Arrays of which one is odd."""
     name = draw.choice(list(arrays))
     array = arrays[name]
     odd: list[Callable[[], Any]] = [
@@ -90,7 +88,6 @@ def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_npz(draw: random.Random, path: Path, arrays: dict[str, Any]) -> None:
-    """An archive: sound, of odd arrays, or damaged."""
     arrays = arrays if draw.random() < 0.4 else _arrays(draw, arrays)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
@@ -122,7 +119,6 @@ def _partition(place: Place, draw: random.Random) -> None:
 
 
 def _write_json(draw: random.Random, path: Path, content: Any) -> None:
-    """JSON: with a value changed, or damaged."""
     whole = draw.random() < 0.6
     for _ in range(draw.choice([1, 1, 3]) if whole else 0):
         content = values.spoil(draw, content)

@@ -109,7 +109,6 @@ class Place:
             return Outcome(status, _text(out) + _text(err), stopped, _text(where))
 
     def _await(self, child: int, long: bool, screen: int, out: IO[bytes]) -> tuple[int, bool]:
-        """The exit status of a child, and whether it was asked to stop."""
         handle = os.pidfd_open(child)
         deadline, stopped = time.monotonic() + self._patience_s, False
         watched = [handle] if screen < 0 else [handle, screen]
@@ -262,6 +261,5 @@ def _last_frame(text: str) -> str:
 
 
 def _same(line: str) -> str:
-    """A message without what differs from case to case."""
     line = re.sub(r"(.)\1{9,}", r"\1...", line[:500])
     return re.sub(r"[-+]?\d[\d.e+-]*", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", line))[:160]

@@ -38,12 +38,10 @@ RAW = {
 
 
 def text(draw: random.Random) -> str:
-    """A text that is odd in some way."""
     return draw.choice(draw.choice([CONTROLS, CODE, TEXTS, (LONG,), tuple(RAW)]))
 
 
 def anything(draw: random.Random) -> Any:
-    """A value of any type."""
     return draw.choice(
         [
             lambda: draw.choice(NUMBERS),
