@@ -4,7 +4,7 @@
     python -m tests.benchmarks.flower --pairs 9   # where others work on the machine
     python -m tests.benchmarks.flower --simulation OTHER/bin/python
 
-Run and loop (``tests.flower.plain``) take turns in this process. Times are those of the processor, of all threads; of every
+Run and loop (``tests.flower.runs``) take turns in this process. Times are those of the processor, of all threads; of every
 pair the difference and the ratio are taken, and of all pairs the median. A message is one of the ServerApp's, with its reply;
 half of them are to train, half to test. What it costs is the difference between many rounds and few, so what a run costs once
 is not in it. The loop hands messages over as they are, without the copy that the tests have it make.

@@ -120,7 +120,6 @@ def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[
 
 
 def last_arrays(sent: list[Message]) -> dict[str, np.ndarray[Any, Any]]:
-    """The arrays that were sent last: after the last round, to be evaluated."""
     for message in reversed(sent):
         for record in message.content.array_records.values():
             return {name: array.numpy() for name, array in record.items()}

@@ -40,7 +40,6 @@ def prepare(folder: Path) -> None:
 
 
 def _made(number: int) -> Path:
-    """The runs of a strategy, made when they are first needed: one came to its end, one was interrupted, one killed."""
     strategies = [one for one in STRATEGIES if ":" not in one["kind"]]
     strategy = strategies[number % len(strategies)]
     made = _pool / strategy["kind"]
@@ -172,7 +171,6 @@ def _other(draw: random.Random, cell: Any) -> Any:
 
 
 def _prints(folder: Path) -> dict[str, str]:
-    """The hash of each file, but for locks, which hold nothing of the run."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

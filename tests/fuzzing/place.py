@@ -224,7 +224,6 @@ def _load_run(argv: list[str]) -> None:
 
 
 def in_a_child(do: Callable[[], object]) -> None:
-    """Do something in a child, so that this process stays as it is: with one thread."""
     child = os.fork()
     if child == 0:
         try:
@@ -254,7 +253,6 @@ def _text(file: IO[Any]) -> str:
 
 
 def _last_frame(text: str) -> str:
-    """The kind of the error at the end of a traceback, and where in the repository it came from."""
     own = re.findall(r'File ".*/((?:fedsim|analysis)/.*?)", line \d+, in (\S+)', text)
     place = ":".join(own[-1]) if own else "?"
     return f"{_same(text.strip().rpartition(chr(10))[2])} at {place}"

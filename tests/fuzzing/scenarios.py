@@ -32,7 +32,6 @@ _SEVERAL_RUNS = 0.05
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Write a file, and do with it what a user would."""
     if draw.random() < 0.1:
         _study(place, draw)
         return
@@ -115,7 +114,6 @@ def _sections(draw: random.Random, sections: dict[str, Any], odd: float) -> list
 
 
 def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
-    """What no spec suggests."""
     match draw.randrange(5):
         case 0:
             command = {"command": "touch imported", "args": ["touch", "imported"], "source": "open('imported','w')"}
@@ -141,7 +139,6 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
 
 
 def _explained(place: Place, text: str, keys: list[str]) -> None:
-    """A refusal begins as all do, and names a key."""
     if not re.search(r"(?m)^(fedsim|Error): ", text):
         place.complain(f"a refusal does not say who refuses: {text[:100]}")
     elif not any(part in text for key in keys for part in (*key.split("."), repr(key))) and "TOML" not in text:
@@ -308,7 +305,6 @@ def _number(draw: random.Random, shape: Shape) -> float:
 
 
 def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") -> Any:
-    """A value that is odd for a key: an extreme of its type, or of another."""
     shape = draw.choice(shapes)
     if draw.random() < 0.15:
         return values.anything(draw)

@@ -104,7 +104,6 @@ def _said(value: Any) -> Any:
 
 
 def damage(draw: random.Random, path: Path) -> str:
-    """Damage the bytes of a file, or put something else in its place; what was done."""
     what = draw.choice([*_CHANGED, *_REPLACED])
     if what in _CHANGED:
         path.write_bytes(_CHANGED[what](draw, path.read_bytes()))

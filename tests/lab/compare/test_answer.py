@@ -312,7 +312,6 @@ def test_energy_and_carbon_to_a_target(tmp_path: Path) -> None:
 
 
 def test_batteries(tmp_path: Path) -> None:
-    """Of a run: the share that each drew on the mean, and the devices that ran flat."""
     energy = {"compute": "5 W", "battery": {"capacity": "100 J", "initial": 0.6}}
     tables = {"learning": "off", "population": {"devices": 2, "samples": [20, 200], "speed": "10 samples/s"}, "energy": energy}
     tables |= {"strategy": {"kind": "fedavg", "clients_per_round": 2}, "stop": {"rounds": 1}}

@@ -138,7 +138,6 @@ def test_figures_said_once_and_those_of_another_size(study: Path) -> None:
 
 
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
-    """Runs without a measured value, as short ones are; and runs that have not been made."""
     place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
     paper = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}}
     mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
@@ -157,7 +156,6 @@ def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_varia
 
 
 def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> None:
-    """Even if it is no row: a seed without it is left out."""
     runs = {("ours", "mnist"): ([0.5], [0.6]), ("fedavg", "mnist"): ([0.25],)}
     alone: dict[str, Any] = {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
     (mnist,) = beside(write_study(tmp_path / "s", runs), **alone)

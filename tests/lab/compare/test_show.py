@@ -203,7 +203,6 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """In place of a strategy's name, which is shown in every form, and is whatever a summary says."""
     run = tmp_path / "run"
     shutil.copytree(runs["off"], run)
     summary = json.loads((run / "summary.json").read_text())

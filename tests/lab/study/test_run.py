@@ -355,7 +355,6 @@ needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip 
 
 
 def content(out: Path) -> dict[str, bytes]:
-    """Every file of a study's folder by its path, but for how long runs took."""
     found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
     for name in [name for name in found if name.endswith("summary.json")]:
         found[name] = json.dumps(json.loads(found[name]) | {"wall_s": 0, "summary_sha256": ""}).encode()
