@@ -48,11 +48,10 @@ def cost_s(function: Callable[[], Any]) -> float:
 
 def both(app: str, devices: int, config: dict[str, Any], **names: str) -> tuple[float, float]:
     """Processor time of a run and of the loop (s)."""
-    from tests.flower import plain
-    from tests.flower.runs import execute, scenario
+    from tests.flower.runs import execute, run_plain, scenario
 
     sections = scenario(app, devices, run_config=config, **names)
-    return cost_s(lambda: execute(sections)), cost_s(lambda: plain.run_plain(app, devices, **config))
+    return cost_s(lambda: execute(sections)), cost_s(lambda: run_plain(app, devices, **config))
 
 
 def message(size: int, few: int, many: int, pairs: int) -> tuple[float, float]:
@@ -141,9 +140,9 @@ def beside_simulation(python: str, seeds: int, devices: int) -> None:
 
 def beside_loop(pairs: int) -> bool:
     """Print what messages and a run cost; whether one of them is too dear."""
-    from tests.flower import plain
+    from tests.flower import runs
 
-    plain.deepcopy = lambda message: message  # type: ignore[assignment, attr-defined]
+    runs.deepcopy = lambda message: message  # type: ignore[assignment, attr-defined]
     both("numpy_app", _DEVICES, {})
     bad = False
     for size, few, many, limit in _MESSAGES:
