@@ -110,31 +110,23 @@ class Proud(fed.FedAvg[ProudParams]):
         await super().aggregate()
 
 
-class Clumsy(fed.FedAvg[fed.AggregatingParams]):
-    """Makes a mistake in its second round."""
-
+class Clumsy(fed.FedAvg[fed.AggregatingParams]):  # makes a mistake in its second round
     async def aggregate(self) -> None:
         if self.state["round"] == 1:
             self.state["model"].no_such_thing()
         await super().aggregate()
 
 
-class Unfinished(fed.Asynchronous[fed.AsynchronousParams]):
-    """Has nothing of its own."""
-
+class Unfinished(fed.Asynchronous[fed.AsynchronousParams]):  # has nothing of its own
     Params: ClassVar[type[fed.AsynchronousParams]] = fed.AsynchronousParams
 
 
-class Mute(fed.FedAvg[fed.AggregatingParams]):
-    """Sends what cannot be sent."""
-
+class Mute(fed.FedAvg[fed.AggregatingParams]):  # sends what cannot be sent
     def contents(self, device: int) -> fed.Contents:
         return {"model": {"weights": self.state["model"]}}
 
 
-class Wrong(fed.Selection):
-    """Chooses what cannot be asked."""
-
+class Wrong(fed.Selection):  # chooses what cannot be asked
     kind: str = "tests.own_parts:Wrong"
     chosen: list[int | str]
 
@@ -142,53 +134,39 @@ class Wrong(fed.Selection):
         return self.chosen  # type: ignore[return-value]
 
 
-class Misread(Slowest):
-    """Says that it asks by a function, which is always true."""
-
+class Misread(Slowest):  # says that it asks by a function, which is always true
     def asks(self) -> bool:  # type: ignore[override]
         return False
 
 
-class Hasty(Slowest):
-    """Chooses at once."""
-
+class Hasty(Slowest):  # chooses at once
     def choose(self, server: fed.Server, state: dict[str, Any], count: int, answers: Any) -> list[int]:  # type: ignore[override]
         return []
 
 
-class Narrow(Slowest):
-    """Does not take what it is called with."""
-
+class Narrow(Slowest):  # does not take what it is called with
     def select(self, server: fed.Server, count: int) -> list[int]:  # type: ignore[override]
         return []
 
 
-class Silent(Slowest):
-    """Forgets what it has chosen."""
-
+class Silent(Slowest):  # forgets what it has chosen
     def select(self, *of: Any) -> list[int]:
         super().select(*of)
         return None  # type: ignore[return-value]
 
 
-class Timely(fed.FedAvg[fed.AggregatingParams]):
-    """Has a client half whose answer takes its time."""
-
+class Timely(fed.FedAvg[fed.AggregatingParams]):  # has a client half whose answer takes its time
     class Client(fed.SynchronousClient[fed.AggregatingParams]):
         async def reply(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult) -> fed.Contents:  # type: ignore[override]
             return {}
 
 
-class Sleepy(fed.FedAvg[fed.AggregatingParams]):
-    """Waits for real time."""
-
+class Sleepy(fed.FedAvg[fed.AggregatingParams]):  # waits for real time
     async def aggregate(self) -> None:
         await asyncio.sleep(0.01)
 
 
-class NoNumber(fed.FedAvg[fed.AggregatingParams]):
-    """Makes a model that is no number."""
-
+class NoNumber(fed.FedAvg[fed.AggregatingParams]):  # makes a model that is no number
     async def aggregate(self) -> None:
         await super().aggregate()
         self.state["model"] = self.server.models.mix([(self.state["model"], float("nan"))])
@@ -251,27 +229,19 @@ class Moved(fed.Meter):
         return {"price": self._price * float(self.of.sum()), "lasted_s": self.lasted[0]}
 
 
-class Twice(Moved):
-    """A column that is there already."""
-
+class Twice(Moved):  # a column that is there already
     entry = "twice"
     device_columns = (fed.Column("speed", "", ""),)
 
 
-class Fails(fed.Meter):
-    """Fails at the first step."""
-
+class Fails(fed.Meter):  # fails at the first step
     def on_step(self, ended: fed.Step) -> None:
         raise KeyError("nothing")
 
 
-class Forgets(fed.Meter):
-    """Says less than it has columns."""
-
+class Forgets(fed.Meter):  # says less than it has columns
     round_columns = (fed.Column("forgotten", "", ""),)
 
 
-class Open(fed.Meter):
-    """Takes anything."""
-
+class Open(fed.Meter):  # takes anything
     def __init__(self, context: fed.MeterContext, **more: Any) -> None: ...

@@ -38,22 +38,16 @@ class Steady(Trainer):
         return model.state_dict(), {"mean_loss": float(mean), "round": context.round}
 
 
-class Ignorant(Steady):
-    """Does not say that it applies what a strategy adds."""
-
+class Ignorant(Steady):  # does not say that it applies what a strategy adds
     applies_terms: ClassVar[bool] = False
 
 
-class Satisfied(Steady):
-    """Takes no further batch when the loss of one is low enough."""
-
+class Satisfied(Steady):  # takes no further batch when the loss of one is low enough
     stops_early: ClassVar[bool] = True
     enough: float = 2.2
 
 
-class Wrong(Trainer):
-    """Makes one mistake."""
-
+class Wrong(Trainer):  # makes one mistake
     how: str
 
     def train(self, model: nn.Module, data: Any, context: Any) -> Any:

@@ -61,6 +61,8 @@ def test_a_world_that_differs_is_named_and_its_lines_are_not_kept(tmp_path: Path
 
 
 def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = call("bench", "fedavgg", "--out", str(tmp_path / "out"))
+    assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output
     monkeypatch.setattr(bench, "run_study", lambda tables, out, **options: seen.append((tables, options)))
     monkeypatch.setattr(bench, "lines_of", lambda out, target: [])
     seen: list = []  # type: ignore[type-arg]
@@ -71,8 +73,3 @@ def test_a_strategy_of_ones_own_is_run_in_all_worlds(tmp_path: Path, monkeypatch
     assert (options["seeds"], options["allow_code"]) == (1, True)
     with pytest.raises(ScenarioError, match="has no effect"):
         bench.bench(["fedavg"], tmp_path, ["strategy.mu=1"])
-
-
-def test_an_unknown_strategy_is_a_mistake_with_the_nearest_name(tmp_path: Path) -> None:
-    result = call("bench", "fedavgg", "--out", str(tmp_path / "out"))
-    assert (result.exit_code, "did you mean" in result.output) == (2, True), result.output

@@ -1,7 +1,11 @@
-"""What a scenario can say, explained, as JSON schema for editors, and as a study made of five answers (``fedsim new``)."""
+"""What a scenario can say, explained, as JSON schema, and as a study made of five answers; and what comes with fedsim."""
 
 import json
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,9 +15,9 @@ import pytest
 
 import fedsim
 from fedsim.lab.catalogue import about, catalogue, schema
-from fedsim.lab.newcomer import hidden_for
 from fedsim.lab.study.plan import read_study
 from fedsim.learning.models import Perceptron
+from fedsim.shipped import copy, shipped
 from fedsim.strategies.parts.selection import SELECTIONS
 from tests.calls import call
 
@@ -167,11 +171,6 @@ def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, option: str, 
     assert (new(tmp_path / "my.toml", *LTE)[0], (tmp_path / "my.toml").read_text()) == (2, "mine")
 
 
-def test_a_wide_model_has_two_layers() -> None:
-    assert hidden_for(64 * 100 + 100 + 100 * 10 + 10) == [100]
-    assert hidden_for(64 * 3000 + 3000 + 3000 * 3000 + 3000 + 3000 * 10 + 10) == [3000, 3000]
-
-
 @pytest.mark.parametrize(
     ("name", "says"),
     [
@@ -187,3 +186,64 @@ def test_a_wide_model_has_two_layers() -> None:
 )
 def test_names_are_told_with_figures_and_sources(name: str, says: str) -> None:
     assert any(says in line for line in about(name)), about(name)
+
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def test_a_name_means_the_file_that_comes_with_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fedsim.load("quickstart") == fedsim.load(ROOT / "scenarios/quickstart.toml")
+    assert read_study("communication").spec.name == "bytes to accuracy"
+    (tmp_path / "quickstart").write_text("seed = 7\n")  # what is here comes first
+    assert fedsim.load("quickstart").seed == 7
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_copy_needs_nothing_else(name: str, tmp_path: Path) -> None:
+    paths = copy(name, tmp_path / "new")
+    assert sorted(paths) == sorted(path for path in (tmp_path / "new").rglob("*") if path.is_file())
+    text = paths[0].read_text()
+    assert text == shipped()[name].read_text()
+    read_study(paths[0], seeds=1) if "\n[variants" in text or "\nbase = " in text else fedsim.load(paths[0])
+
+
+def test_init_overwrites_nothing(tmp_path: Path) -> None:
+    words = ["init", "communication", str(tmp_path)]
+    assert call(*words).output.count("written ") == 2
+    (tmp_path / "communication.toml").unlink()
+    (tmp_path / "communication_base.toml").write_text("mine")
+    again = call(*words)
+    assert (again.exit_code, [path.name for path in tmp_path.iterdir()]) == (2, ["communication_base.toml"])
+    assert (tmp_path / "communication_base.toml").read_text() == "mine"
+    assert "did you mean 'communication'" in call("init", "comunication", str(tmp_path)).output
+
+
+@pytest.mark.wheel
+def test_the_wheel_alone_runs_lists_and_reports(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    for name in ("fedsim", "analysis", "scenarios"):
+        shutil.copytree(ROOT / name, source / name, symlinks=True)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source / name)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    wheel = next(tmp_path.glob("*.whl"))
+    shutil.rmtree(source)
+    subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
+
+    def installed(*words: str) -> str:
+        code = f"import fedsim.cli as cli; assert cli.__file__.startswith({str(tmp_path)!r}); cli.main()"
+        place = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path / "site")}}
+        done = subprocess.run([sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, check=False, **place)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    installed("run", "quickstart", "--out", "run", "--set", "stop.rounds=2")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 2
+    assert "quickstart" in installed("list", "scenarios")
+    installed("init", "quickstart", "mine")
+    assert (tmp_path / "mine" / "quickstart.toml").is_file()
+    assert "fedavg" in installed("study", "communication", "--out", "study", "--dry-run")
+    installed("report", "run")
+    assert (tmp_path / "run.report.html").stat().st_size > 10_000

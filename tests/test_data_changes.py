@@ -64,28 +64,16 @@ def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
 
 @pytest.fixture
 def world(tmp_path: Path) -> tuple[dict[str, Any], Path]:
-    """Such a scenario, and the folder of its files."""
     return written(tmp_path / "files"), tmp_path / "files"
 
 
 def replaced(path: Path) -> None:
-    """The same kind of file with other content."""
     written(path.parent.with_name("others"), seed=2)
     shutil.copy(path.parent.with_name("others") / path.name, path)
 
 
 def truncated(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-@pytest.mark.parametrize("name", FILES[1:])
-def test_what_they_are_replaced_by_would_be_another_run(world: tuple[dict[str, Any], Path], name: str) -> None:
-    """Or else the next test, and those of resuming, would say nothing."""
-    sections, files = world
-    before = run(sections)
-    for other in ("data.npz", "who.json") if name == "who.json" else (name,):
-        replaced(files / other)
-    assert run(sections)["events_sha256"] != before["events_sha256"]
 
 
 @pytest.mark.parametrize("harm", [replaced, truncated, Path.unlink])
@@ -111,7 +99,6 @@ def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path
 
 @pytest.fixture
 def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path, Path]:
-    """The scenario, the folder of its files, and that of a run that was interrupted."""
     sections, files = world
     run(sections, tmp_path / "whole")
     assert run_until(sections, tmp_path / "cut", 150) == "interrupted"

@@ -126,19 +126,3 @@ def test_notebooks_run_to_their_end(name: str, tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sys, "path", list(sys.path))
     _, computing = module_at(DOCS / "execute.py").execute(DOCS / "notebooks" / f"{name}.py", tmp_path)
     assert computing < 60
-
-
-def test_what_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    module = module_at(DOCS / "execute.py")
-    (tmp_path / "gallery").mkdir()
-    (tmp_path / "gallery" / "plot_good.py").write_text("import os\nprint(os.getcwd())\n")
-    (tmp_path / "gallery" / "plot_bad.py").write_text("raise ValueError('on purpose')\n")
-    monkeypatch.setattr(module, "HERE", tmp_path)
-    monkeypatch.setattr(sys, "argv", ["execute.py"])
-    assert module.main() == 1
-    said = capsys.readouterr()
-    assert "1 of 2 are well; not plot_bad" in said.out
-    assert "on purpose" in said.err
-    assert str(tmp_path) not in said.out  # it ran in a folder of its own
-    monkeypatch.setattr(sys, "argv", ["execute.py", "goo"])
-    assert module.main() == 0

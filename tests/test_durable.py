@@ -40,7 +40,6 @@ class Disk:
         self._kept: list[int] = []  # so that no number is given twice
 
     def synced(self, descriptor: int) -> None:
-        """A file or a folder was brought to the disk."""
         number = os.fstat(descriptor).st_ino
         path = Path(f"/proc/self/fd/{descriptor}").readlink()
         self._kept.append(os.dup(descriptor))
@@ -81,7 +80,6 @@ class Disk:
         return names(folder) if is_there else self._names.get(number, {})
 
     def close(self) -> None:
-        """Let go of all files."""
         for descriptor in self._kept:
             os.close(descriptor)
 
@@ -143,11 +141,9 @@ class Cuts:
         self._rounds = 0
 
     def saved(self, rounds: int, time: float) -> None:
-        """The run says that it is saved."""
         self.told, self._rounds = self.told + 1, rounds
 
     def look(self, disk: Disk) -> None:
-        """See whether all is there that the run has told of."""
         self.looks += bool(self.told)
         for image in disk.images(self.place) if self.told else ():
             state = is_whole(image / "a" / "run")

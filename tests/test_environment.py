@@ -70,8 +70,6 @@ def by_asyncio(simulation: Simulation, program: Program) -> Trace:
 WAYS = [by_run, by_step, by_asyncio]
 
 
-# Programs at random: each process is a list of what it does.
-
 _DELAYS = st.sampled_from([0, 0.5, 1, 1, 2, 3.25, 7])
 _NUMBERS = st.integers(0, 3)
 _WAITS = st.one_of(
@@ -168,13 +166,14 @@ def test_programs_in_a_world_at_work(way: Callable[[Simulation, Program], Trace]
     assert len(world) > 200
 
 
-# A run without the driver, and its end.
+LEARNS = {"data": {"source": "digits"}, "population": {"devices": 3}, "strategy": {"clients_per_round": 2}}
 
 
-def test_a_scenario_runs_by_its_environment_alone() -> None:
-    """The records are those of ``simulation.run()``; a process of one's own sees the end."""
+@pytest.mark.parametrize("sections", [SCENARIO, LEARNS], ids=["learning off", "learning"])
+def test_a_scenario_runs_by_its_environment_alone(sections: dict[str, Any]) -> None:
+    """The records are those of ``simulation.run()``, which real work is awaited for; a process of one's own sees the end."""
     seen: list[list[Any]] = [[], []]
-    simulations = [Simulation(fedsim.Scenario(**SCENARIO | {"stop": {"rounds": 5}})) for _ in seen]
+    simulations = [Simulation(fedsim.Scenario(**sections | {"stop": {"rounds": 5}})) for _ in seen]
     for simulation, records in zip(simulations, seen, strict=True):
         simulation.listen(records.append)
     asyncio.run(simulations[0].run())
@@ -183,22 +182,6 @@ def test_a_scenario_runs_by_its_environment_alone() -> None:
     assert [record for record in seen[0] if record.kind == "round"] == [r for r in seen[1] if r.kind == "round"] != []
     assert asyncio.run(simulations[1].run()) == end  # what is open then ends as ever
     assert seen[0] == seen[1]
-
-
-def test_env_run_waits_for_real_work() -> None:
-    learns = {"data": {"source": "digits"}, "population": {"devices": 3}, "strategy": {"clients_per_round": 2}}
-    scenario = fedsim.Scenario(**learns, stop={"rounds": 2})
-    accuracies = []
-    for by_env in (True, False):
-        simulation, rows = Simulation(scenario), []
-        simulation.listen(rows.append, kinds=["round"])
-        if by_env:
-            simulation.env.run(until=simulation.ended)
-        else:
-            asyncio.run(simulation.run())
-        accuracies.append([row.fields["accuracy"] for row in rows])
-    assert accuracies[0] == accuracies[1]
-    assert len(accuracies[0]) == 2
 
 
 def test_a_run_in_which_nothing_is_left_has_ended() -> None:

@@ -32,7 +32,6 @@ def filled(value: Any, path: Path) -> Any:
 
 
 def refusal(sections: dict[str, Any], tmp_path: Path) -> str:
-    """What a run says that is refused."""
     (tmp_path / "s.toml").write_text(tomli_w.dumps(sections))
     return refused(tmp_path / "s.toml", tmp_path / "out")
 

@@ -85,7 +85,6 @@ def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says
 
 
 def ran(strategy: dict[str, Any] | str, **population: Any) -> dict[str, Any]:
-    """The summary of two rounds of twenty devices."""
     return run({"population": {"devices": 20} | population, "strategy": strategy, "stop": {"rounds": 2}})
 
 

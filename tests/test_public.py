@@ -54,12 +54,9 @@ def python(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
 
 
-def test_the_package_is_the_command_line() -> None:
+def test_the_package_is_the_command_line_and_importing_it_costs_little() -> None:
     done = subprocess.run([sys.executable, "-m", "fedsim", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"fedsim, version {fedsim.__version__}\n"
-
-
-def test_importing_costs_little() -> None:
     code = "import time; t = time.process_time(); import fedsim; print(time.process_time() - t)"
     assert min(float(python(code)) for _ in range(3)) < 0.3
 
@@ -77,7 +74,6 @@ def test_what_is_not_needed_is_not_loaded(do: str, heavy: set[str], tmp_path: Pa
 
 
 def modules() -> dict[str, Path]:
-    """Every module of the package, by name."""
     paths = {*PACKAGE.rglob("*.py"), *(PACKAGE / "analysis").rglob("*.py")}  # a link, which Python before 3.13 does not follow
     named = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in paths}
     return {name.removesuffix(".__init__"): path for name, path in named.items()}
@@ -211,17 +207,13 @@ def test_no_two_parts_need_each_other() -> None:
         assert [sorted(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1] == []
 
 
-def test_nothing_but_fedsim_is_installed_and_the_pictures_within_it() -> None:
+def test_nothing_but_fedsim_is_installed_with_the_pictures_and_every_scenario_within_it() -> None:
     setuptools = pytest.importorskip("setuptools")
-    told = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
-    installed = setuptools.find_packages(str(PACKAGE.parent), include=told["include"])
-    assert {name.split(".")[0] for name in installed} == {"fedsim"}
-    assert "fedsim.analysis.report" in installed
-
-
-def test_every_scenario_is_installed_with_its_figures() -> None:
-    told = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["fedsim"]
+    told = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
+    packages = setuptools.find_packages(str(PACKAGE.parent), include=told["packages"]["find"]["include"])
+    assert {name.split(".")[0] for name in packages} == {"fedsim"}
+    assert "fedsim.analysis.report" in packages
     installed = {path.relative_to(PACKAGE / "scenarios").as_posix() for path in PACKAGE.glob("scenarios/**/*")}
-    assert "scenarios/**/*" in told
+    assert "scenarios/**/*" in told["package-data"]["fedsim"]
     there = {path.relative_to(PACKAGE.parent / "scenarios").as_posix() for path in (PACKAGE.parent / "scenarios").rglob("*.*")}
     assert there <= installed

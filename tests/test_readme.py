@@ -71,7 +71,6 @@ BLOCKS = {page: blocks(page) for page in PAGES}
 
 
 def commands(block: Block) -> Iterator[list[str]]:
-    """The commands of a block, as words."""
     for line in block.text.splitlines():
         for part in line.split("&&"):
             if words := shlex.split(part, comments=True):
@@ -143,7 +142,6 @@ def carry_out(words: list[str], place: str) -> None:
 
 
 def run_as_change(block: Block) -> None:
-    """A table or two of a scenario, laid over the quickstart."""
     said = tomllib.loads(block.text)
     devices = range(fedsim.Scenario(**said).population.devices)
     tables = {  # those of the user's own that the blocks name

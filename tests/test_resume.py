@@ -187,7 +187,6 @@ Cut = tuple[dict[str, Any], Path]
 
 @pytest.fixture(scope="module")
 def cut_once(tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    """An interrupted run with two checkpoints."""
     scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=1) | {"checkpoint": {"time": "7 s"}}
     folder = tmp_path_factory.mktemp("cut") / "cut"
     assert run_until(scenario, folder, 200) == "interrupted"
@@ -197,7 +196,6 @@ def cut_once(tmp_path_factory: pytest.TempPathFactory) -> Cut:
 
 @pytest.fixture
 def cut(cut_once: Cut, tmp_path: Path) -> Cut:
-    """A copy of it, to be damaged."""
     return cut_once[0], Path(shutil.copytree(cut_once[1], tmp_path / "cut"))
 
 
@@ -206,7 +204,6 @@ def content(folder: Path) -> dict[Path, bytes]:
 
 
 def refused(cut: Cut, says: str) -> None:
-    """Nothing is changed by a refusal."""
     before = content(cut[1])
     with pytest.raises((CheckpointError, RunFolderError), match=says):
         go_on(*cut)

@@ -1,6 +1,8 @@
-"""Whole runs: how they end, what they leave, and what ``fedsim.run`` gives back."""
+"""Whole runs: how they end, what they leave, and what fedsim.run gives back, in a notebook too."""
 
-import random
+import asyncio
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 import fedsim
 from fedsim.audit import audit
+from fedsim.lab import loading
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
@@ -156,8 +159,6 @@ def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_
 
 
 class Failing(EveryArrival):
-    """Fails at the third version."""
-
     async def on_task_end(self, message: TaskEnd) -> None:
         await super().on_task_end(message)
         if self.state["version"] == 3:
@@ -174,42 +175,6 @@ def test_a_server_asks_only_idle_devices(small: dict[str, Any]) -> None:
     assert device not in server.clients.online()
     assert device not in server.clients.sample(20, "x")
 
-
-def any_world(seed: int) -> dict[str, Any]:
-    """Time and bytes only, so that hundreds can be tried."""
-    draw = random.Random(seed)
-    times = ["500 ms", "3 s", "20 s", "2 min", "1 h"]
-
-    def link() -> dict[str, Any]:
-        return {way: draw.choice(["5 kbit/s", "64 kbit/s", "1 Mbit/s", "1 Gbit/s"]) for way in ("down", "up")}
-
-    network = {"server": link(), "device": link() | {"latency": draw.choice(["0 s", "40 ms", "3 s"])}}
-    cells = draw.choice([{"kind": "star"}, {"kind": "tree", "cells": draw.randint(1, 4), "cell": link()}])
-    strategy = {"kind": draw.choice(["fedavg", "fedprox", "local"]), "clients_per_round": 6, "local_epochs": 3, "retry": "10 s"}
-    strategy |= {"deadline": draw.choice([None, "10 s", "60 s", "10 min"])}
-    strategy |= {"over_selection": draw.choice([1.0, 1.5])} if strategy["kind"] != "local" else {}
-    away = {"kind": "renewal", "mean_on": draw.choice(times), "mean_off": draw.choice(times)}
-    population = {"devices": 12, "samples": {"low": 1, "high": 300}, "speed": "10 samples/s", "jitter": draw.choice([0.0, 0.5])}
-    population |= {"availability": draw.choice([away, {"kind": "always"}])}
-    population |= draw.choice([{}, {"slow_phases": {"factor": 0.1, "mean_normal": "30 s", "mean_slow": "5 s"}}])
-    sections = {"seed": seed, "learning": "off", "population": population, "network": network | cells, "strategy": strategy}
-    return sections | {"stop": {"rounds": 6, "simulated_time": "1 day"}}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(60))
-def test_disconnections_in_any_phase_leave_no_trace_of_disorder(seed: int, tmp_path: Path) -> None:
-    scenario = fedsim.Scenario(**any_world(seed))
-    try:
-        fedsim.run(scenario, tmp_path / "run", executor="inline")
-    except fedsim.ScenarioError as error:
-        if "for its download alone" not in str(error):  # the deadline is shorter than any download
-            raise
-        return
-    assert not any(audit(tmp_path / "run").values())
-
-
-# What a run gives back.
 
 RESULT = {
     "learning": "off",
@@ -228,10 +193,81 @@ def test_a_result_is_a_loaded_run(tmp_path: Path) -> None:
     assert len(result.events) == len(loaded.events)
     assert result.scenario == loaded.scenario
     assert result.figure("timeline").axes
-
-
-def test_without_a_folder_it_has_its_rounds_alone() -> None:
     result = fedsim.run(fedsim.Scenario(**RESULT), executor="inline")
     assert (result.folder, len(result.rounds), result.summary["rounds"]) == (None, 1, 1)
     with pytest.raises(fedsim.RunFolderError, match=r"kept in no folder: fedsim.run"):
         result.devices  # noqa: B018
+
+
+def test_run_works_where_an_event_loop_runs(small: dict[str, Any], tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(**small)
+
+    async def cell(executor: str) -> fedsim.Result:
+        return fedsim.run(scenario, tmp_path / "cell", executor=executor)
+
+    with pytest.raises(fedsim.ScenarioError, match="did you mean 'inline'"):
+        asyncio.run(cell("inlin"))
+    inside, outside = asyncio.run(cell("inline")), fedsim.run(scenario, executor="inline")
+    for key in ("events_sha256", "models_sha256"):
+        assert inside.summary[key] == outside.summary[key]
+
+
+def test_rounds_and_what_an_accuracy_took(small: dict[str, Any], tmp_path: Path) -> None:
+    result = fedsim.run(fedsim.Scenario(**small), tmp_path / "run", executor="inline")
+    rounds = result.rounds
+    middle = sorted(rounds["accuracy"])[4]
+    place = int((rounds["accuracy"] >= middle).idxmax())
+    took = result.costs_to(middle)
+    assert (took["rounds"], took["time"]) == (place + 1, rounds["time"][place])
+    assert took["bytes"] == rounds[["bytes_down", "bytes_up"]][: place + 1].to_numpy().sum()
+    assert rounds["accuracy"].max() < 1
+    assert all(value != value for value in result.costs_to(1.0).values())
+    loaded = fedsim.load_run(tmp_path / "run")
+    assert loaded.costs_to(middle)["bytes"] == took["bytes"]
+    pd.testing.assert_frame_equal(rounds, loaded.rounds)
+    assert rounds["round"].tolist() == [row["round"] for row in result.rows]
+    assert fedsim.run(fedsim.Scenario(**small | {"stop": {"simulated_time": "1 ms"}}), executor="inline").rounds.empty
+
+
+def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when Jupyter's stop button raises in the thread of the cell, which waits for the run's."""
+
+    class Impatient(loading.ThreadPoolExecutor):
+        def submit(self, *work: Any) -> Any:
+            future = super().submit(*work)
+
+            def result() -> None:
+                while not (tmp_path / "run" / "checkpoint").is_dir():
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+
+            future.result = result
+            return future
+
+    async def cell() -> None:
+        scenario = fedsim.Scenario(**small | {"stop": {"rounds": 100_000}, "checkpoint": {"rounds": 1}})
+        monkeypatch.setattr(loading, "ThreadPoolExecutor", Impatient)
+        fedsim.run(scenario, tmp_path / "run", executor="inline")
+
+    before = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(cell())
+    assert threading.active_count() == before
+
+
+def test_all_show_themselves_in_short_and_without_escapes(small: dict[str, Any], tmp_path: Path) -> None:
+    scenario = fedsim.Scenario(**small | {"name": "<b>odd</b>"})
+    result = fedsim.run(scenario, tmp_path / "run", executor="inline")
+    for thing in (scenario, result, fedsim.load_run(tmp_path / "run")):
+        assert len(repr(thing)) < 400
+        assert "fedavg" in repr(thing)
+        shown = thing._repr_html_()
+        assert ("<table>" in shown, "fedavg" in shown, "<b>" in shown) == (True, True, False)
+
+    folder = tmp_path / "a\x1b[31mb"
+    result = fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder)
+    told = (folder / "summary.json").read_text()
+    (folder / "summary.json").write_text(told.replace('"name": "small"', '"name": "x\\u001b]0;owned\\u0007\\u202e"'))
+    shown = repr(fedsim.load_run(folder))
+    assert r"scenario x\u001b]0;owned\u0007\u202e" in shown
+    assert all(text.isprintable() for text in (shown, repr(result)))

@@ -23,7 +23,6 @@ _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 @cache
 def tree_of(path: Path) -> ast.Module:
-    """A file, parsed once for all tests."""
     return ast.parse(path.read_text())
 
 

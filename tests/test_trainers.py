@@ -317,8 +317,6 @@ def test_its_jitter_does_not_depend_on_the_bytes_nor_on_workers(tmp_path: Path) 
 
 
 class OddError(Exception):
-    """Cannot be made again from what it says."""
-
     def __init__(self, one: int, two: int) -> None:
         super().__init__("odd")
 

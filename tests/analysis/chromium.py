@@ -21,25 +21,19 @@ _WAIT_S = 60.0
 
 
 def executable() -> str | None:
-    """Where a browser is; None if there is none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Page:
-    """An open page, with what it logged and what it asked the network for.
-
-    Attributes:
-        errors: uncaught exceptions and logged errors, such as violations of its policy.
-        requests: the URLs of all requests after the first one, data URIs left out.
-    """
+    """An open page, with what it logged and what it asked the network for."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read, self._write = read, write
         self._buffer = b""
         self._count = 0
         self._session: str | None = None
-        self.errors: list[str] = []
-        self.requests: list[str] = []
+        self.errors: list[str] = []  # uncaught exceptions and logged errors, such as violations of its policy
+        self.requests: list[str] = []  # the URLs after the first one, data URIs left out
 
     def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -61,7 +55,6 @@ class Page:
         return answer["result"].get("value")
 
     def wait_for(self, expression: str) -> None:
-        """Wait until an expression is true."""
         end = time.monotonic() + _WAIT_S
         while not self.ask(expression):
             if time.monotonic() > end:
@@ -79,7 +72,6 @@ class Page:
         self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turn, modifiers=8 if shift else 0)
 
     def mouse(self, kind: str, x: float, y: float, pressed: bool = False) -> None:
-        """``mouseMoved``, ``mousePressed`` or ``mouseReleased``."""
         press = {} if kind == "mouseMoved" and not pressed else {"button": "left", "buttons": 1, "clickCount": 1}
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **press)
 

@@ -66,7 +66,6 @@ def unlearned(ran: Ran) -> RunFolder:
 
 @pytest.fixture
 def queued(ran: Ran) -> RunFolder:
-    """A run in which uploads queue, and the server's link fails."""
     outage = {"kind": "link-outage", "link": "server up", "every": "20 s", "lasts": "2 s", "random": False}
     world = {"processes": [{"kind": "upload-slots", "slots": 1}, outage]}
     folder = ran("queued", world=world)
@@ -103,7 +102,6 @@ def split(ran: Ran) -> RunFolder:
 
 @pytest.fixture
 def roundless(ran: Ran) -> RunFolder:
-    """FedAsync: forty versions, no rounds."""
     return ran("roundless", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40}, learning="off")
 
 

@@ -150,7 +150,6 @@ HAPPENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def happened(run: RunFolder) -> Counter[str]:
-    """How often each kind of record occurs, and devices that changed their group or were left without one."""
     count = Counter(event["kind"] for event in run.events)
     for event in run.events:
         if event["kind"] == "assign" and event["data"]["before"] is not None:

@@ -17,7 +17,6 @@ from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
 from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
 from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.errors import RunFolderError
-from fedsim.lab.compare.measures import measure
 from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
@@ -32,17 +31,12 @@ def test_names_are_made_fit_to_draw() -> None:
     assert style.short("begin" + "x" * 100 + "end", 20) == "beginxxxxxxxx…xxxend"
 
 
-def test_settings_of_others_stay_as_they_were(tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    figure = style.styled(Figure)()
-    style.save(figure, tmp_path / "empty")
-    assert dict(matplotlib.rcParams) == before
-
-
 def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "picture.png").symlink_to(tmp_path / "precious")
     style.save(style.styled(Figure)(), tmp_path / "picture", ["png"])
+    assert dict(matplotlib.rcParams) == before  # those of others stay as they were
     assert (tmp_path / "precious").read_text() == "precious"
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
     with pytest.raises(RunFolderError, match="cannot be written"):
@@ -50,8 +44,6 @@ def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_
 
 
 def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
-    """With a legend outside, which only the layout finds room for."""
-
     @style.styled
     def draw() -> Figure:
         figure = Figure(figsize=(6.1, 3.3))
@@ -145,7 +137,6 @@ def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pyte
 
 
 def heights(panel: Axes) -> float:
-    """The devices in a histogram: all its bars together."""
     bars = [item for item in panel.collections if item.get_gid() == "sizes"]
     return sum(np.ptp(np.asarray(path.vertices)[:, 1]) for item in bars for path in item.get_paths())
 
@@ -254,11 +245,3 @@ def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -
     figure = draw_batteries(folders[3])  # where nobody is flat panels have room
     pixels(figure, 40)  # lays it out; what has no room is a warning, and so an error
     assert all(panel.get_position().width > 0.7 for panel in figure.axes)
-
-
-def test_measures_are_those_of_the_summary(folders: list[RunFolder]) -> None:
-    values = measure(folders[0])
-    stated = folders[0].summary["energy"]
-    names = {"energy": "joules", "carbon": "grams", "wasted energy": "wasted"}
-    assert {name: values[name] for name in names} == {name: stated[key] for name, key in names.items()}
-    assert measure(folders[2])["energy"] is None

@@ -18,12 +18,10 @@ from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
-from fedsim.analysis.report.answer import _dots
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.analysis.watch import HOST, Growing, server_of, watch
 from fedsim.cli import main
 from fedsim.errors import FedsimError
-from fedsim.lab.compare.answer import RankedLine
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Ran
@@ -37,8 +35,6 @@ def call(*words: str | Path) -> Result:
 
 
 class Document(HTMLParser):
-    """The elements of a page, its texts, and what its scripts and styles hold."""
-
     VOID = ("img", "input", "meta")
 
     def __init__(self, path: Path) -> None:
@@ -90,7 +86,6 @@ def hostile(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def study(small: dict[str, Any], tmp_path: Path) -> Path:
-    """A study of two variants and two seeds, one variant with a name that wants to be markup."""
     tables = {
         "name": "a study <b>of two</b>",
         "about": "It shows <i>little</i>.",
@@ -225,7 +220,6 @@ def test_a_damaged_run_leaves_the_old_report(run: RunFolder) -> None:
 
 @pytest.mark.long
 def test_a_large_run_makes_a_small_file(small: dict[str, Any], made: Callable[..., Path], tmp_path: Path) -> None:
-    """1,000 devices, 300 rounds, and times that compress badly."""
     small["population"] |= {"devices": 1000, "samples": {"kind": "uniform", "low": 10, "high": 300}, "jitter": 0.3}
     small["strategy"] |= {"clients_per_round": 20}
     path = write_report([made(small | {"learning": "off", "stop": {"rounds": 300}}, tmp_path / "large")])
@@ -254,15 +248,6 @@ def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
     fedsim.run(fedsim.Scenario(**{"learning": "off", "stop": {"rounds": 2}} | changes), tmp_path / "run", executor="inline")
     check_frame(Document(write_report([tmp_path / "run"])), timelines=1)
-
-
-def test_an_interval_that_leaves_the_axis_has_an_arrow() -> None:
-    """Between 1 and 3 the interval of two seeds goes to both sides beyond what the axis shows; that of two alike does not."""
-    arrows = []
-    for values in ({1: 1.0, 2: 3.0}, {1: 2.0, 2: 2.0}):
-        one = RankedLine(0, "a", False, values, 2)
-        arrows.append(str(_dots(one, lambda value: value, "#000", 1.0, 3.0)).count('class="beyond"'))
-    assert arrows == [2, 0]
 
 
 def get(port: int, path: str, host: str | None = None) -> tuple[int, str]:

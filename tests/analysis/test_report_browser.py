@@ -46,14 +46,12 @@ def opened(report: Path) -> Iterator[Page]:
 
 @pytest.fixture
 def page(opened: Page) -> Page:
-    """The open page with everything in view again."""
     opened.resize(1280, 900)
     opened.ask("document.querySelector('.timeline [data-do=whole]').click()")
     return opened
 
 
 def view(page: Page, place: int = 0) -> tuple[float, float, float]:
-    """From when to when (s), and how tall a lane is (pixels)."""
     data = page.ask(
         f"(() => {{ const d = document.querySelectorAll('.stage')[{place}].dataset; return [d.from, d.to, d.lane]; }})()"
     )
@@ -65,7 +63,6 @@ def told(page: Page) -> str:
 
 
 def choose(page: Page, name: str, value: str) -> None:
-    """Set a field, or the box of one, and say so."""
     to = f"checked = {value}" if value in ("true", "false") else f"value = '{value}'"
     field = f"document.querySelector('[name={name}]')"
     page.ask(f"(() => {{ {field}.{to}; {field}.dispatchEvent(new Event('change')); }})()")
@@ -98,7 +95,6 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
 
 
 def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
-    """The policy is in force: a script, a style and a request that the page did not come with do nothing."""
     page.ask(
         "(() => { const script = document.createElement('script'); script.textContent = 'window.hacked = 2';"
         " document.body.append(script); const image = new Image(); image.src = 'file:///etc/hostname';"
@@ -163,7 +159,6 @@ def find(page: Page, what: str, text: str) -> str:
 
 
 def missed(page: Page, what: str) -> str:
-    """What stands beside a field because nothing was found."""
     return str(page.ask(f"document.querySelector('.timeline form[data-find={what}] .missed').textContent"))
 
 
@@ -221,7 +216,6 @@ def test_devices_are_sorted_and_shown(page: Page) -> None:
 
 
 def test_another_run_is_chosen(page: Page) -> None:
-    """What is seen of a run, its timeline and its details, comes and goes with it."""
     seen = "[...document.querySelectorAll('[data-run]:not([hidden])')].map(part => part.dataset.run)"
     assert page.ask(seen) == ["0", "1", "0", "1"]
     choose(page, "second-run", "2")
@@ -321,7 +315,6 @@ _CUT = """
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1400])
 def test_nothing_is_cut_and_no_titles_overlap(answered: Page, width: int, theme: str) -> None:
-    """The page is no wider than the screen, each text and picture is seen whole, and no title lies on another."""
     answered.resize(width, 900)
     answered.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
     answered.wait_for(f"document.documentElement.scrollWidth <= {width}")

@@ -1,5 +1,8 @@
-"""What happened in a run as tables, the part of it that a timeline shows, and the timeline as it is drawn."""
+"""What happened in a run as tables, the timeline as it is drawn, and what the page's scripts get of it."""
 
+import base64
+import json
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,12 +12,17 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import StepPatch
+from numpy.typing import NDArray
 
 from fedsim.analysis import style, timeline
-from fedsim.analysis.report.timeline import read_timeline
+from fedsim.analysis.report.markup import pack
+from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
 from fedsim.analysis.style import PictureError, save
 from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work, span_of_rounds
 from fedsim.lab.compare.critical_path import CriticalPaths
@@ -34,12 +42,10 @@ def ends(run: RunFolder) -> dict[int, str]:
 
 
 def marks(figure: Figure) -> dict[str, int]:
-    """How many marks of each kind the lanes have."""
     return {kind: count for kind, count in drawn(figure.axes[0]).items() if kind in (*MARKS, "late", "lost", "left", "battery")}
 
 
 def bars(figure: Figure) -> Counter[str]:
-    """How many bars of each kind of step the lanes have."""
     kinds = (*style.STEPS, "wasted")
     return Counter({kind: count for kind, count in drawn(figure.axes[0]).items() if kind.partition("-")[0] in kinds})
 
@@ -48,11 +54,7 @@ def legend(figure: Figure) -> set[str]:
     return {text.get_text() for text in figure.legends[0].get_texts()}
 
 
-# Tables.
-
-
 def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history: History) -> None:
-    """When steps were, and how each of them ended, the trace's tests say."""
     assert len(history.steps) == sum(event["kind"] == "step-end" for event in run.events)
     assert history.steps["outcome"].tolist() == [ends(run)[task] for task in history.steps["task"]]
     counts = Counter(zip(history.tasks["period"], history.tasks["outcome"], strict=True))
@@ -108,9 +110,6 @@ def test_what_cannot_be_shown_is_said(history: History, options: dict[str, Any],
         View(history, **options)
 
 
-# Lanes.
-
-
 def test_every_step_task_and_round_is_drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar a step, a mark a task that was lost or late, a line a round and one for each deadline that was reached."""
     outcomes = ends(run)
@@ -150,7 +149,6 @@ def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: Run
 
 
 def test_texts_do_not_overlap(run: RunFolder) -> None:
-    """Lane names, round numbers and time ticks: no two of one axis touch."""
     figure = draw_timeline(run)
     figure.draw_without_rendering()
     main, strip = figure.axes[0], figure.axes[-2]
@@ -161,16 +159,12 @@ def test_texts_do_not_overlap(run: RunFolder) -> None:
 
 
 def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) -> None:
-    """As on the page: a stretch for each stay of a device in a group, and a mark for each move."""
     lanes, history = draw_timeline(grouped).axes[0], History(grouped)
     shown = [int(label.get_text().split()[0]) for label in lanes.get_yticklabels()]
     stays = history.stays[(history.stays["group"] >= 0) & history.stays["device"].isin(shown)]
     assert drawn(lanes)["group"] == len(stays) > 20
     assert drawn(lanes)["move"] == history.migrations["device"].isin(shown).sum() > 0
     assert not drawn(draw_timeline(run).axes[0])["group"]
-
-
-# Strips.
 
 
 def areas(axes: Axes) -> dict[str, float]:
@@ -216,9 +210,6 @@ def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
     assert {line.get_gid() for line in axes.lines} == {"capacity-down", None}
     (full,) = [patch.get_data().values for patch in axes.patches if patch.get_gid() == "down"]  # type: ignore[attr-defined]
     assert full.max() == pytest.approx(peak / 2)
-
-
-# When devices could be reached.
 
 
 @pytest.fixture
@@ -272,3 +263,117 @@ def test_lanes_are_of_devices_whose_phases_are_known(outage: RunFolder) -> None:
     assert History(outage).away.empty
     assert "idle or disconnected" in legend(draw_timeline(outage))
     assert not any(entry["name"] == "cannot be reached" for entry in trace_events(outage))
+
+
+KINDS = [np.uint8, np.uint16, np.uint32, np.int16, np.int32, np.float32]
+
+
+def unpack(packed: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    """The inverse of ``pack``, as ``columns.js`` has it."""
+    planes = zlib.decompress(base64.b64decode(packed["data"]))
+    columns, at = {}, 0
+    for name, kind, length in packed["layout"]:
+        width = int(kind[1:])
+        own = np.frombuffer(planes[at : at + width * length], dtype=np.uint8).reshape(width, length)
+        columns[name] = np.ascontiguousarray(own.T).view(f"<{kind}").ravel()
+        at += width * length
+    assert at == len(planes)
+    return columns
+
+
+@given(st.lists(st.sampled_from(KINDS).flatmap(lambda kind: hnp.arrays(kind, st.integers(0, 40))), max_size=4))
+def test_columns_come_back(arrays: list[NDArray[Any]]) -> None:
+    columns = {str(place): array for place, array in enumerate(arrays)}
+    back = unpack(json.loads(json.dumps(pack(columns))))
+    assert list(back) == list(columns)
+    for name, array in columns.items():
+        np.testing.assert_array_equal(back[name], array)
+
+
+def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, ...]]:
+    """The steps by lane, as ``lanes.js`` expands them: device, task, round, group, step, outcome, start and end (ticks)."""
+    found = []
+    for lane, device in enumerate(columns["device"]):
+        time = task = number = group = 0
+        for i in range(columns["first"][lane], columns["first"][lane + 1]):
+            start = time + int(columns["gap"][i])
+            time = start + int(columns["length"][i])
+            task, number, group = (
+                before + int(columns[name][i]) for before, name in ((task, "task"), (number, "round"), (group, "group"))
+            )
+            kind = int(columns["kind"][i])
+            found.append((int(device), task, number, group, STEPS[kind & 7], OUTCOMES[kind >> 3], start, time))
+    return found
+
+
+@pytest.mark.parametrize("name", ["run", "grouped", "split", "roundless", "cut_off"])
+def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
+    run: RunFolder = request.getfixturevalue(name)
+    data = read_timeline(run, 1000, 100_000)
+    tick = data.header["tick"]
+    outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
+    wanted, open_steps, last = [], {}, run.events[-1]["time"]
+
+    def add(start: dict[str, Any], end: float) -> None:
+        numbers = (-1 if start[name] is None else start[name] for name in ("round", "group"))
+        said = start["step"], outcomes.get(start["task"], "stopped"), round(start["time"] / tick), round(end / tick)
+        wanted.append((start["device"], start["task"], *numbers, *said))
+
+    for event in run.events:
+        if event["kind"] == "step-start":
+            open_steps[event["task"]] = event
+        elif event["kind"] == "step-end":
+            add(open_steps.pop(event["task"]), event["time"])
+    for start in open_steps.values():
+        add(start, last)
+    wanted.sort()
+    assert sorted(steps_of(unpack(pack(data.columns)), tick)) == wanted
+    assert tick <= 1e-4
+
+
+def test_amounts_are_those_of_the_records(run: RunFolder) -> None:
+    columns = read_timeline(run, 1000, 100_000).columns
+    sums = dict.fromkeys(STEPS, 0.0)
+    for kind, done in zip(columns["kind"], columns["done"], strict=True):
+        sums[STEPS[kind & 7]] += float(done)
+    moved = run.summary["bytes"]
+    assert sums["download"] == pytest.approx(moved["down"], rel=1e-6)
+    assert sums["upload"] == pytest.approx(moved["up"], rel=1e-6)
+    ends = [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+    assert sums["train"] == sum(event["data"]["epochs"] for event in ends)
+
+
+def test_groups_marks_and_rounds(grouped: RunFolder) -> None:
+    data = read_timeline(grouped, 1000, 100_000)
+    columns = data.columns
+    kinds = [MARKS[kind] for kind in columns["mark_kind"]]
+    events = [event["kind"] for event in grouped.events]
+    for mark, kind in (("arrival", "arrival"), ("departure", "departure"), ("shift", "shift")):
+        assert kinds.count(mark) == events.count(kind) > 0
+    moves = [event for event in grouped.events if event["kind"] == "assign" and event["data"]["before"] is not None]
+    assert kinds.count("move") == len(moves)
+    assert list(columns["round_number"]) == [row["round"] for row in grouped.rounds]
+    assert set(columns["stay_group"]) == {int(group) for group in data.header["groups"]} == {0, 1}
+    np.testing.assert_allclose(columns["round_accuracy"], [row["accuracy"] for row in grouped.rounds], rtol=1e-6)
+
+
+def test_acts_of_processes(queued: RunFolder, run: RunFolder) -> None:
+    data = read_timeline(queued, 1000, 100_000)
+    acts = [event for event in queued.events if event["kind"] in ("queue", "link-rate") and event["step"] is None]
+    times = sorted({event["time"] for event in acts})
+    np.testing.assert_allclose(data.columns["act"] * data.header["tick"], times, atol=data.header["tick"])
+    assert "a process of the world acts" in key([data])
+    assert drawn(draw_timeline(queued).axes[0])["process"] == len(times) > 2  # as a picture, a line each
+    none = read_timeline(run, 1000, 100_000)
+    assert not len(none.columns["act"])
+    assert "a process of the world acts" not in key([none])
+
+
+def test_of_too_many_devices_some_of_those_that_worked_are_shown(run: RunFolder) -> None:
+    worked = {event["device"] for event in run.events if event["kind"] == "task-start"}
+    few = read_timeline(run, 5, 100_000)
+    assert len(few.columns["device"]) == 5
+    assert set(few.columns["device"]) <= worked
+    half = read_timeline(run, 1000, few.steps // 2)
+    assert 1 <= len(half.columns["device"]) < len(worked)
+    assert len(half.columns["kind"]) < 0.8 * half.steps

@@ -4,7 +4,7 @@
     python -m tests.benchmarks.flower --pairs 9   # where others work on the machine
     python -m tests.benchmarks.flower --simulation OTHER/bin/python
 
-Run and loop (``tests.flower.plain``) take turns in this process. Times are those of the processor, of all threads; of every
+Run and loop (``tests.flower.runs``) take turns in this process. Times are those of the processor, of all threads; of every
 pair the difference and the ratio are taken, and of all pairs the median. A message is one of the ServerApp's, with its reply;
 half of them are to train, half to test. What it costs is the difference between many rounds and few, so what a run costs once
 is not in it. The loop hands messages over as they are, without the copy that the tests have it make.
@@ -48,11 +48,10 @@ def cost_s(function: Callable[[], Any]) -> float:
 
 def both(app: str, devices: int, config: dict[str, Any], **names: str) -> tuple[float, float]:
     """Processor time of a run and of the loop (s)."""
-    from tests.flower import plain
-    from tests.flower.runs import execute, scenario
+    from tests.flower.runs import execute, run_plain, scenario
 
     sections = scenario(app, devices, run_config=config, **names)
-    return cost_s(lambda: execute(sections)), cost_s(lambda: plain.run_plain(app, devices, **config))
+    return cost_s(lambda: execute(sections)), cost_s(lambda: run_plain(app, devices, **config))
 
 
 def message(size: int, few: int, many: int, pairs: int) -> tuple[float, float]:
@@ -141,9 +140,9 @@ def beside_simulation(python: str, seeds: int, devices: int) -> None:
 
 def beside_loop(pairs: int) -> bool:
     """Print what messages and a run cost; whether one of them is too dear."""
-    from tests.flower import plain
+    from tests.flower import runs
 
-    plain.deepcopy = lambda message: message  # type: ignore[assignment, attr-defined]
+    runs.deepcopy = lambda message: message  # type: ignore[assignment, attr-defined]
     both("numpy_app", _DEVICES, {})
     bad = False
     for size, few, many, limit in _MESSAGES:

@@ -29,11 +29,6 @@ def odd(server: str, client: str = "answers", **strategy: Any) -> dict[str, Any]
     return sections
 
 
-def names() -> list[str]:
-    """Of the threads in which ServerApps are."""
-    return [thread.name for thread in threading.enumerate() if thread.name == "ServerApp"]
-
-
 def line(file: str, text: str) -> int:
     """Where a text stands in the app."""
     return (ODD / file).read_text().split("\n").index(text) + 1
@@ -103,11 +98,11 @@ def test_a_client_s_exception_may_be_an_answer_as_it_is_in_flower(tmp_path: Path
 
 @pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
 def test_a_server_that_never_ends_is_ended(server: str, stopped: str, tmp_path: Path) -> None:
-    before = names()
+    before = threading.enumerate()
     summary = execute(odd(server) | {"stop": {"rounds": 4, "simulated_time": "1 h"}}, tmp_path / "run").summary
     assert (summary["status"], summary["stopped"]) == ("done", stopped)
     assert_sound(tmp_path / "run")
-    assert names() == before
+    assert "ServerApp" not in [thread.name for thread in threading.enumerate() if thread not in before]
 
 
 @pytest.mark.parametrize("when", ["0.5 s", "1.5 s"])
@@ -164,14 +159,15 @@ def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
-def test_metrics_of_another_name_are_named(tmp_path: Path) -> None:
+def test_replies_without_the_metric_or_the_number_are_named() -> None:
     summary = execute(odd("polls", accuracy="acc")).summary
     assert summary["no_accuracy"] == (
         "no metric of the app's was called 'acc' (strategy.accuracy); there were: accuracy, num-examples"
     )
-
-
-# How long devices compute where time goes by samples: what is taken, and what is said of it.
+    warnings = execute(odd("polls", "says-no-number")).summary["warnings"]
+    assert [warning.partition(":")[0] for warning in warnings] == [
+        f"replies to {kind!r} messages give no num-examples" for kind in ("train", "evaluate")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -213,13 +209,6 @@ def test_passes_of_the_scenario_or_of_the_app_that_fit_give_no_warning() -> None
         summary = execute(sections).summary
         assert "warnings" not in summary
         assert summary["notes"]
-
-
-def test_replies_that_say_no_number_are_warned_of() -> None:
-    warnings = execute(odd("polls", "says-no-number")).summary["warnings"]
-    assert [warning.partition(":")[0] for warning in warnings] == [
-        f"replies to {kind!r} messages give no num-examples" for kind in ("train", "evaluate")
-    ]
 
 
 @pytest.mark.parametrize("planned", [4, None])

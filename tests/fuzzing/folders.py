@@ -34,14 +34,12 @@ _pool: Path
 
 
 def prepare(folder: Path) -> None:
-    """Sets the place of the runs whose copies are damaged."""
     global _pool
     _pool = folder
     (folder / "graph.json").write_text(json.dumps(GRAPH))
 
 
 def _made(number: int) -> Path:
-    """The runs of a strategy, made when they are first needed: one came to its end, one was interrupted, one killed."""
     strategies = [one for one in STRATEGIES if ":" not in one["kind"]]
     strategy = strategies[number % len(strategies)]
     made = _pool / strategy["kind"]
@@ -71,7 +69,6 @@ def _run_and_die(sections: dict[str, Any], out: Path, records: int) -> None:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Copy a run, change something in it, and do with it what a user would."""
     made = _made(number)
     state = draw.choice(["done", "done", "interrupted", "killed"])
     out = Path(shutil.copytree(made / state, place.folder / "out"))
@@ -174,7 +171,6 @@ def _other(draw: random.Random, cell: Any) -> Any:
 
 
 def _prints(folder: Path) -> dict[str, str]:
-    """The hash of each file, but for locks, which hold nothing of the run."""
     found: dict[str, str] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_symlink():

@@ -1,7 +1,5 @@
 """Whatever a file holds that a scenario, a study or a comparison reads: it is used, or refused with a message."""
 
-import csv
-import io
 import json
 import os
 import random
@@ -35,9 +33,6 @@ GRAPH = {
     ],
 }
 _TRACES = {name: {"start": 0.0, "end": 100.0, "ready": [[0.0, 30.5], [40.0, 90.0]], "ok": True} for name in ("one", "two")}
-_CAPACITIES = "id,computation_ms_per_sample,dl_kbps,ul_kbps\n" + "".join(
-    f"{n},{20 + n},{900 + n},{500 + n}\n" for n in range(9)
-)
 _SCENARIO = "scenario.toml"
 
 
@@ -49,7 +44,6 @@ class _Pickled:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Write a sound input, change it, and have it read."""
     kinds = (_npz, _partition, _images, _traces, _capacities, _graph, _scenario, _study, _index, _devices, _intervals)
     kinds[number % len(kinds)](place, draw)
 
@@ -69,7 +63,6 @@ def _carry_out(place: Place) -> None:
 
 
 def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
-    """Arrays of which one is odd."""
     name = draw.choice(list(arrays))
     array = arrays[name]
     odd: list[Callable[[], Any]] = [
@@ -95,7 +88,6 @@ def _arrays(draw: random.Random, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write_npz(draw: random.Random, path: Path, arrays: dict[str, Any]) -> None:
-    """An archive: sound, of odd arrays, or damaged."""
     arrays = arrays if draw.random() < 0.4 else _arrays(draw, arrays)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, array in arrays.items():
@@ -127,7 +119,6 @@ def _partition(place: Place, draw: random.Random) -> None:
 
 
 def _write_json(draw: random.Random, path: Path, content: Any) -> None:
-    """JSON: with a value changed, or damaged."""
     whole = draw.random() < 0.6
     for _ in range(draw.choice([1, 1, 3]) if whole else 0):
         content = values.spoil(draw, content)
@@ -157,13 +148,8 @@ def _traces(place: Place, draw: random.Random) -> None:
 
 
 def _capacities(place: Place, draw: random.Random) -> None:
-    rows = list(csv.reader(io.StringIO(_CAPACITIES)))
-    row = draw.choice(rows)
-    row[draw.randrange(len(row))] = draw.choice([*_cells(draw), '"' + values.LONG])
-    path = place.folder / "capacities.csv"
-    path.write_text("".join(",".join(row) + "\n" for row in rows) if draw.random() < 0.7 else _CAPACITIES)
-    if draw.random() < 0.4:
-        damage(draw, path)
+    rows = [[str(cell) for cell in (n, 20 + n, 900 + n, 500 + n)] for n in range(9)]
+    path = _table(place, draw, [["id", "computation_ms_per_sample", "dl_kbps", "ul_kbps"], *rows])
     network = {"kind": "star", "server": {"down": "2 Mbit/s"}, "device": None}
     _run(place, draw, population={"capacity": {"file": str(path)}, "speed": None}, network=network)
 
@@ -193,7 +179,7 @@ def _table(place: Place, draw: random.Random, rows: list[list[str]]) -> Path:
     """A CSV or Parquet file of which a cell, a row or some bytes may be odd."""
     row = draw.choice(rows)
     if draw.random() < 0.7:
-        row[draw.randrange(len(row))] = draw.choice([*_cells(draw), "", "24:00", "0001-01-01", '"'])
+        row[draw.randrange(len(row))] = draw.choice([*_cells(draw), '"' + values.LONG, "", "24:00", "0001-01-01", '"'])
     if draw.random() < 0.2:
         rows.insert(draw.randrange(len(rows)), draw.choice(rows)[: draw.randrange(5)])
     if draw.random() < 0.3 and len({len(row) for row in rows}) == 1 and len(set(rows[0])) == len(rows[0]):

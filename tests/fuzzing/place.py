@@ -109,7 +109,6 @@ class Place:
             return Outcome(status, _text(out) + _text(err), stopped, _text(where))
 
     def _await(self, child: int, long: bool, screen: int, out: IO[bytes]) -> tuple[int, bool]:
-        """The exit status of a child, and whether it was asked to stop."""
         handle = os.pidfd_open(child)
         deadline, stopped = time.monotonic() + self._patience_s, False
         watched = [handle] if screen < 0 else [handle, screen]
@@ -225,7 +224,6 @@ def _load_run(argv: list[str]) -> None:
 
 
 def in_a_child(do: Callable[[], object]) -> None:
-    """Do something in a child, so that this process stays as it is: with one thread."""
     child = os.fork()
     if child == 0:
         try:
@@ -255,13 +253,11 @@ def _text(file: IO[Any]) -> str:
 
 
 def _last_frame(text: str) -> str:
-    """The kind of the error at the end of a traceback, and where in the repository it came from."""
     own = re.findall(r'File ".*/((?:fedsim|analysis)/.*?)", line \d+, in (\S+)', text)
     place = ":".join(own[-1]) if own else "?"
     return f"{_same(text.strip().rpartition(chr(10))[2])} at {place}"
 
 
 def _same(line: str) -> str:
-    """A message without what differs from case to case."""
     line = re.sub(r"(.)\1{9,}", r"\1...", line[:500])
     return re.sub(r"[-+]?\d[\d.e+-]*", "N", re.sub(r"'[^']*'|\"[^\"]*\"", "'...'", line))[:160]

@@ -32,7 +32,6 @@ _SEVERAL_RUNS = 0.05
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    """Write a file, and do with it what a user would."""
     if draw.random() < 0.1:
         _study(place, draw)
         return
@@ -77,7 +76,6 @@ def world(draw: random.Random) -> dict[str, Any]:
 
 
 def sound(place: Place) -> None:
-    """What a run left that came to its end passes its audit."""
     told = place.call("audit", "out", allowed=(0, 1, 2))
     if told.status:
         failed = [line.removeprefix("FAIL ") for line in told.text.splitlines() if line.startswith("FAIL")]
@@ -85,7 +83,6 @@ def sound(place: Place) -> None:
 
 
 def look(place: Place, draw: random.Random, run: str) -> None:
-    """Look at a run by one of the ways there are."""
     ways = [["report", run, "--out", "looked"], ["trace", run, "--out", "looked"], ["load_run", run]]
     ways += [["compare", run, option] for option in ("--target=0.5", "--csv", "--markdown")]
     ways += [["analysis", run, "--format", "png", "--out", "pictures", "--only", ",".join(draw.sample(KINDS, 2))]]
@@ -93,7 +90,6 @@ def look(place: Place, draw: random.Random, run: str) -> None:
 
 
 def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[str]:
-    """Change a scenario: one odd key, some, or whole sections; the dotted keys."""
     known = leaves(Scenario)
     leaf = known[number * _STRIDE % len(known)]
     match draw.randrange(10):
@@ -111,7 +107,6 @@ def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[
 
 
 def _sections(draw: random.Random, sections: dict[str, Any], odd: float) -> list[str]:
-    """Replace some sections by drawn ones."""
     keys = draw.sample([key for key, shapes in fields(Scenario).items() if key != "stop"], draw.randrange(1, 4))
     for key in keys:
         sections[key] = plausible(draw, draw.choice(fields(Scenario)[key]), odd=odd)
@@ -119,14 +114,11 @@ def _sections(draw: random.Random, sections: dict[str, Any], odd: float) -> list
 
 
 def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
-    """What no spec suggests."""
     match draw.randrange(5):
         case 0:
             command = {"command": "touch imported", "args": ["touch", "imported"], "source": "open('imported','w')"}
-            sections["model"] = {"kind": "module", "factory": draw.choice(values.CODE), "args": draw.choice([{}, command])}
-            (key, item), *_ = draw.sample(list(command.items()), 1)
-            if draw.random() < 0.5:
-                sections["model"]["args"] = {key: item}
+            one = dict(draw.sample(list(command.items()), 1))
+            sections["model"] = {"kind": "module", "factory": draw.choice(values.CODE), "args": draw.choice([{}, command, one])}
             return ["model"]
         case 1:
             sections["strategy"] = {"kind": draw.choice(values.CODE)}
@@ -147,7 +139,6 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
 
 
 def _explained(place: Place, text: str, keys: list[str]) -> None:
-    """A refusal begins as all do, and names a key."""
     if not re.search(r"(?m)^(fedsim|Error): ", text):
         place.complain(f"a refusal does not say who refuses: {text[:100]}")
     elif not any(part in text for key in keys for part in (*key.split("."), repr(key))) and "TOML" not in text:
@@ -166,7 +157,6 @@ def _hostile(place: Place, draw: random.Random, name: str) -> None:
 
 
 def _study(place: Place, draw: random.Random) -> None:
-    """A study, mostly listed, now and then carried out."""
     base = world(draw) | {"learning": "off"}
     del base["seed"]
     tables: dict[str, Any] = {"name": "small", "base": base, "seeds": [1], "variants": {"one": {}}}
@@ -232,7 +222,6 @@ class Leaf:
 
 
 def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
-    """The alternatives of an annotation."""
     if get_origin(annotation) is Annotated:
         inner, *more = get_args(annotation)
         return shapes_of(inner, (*notes, *more))
@@ -245,13 +234,11 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
 
 
 def fields(spec: Spec) -> dict[str, list[Shape]]:
-    """The keys of a table, and what each may be."""
     return {name: shapes_of(field.annotation, tuple(field.metadata)) for name, field in spec.model_fields.items()}
 
 
 @cache
 def leaves(spec: Spec) -> tuple[Leaf, ...]:
-    """Every key under a spec that holds no table with keys of its own."""
     return tuple(_leaves(spec, ()))
 
 
@@ -288,7 +275,6 @@ def put(draw: random.Random, tables: dict[str, Any], leaf: Leaf, value: Any) -> 
 
 
 def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: float = 0.0) -> Any:
-    """A value as a user would write it; None where there is to be none."""
     if shape.is_spec:
         return table(draw, shape.type, more=more, odd=odd)
     if shape.quantity:
@@ -319,7 +305,6 @@ def _number(draw: random.Random, shape: Shape) -> float:
 
 
 def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") -> Any:
-    """A value that is odd for a key: an extreme of its type, or of another."""
     shape = draw.choice(shapes)
     if draw.random() < 0.15:
         return values.anything(draw)

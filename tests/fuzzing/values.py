@@ -38,12 +38,10 @@ RAW = {
 
 
 def text(draw: random.Random) -> str:
-    """A text that is odd in some way."""
     return draw.choice(draw.choice([CONTROLS, CODE, TEXTS, (LONG,), tuple(RAW)]))
 
 
 def anything(draw: random.Random) -> Any:
-    """A value of any type."""
     return draw.choice(
         [
             lambda: draw.choice(NUMBERS),
@@ -106,7 +104,6 @@ def _said(value: Any) -> Any:
 
 
 def damage(draw: random.Random, path: Path) -> str:
-    """Damage the bytes of a file, or put something else in its place; what was done."""
     what = draw.choice([*_CHANGED, *_REPLACED])
     if what in _CHANGED:
         path.write_bytes(_CHANGED[what](draw, path.read_bytes()))

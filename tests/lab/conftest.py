@@ -52,13 +52,11 @@ def tables(small: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def study_file(tables: dict[str, Any], tmp_path: Path) -> Path:
-    """A study file."""
     return write(tmp_path / "study.toml", tables)
 
 
 @pytest.fixture
 def finished(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> Path:
-    """The folder of the study in ``study_file``, all of it done, without learning."""
     tables["base"]["learning"] = "off"
     return finish(write(study_file, tables), tmp_path / "finished")
 
@@ -79,7 +77,6 @@ def finish(study_file: Path, out: Path) -> Path:
 
 
 def write(path: Path, tables: dict[str, Any]) -> Path:
-    """Write tables as TOML."""
     path.write_text(tomli_w.dumps(tables))
     return path
 

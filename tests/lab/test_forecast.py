@@ -136,13 +136,6 @@ def test_a_strategy_of_each_family_can_be_told(small: dict[str, Any], strategy: 
     assert any(line.startswith(("here a run takes", "what a run takes here cannot be told")) for line in lines)
 
 
-def test_without_learning_nothing_is_trained_and_without_patience_tried(small: dict[str, Any]) -> None:
-    lines = forecast_lines(fedsim.Scenario(**small | {"learning": "off"}), Inline(), 0.2)
-    assert "SGD" not in lines[-2]
-    assert lines[-2].startswith("here a run takes")
-    assert not any("here" in line for line in forecast_lines(fedsim.Scenario(**small), Inline(), 0.0))
-
-
 def test_a_run_without_a_single_round_is_told(small: dict[str, Any]) -> None:
     hopeless = {"kind": "flexcfl", "groups": 2, "clients_per_round": 4, "deadline": "0.2 s"}
     scenario = fedsim.Scenario(**small | {"strategy": hopeless})

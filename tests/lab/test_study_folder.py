@@ -87,12 +87,10 @@ def test_no_run_lies_outside_the_folder(tmp_path: Path, folder: str) -> None:
     assert "is damaged: variants.0.runs.0.folder" in refused(tmp_path, ENTRY | {"variants": [variant]})
 
 
-def test_what_a_newer_fedsim_adds_is_passed_over(tmp_path: Path) -> None:
+def test_what_a_newer_fedsim_adds_is_passed_over_and_a_folder_without_an_index_is_told_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(json.dumps(ENTRY | {"colour": "blue"}))
     assert read_index(tmp_path).name == "small"
-
-
-def test_a_folder_without_one_is_told_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "index.json").unlink()
     assert not is_study(tmp_path)
     with pytest.raises(RunFolderError, match="is not the folder of a study"):
         read_index(tmp_path)

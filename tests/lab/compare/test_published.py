@@ -27,7 +27,6 @@ Column = Sequence[float | None]
 
 
 def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1) -> RunFolder:
-    """A run folder with these accuracies, and events of these kinds in these rounds."""
     folder.mkdir(parents=True)
     (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
     rounds = [{"round": at, "time": 10.0 * (at + 1), "loss": at % 2, "accuracy": one} for at, one in enumerate(accuracy)]
@@ -84,7 +83,6 @@ def study(tmp_path: Path) -> Path:
 
 
 def beside(study: Path, paper: Mapping[str, Any] = PAPER, **table: Any) -> list[ComparedTable]:
-    """The tables of a paper, its first one changed, beside the figures of a study."""
     said = {**paper, "tables": [{**paper["tables"][0], **table}]}
     return beside_published(read_lines([study]).lines, Published(**said))
 
@@ -140,7 +138,6 @@ def test_figures_said_once_and_those_of_another_size(study: Path) -> None:
 
 
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
-    """Runs without a measured value, as short ones are; and runs that have not been made."""
     place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
     paper = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}}
     mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
@@ -159,7 +156,6 @@ def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_varia
 
 
 def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> None:
-    """Even if it is no row: a seed without it is left out."""
     runs = {("ours", "mnist"): ([0.5], [0.6]), ("fedavg", "mnist"): ([0.25],)}
     alone: dict[str, Any] = {"rows": ["ours"], "published": {}, "tolerance": {}, "claims": []}
     (mnist,) = beside(write_study(tmp_path / "s", runs), **alone)

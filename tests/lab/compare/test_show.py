@@ -15,7 +15,6 @@ from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import print_short, shown
 from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
-from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
@@ -28,7 +27,6 @@ def compared(*words: object) -> str:
 
 
 def refused(*words: object) -> str:
-    """What ``fedsim compare`` says when it ends with 2."""
     result = call("compare", *words)
     assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
     return result.output
@@ -111,7 +109,6 @@ def test_a_study(study: Path) -> None:
 
 
 def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> None:
-    """The answer in words, one table with the best lines first, and where the rest is."""
     shown = compared(study, "--target", "0.2")
     assert "share 0.5: To an accuracy of 0.2 " in shown
     assert len(shown.splitlines()) < 48
@@ -138,7 +135,6 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:
-    """The difference of each seed is that of the two runs with this seed at the same point of the grid."""
     runs = {(row["variant"], row["share"], row["seed"]): row for row in rows_of((study / "runs.csv").read_text())}
     paired = rows_of((study / "paired.csv").read_text())
     assert {(row["variant"], row["share"]) for row in paired} == {
@@ -207,7 +203,6 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, name: str) -> None:
-    """In place of a strategy's name, which is shown in every form, and is whatever a summary says."""
     run = tmp_path / "run"
     shutil.copytree(runs["off"], run)
     summary = json.loads((run / "summary.json").read_text())
@@ -224,13 +219,3 @@ def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, nam
     assert "<script>" not in text
     table = [line for line in text.splitlines() if line.startswith("|")]
     assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table[:3]}) == 1
-
-
-def test_names_are_cut_in_the_middle() -> None:
-    assert clean("a" * 50 + "b" * 50) == "a" * 40 + "…" + "b" * 39
-    assert len(clean("x" * 81)) == 80
-    assert clean("x" * 80) == "x" * 80
-    assert clean(" a\n\nb ") == "a b"
-    assert for_csv("=1") == "'=1"
-    assert for_csv("a\x1b[31m") == r"a\u001b[31m"  # two names stay two
-    assert for_markdown("a|b<c>") == r"a\|b&lt;c&gt;"

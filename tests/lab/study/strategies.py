@@ -9,18 +9,12 @@ from fedsim.strategies.fedavg import FedAvg
 
 
 class Fails(FedAvg):
-    """Has a mistake in it."""
-
     async def aggregate(self) -> None:
-        """Fail."""
         raise ValueError("on purpose")
 
 
 class Dies(FedAvg):
-    """Takes its process with it."""
-
     async def aggregate(self) -> None:
-        """Die."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -28,7 +22,6 @@ class LosesWorker(FedAvg):
     """On Ray: notes its rounds in a file, and takes its process with it when it is first in round 7."""
 
     async def aggregate(self) -> None:
-        """Aggregate, or die."""
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():
             number = self.state["round"]
             with Path(os.environ["LOSSES"], "rounds").open("a+") as rounds:
@@ -40,15 +33,11 @@ class LosesWorker(FedAvg):
         await super().aggregate()
 
     def die(self) -> None:
-        """Lose what is to be lost."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 class LosesNode(LosesWorker):
-    """Takes its node with it, unless that is the head."""
-
     def die(self) -> None:
-        """Kill the node, or let the other one come to it."""
         head = Path(os.environ["LOSSES"], "head").read_text()
         if sys.modules["ray"].get_runtime_context().get_node_id() != head:
             Path(os.environ["LOSSES"], "lost").touch()

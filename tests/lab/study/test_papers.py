@@ -1,6 +1,7 @@
 """The studies of papers: valid scenarios, in the published settings, and published figures of rows that there are."""
 
 import importlib.util
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.study.conduct import Conductor
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import Study, read_study
+from fedsim.overrides import at
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
@@ -38,7 +40,6 @@ def read(paper: str, size: str) -> Study:
 
 
 def scenarios(study: Study, **where: Any) -> dict[str, Scenario]:
-    """By variant: the scenarios at a point."""
     at = [variant for variant in study.variants if where.items() <= dict(variant.point).items()]
     return {variant.name: study.runs_of[variant.folder][0].scenario for variant in at}
 
@@ -57,45 +58,58 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
     assert shown == {table.title for table in published.apart}
 
 
-@pytest.mark.parametrize("size", ["small", "full"])
-def test_ccs(size: str) -> None:
-    for classes in (10, 5, 2, 1):
-        panel = {"part": "figure", "data.partition.classes_per_device": classes}
-        for name, scenario in scenarios(read("ccs", size), **panel).items():
-            params: Any = scenario.strategy
-            assert params.weights == {"fedavg": "uniform-by-data", "optimal": "optimal"}.get(name, "rfedavg")
-            assert params.clustering == ("kmeans" if name == "kmeans" else "ccs")
-            assert scenario.data.partition.model_dump()["classes_per_device"] == classes
-            assert (scenario.stop.rounds, scenario.evaluation.every) == (300, 5)  # what the measures' titles say
+Said = list[tuple[str, str, dict[str, Any], str, dict[str, Any]]]
+FIGURE, CFL = {"part": "figure"}, {"population.devices": 20}
+SWAPPED, SHARED = {"part": "swap-all"}, {"part": "swap-part"}
+FAIR = {"stop.rounds": 1000, "strategy.clients_per_round": 40, "population.devices": 1000}  # 40 selections a device
+SETTINGS: Said = [
+    *(("ccs", size, FIGURE, "*", {"stop.rounds": 300, "evaluation.every": 5}) for size in ("small", "full")),
+    ("ccs", "full", FIGURE, "fedavg", {"strategy.weights": "uniform-by-data", "strategy.clustering": "ccs"}),
+    ("ccs", "full", FIGURE, "optimal", {"strategy.weights": "optimal", "strategy.clustering": "ccs"}),
+    ("ccs", "full", FIGURE, "kmeans", {"strategy.weights": "rfedavg", "strategy.clustering": "kmeans"}),
+    ("cfl", "small", {}, "*", CFL | {"stop.rounds": 60, "strategy.local_epochs": 1}),
+    ("cfl", "full", {}, "*", CFL | {"stop.rounds": 200, "strategy.local_epochs": 3}),
+    ("cfl", "full", {}, "fedavg", {"strategy.clients_per_round": 20}),
+    ("cfl", "full", {}, "cfl-complete", {"strategy.split": "complete", "strategy.split_rounds": None}),
+    ("cfl", "full", {}, "cfl-scheduled", {"strategy.split": "single", "strategy.split_rounds": [50, 100, 150]}),
+    ("flexcfl", "small", SWAPPED, "*", {"strategy.clients_per_round": 20, "strategy.local_epochs": 10}),
+    ("flexcfl", "small", SWAPPED, "fedavg", {"drift.among": "all"}),
+    ("flexcfl", "small", SWAPPED, "flexcfl", {"drift.among": "selected", "strategy.groups": 3}),
+    ("flexcfl", "small", SHARED, "*", {"drift.quirk": True}),  # as the table was made
+    ("flexcfl", "small", SWAPPED, "*ifca-mig*", {"strategy.moment.shift": "sorted_counts"}),
+    ("flexcfl", "small", {"part": "bytes-mnist"}, "*ifca-mig*", {"strategy.moment.shift": "oracle"}),
+    ("flexcfl", "small", {"part": "no-shift-fashion"}, "flexcfl", {"strategy.groups": 5}),
+    ("stragglers", "small", {"part": "no-deadline", "data": "mnist"}, "*", {"strategy.deadline": None}),
+    ("stragglers", "small", {"part": "fairness", "sizes": "uniform"}, "*", FAIR),
+    ("stragglers", "full", {"part": "clusters"}, "*", {"strategy.clients_per_round": 40, "strategy.local_epochs": 5}),
+    *(
+        (
+            "lcfl",
+            "full",
+            {"part": part},
+            "*",
+            {"training.lr": lr, "training.batch_size": 20, "stop.rounds": rounds, "strategy.local_epochs": epochs},
+        )
+        for part, lr, rounds, epochs in (
+            *(("rotated-mnist-full", 0.02, 60, 10), ("femnist-full", 0.03, 100, 5), ("rotated-cifar10", 0.02, 200, 5)),
+        )
+    ),
+    *(
+        ("lcfl", "full", {"part": part}, "lcfl", {"strategy.participation": share, "strategy.groups": groups})
+        for part, share, groups in (("rotated-mnist-full", 1.0, 4), ("femnist-full", 0.3, 10), ("rotated-cifar10", 0.1, 2))
+    ),
+]
+"""Of some runs of a paper's study: its size, the point, the variants, and what is published of them."""
 
 
-@pytest.mark.parametrize(("size", "rounds", "schedule"), [("small", 60, [15, 30, 45]), ("full", 200, [50, 100, 150])])
-def test_cfl(size: str, rounds: int, schedule: list[int]) -> None:
-    for name, scenario in scenarios(read("cfl", size)).items():
-        params: Any = scenario.strategy
-        assert (scenario.stop.rounds, scenario.population.devices) == (rounds, 20)
-        assert params.local_epochs == (1 if size == "small" else 3)
-        assert name != "fedavg" or params.clients_per_round == 20
-        assert name == "fedavg" or params.split == ("complete" if name == "cfl-complete" else "single")
-        assert name == "fedavg" or params.split_rounds == (schedule if name == "cfl-scheduled" else None)
-
-
-@pytest.mark.parametrize(
-    ("part", "lr", "epochs", "rounds", "participation", "groups"),
-    [
-        ("rotated-mnist-full", 0.02, 10, 60, 1.0, 4),
-        ("femnist-full", 0.03, 5, 100, 0.3, 10),
-        ("rotated-cifar10", 0.02, 5, 200, 0.1, 2),
-    ],
-)
-def test_lcfl_in_full(part: str, lr: float, epochs: int, rounds: int, participation: float, groups: int) -> None:
-    for name, scenario in scenarios(read("lcfl", "full"), part=part).items():
-        params, devices = scenario.strategy.model_dump(), scenario.population.devices
-        assert (scenario.training.lr, scenario.training.batch_size, scenario.stop.rounds) == (lr, 20, rounds)
-        assert (params["local_epochs"], params.get("groups", groups)) == (epochs, groups)
-        assert scenario.evaluation.every == (5 if name in ("ifca", "fedavg", "local") else 1)  # figures need each round
-        asked = params["participation"] * devices if params["kind"] == "lcfl" else params.get("clients_per_round")
-        assert name == "local" or round(asked) == round(participation * devices)
+@pytest.mark.parametrize(("paper", "size", "where", "names", "published"), SETTINGS)
+def test_settings_are_the_published_ones(
+    paper: str, size: str, where: dict[str, Any], names: str, published: dict[str, Any]
+) -> None:
+    found = [scenario for name, scenario in scenarios(read(paper, size), **where).items() if fnmatch(name, names)]
+    assert found
+    for tables in (scenario.model_dump() for scenario in found):
+        assert {key: at(tables, key.split(".")[:-1])[key.split(".")[-1]] for key in published} == published
 
 
 def test_field() -> None:
@@ -117,43 +131,6 @@ def test_field() -> None:
             at = [{device % 10 for device in range(cell, 50, network["cells"])} for cell in range(network["cells"])]
             assert {len(there) for there in at} == {digits}  # device i has digit i mod 10 alone
             assert (params["kappa1"] * params["kappa2"], params["clients_per_round"]) == (60, 50)
-
-
-def test_flexcfl() -> None:
-    study = read("flexcfl", "small")
-    for name, scenario in scenarios(study, part="swap-all").items():
-        params = scenario.strategy.model_dump()
-        assert (params["clients_per_round"], params["local_epochs"], params.get("groups", 3)) == (20, 10, 3)
-        assert scenario.drift.model_dump()["among"] == ("all" if name == "fedavg" else "selected")  # type: ignore[union-attr]
-    for name, scenario in scenarios(study, part="swap-part").items():
-        drift: Any = scenario.drift
-        assert (drift.among, drift.quirk) == ("all" if name == "fedavg" else "selected", True)  # as the table was made
-    for part, metric in (("swap-all", "sorted_counts"), ("bytes-mnist", "oracle")):
-        migrating = [one.strategy.model_dump() for name, one in scenarios(study, part=part).items() if "ifca-mig" in name]
-        assert {params["moment"]["shift"] for params in migrating} == {metric}
-    assert {one.strategy.model_dump().get("groups", 5) for one in scenarios(study, part="no-shift-fashion").values()} == {5}
-
-
-@pytest.mark.parametrize("size", ["small", "full"])
-def test_stragglers(size: str) -> None:
-    study = read("stragglers", size)
-    (free,) = scenarios(study, part="no-deadline", data="mnist").values()
-    assert free.strategy.model_dump()["deadline"] is None
-    shared = scenarios(study, part="bias", data="cifar", **{"data.partition.classes_per_device": 1})
-    assert shared["fedavg"] is scenarios(study, part="clusters", data="cifar")["fedavg"]
-    fair = scenarios(study, part="fairness", sizes="uniform")
-    assert len(fair) == (4 if size == "small" else 0)
-    for scenario in fair.values():  # 40 selections a device
-        params = scenario.strategy.model_dump()
-        assert (scenario.stop.rounds, params["clients_per_round"], scenario.population.devices) == (1000, 40, 1000)
-    for run in study.runs:
-        params = run.scenario.strategy.model_dump()
-        small = size == "small" and run.scenario.learning == "on"
-        assert (params["clients_per_round"], params["local_epochs"]) == (10 if small else 40, 5)
-        assert params.get("smallest_part", 10 if size == "small" else 100) == (10 if size == "small" else 100)
-
-
-# The studies that come with the project: each can be run, and they cover what they say.
 
 
 PEERS = {kind for kind in STRATEGIES if STRATEGIES.spec(kind).serverless}  # type: ignore[attr-defined]

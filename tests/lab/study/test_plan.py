@@ -17,8 +17,7 @@ from fedsim.data.spec import DataSpec
 from fedsim.errors import ScenarioError
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
-from fedsim.lab.reading.study_folder import read_index
-from fedsim.lab.study.folder import index_of, write_study
+from fedsim.lab.study.folder import index_of
 from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
 from fedsim.lab.study.search import METRICS
 from fedsim.lab.study.spec import StudySpec
@@ -279,9 +278,6 @@ def test_some_of_a_study(tables: dict[str, Any], tmp_path: Path) -> None:
         assert says in str(raised.value)
 
 
-# What a study says of its runs, the reference lines that it adds, and figures that are no accuracy.
-
-
 def test_the_index_says_what_the_file_says(tables: dict[str, Any], tmp_path: Path) -> None:
     tables |= {"grid": {"population.jitter": [0.0, 0.2]}, "references": ["local"], "target": 0.3}
     study = read_study(write(tmp_path / "s.toml", tables))
@@ -299,15 +295,7 @@ def test_the_index_says_what_the_file_says(tables: dict[str, Any], tmp_path: Pat
     assert {run.folder for one in index.variants for run in one.runs} == {run.folder.as_posix() for run in study.runs}
 
 
-def test_the_index_is_read_as_it_was_written(tables: dict[str, Any], tmp_path: Path) -> None:
-    study = read_study(write(tmp_path / "s.toml", tables | {"grid": {"training": [{"lr": 0.1}, {"lr": 0.2}]}}))
-    write_study(tmp_path, study)
-    assert read_index(tmp_path) == index_of(study)
-    assert {path.name for path in tmp_path.iterdir()} == {"s.toml", "study.toml", "index.json"}
-
-
 def test_values_that_only_toml_has_are_texts(tables: dict[str, Any]) -> None:
-    """Without them the file would be no JSON to other readers."""
     changes = {"a": [math.inf, {"b": datetime.date(2026, 1, 2)}], "c": {"d": math.nan}, "e": [1, 0.5, True, "x"]}
     spec = StudySpec(**tables | {"variants": {"odd": changes}, "baseline": None})
     variant = Variant("odd", (("f", -math.inf),), changes)
@@ -331,18 +319,6 @@ def test_references_are_made_of_the_base(tables: dict[str, Any], tmp_path: Path)
     assert centralised.data.pooled_from == 12
     assert (centralised.strategy.kind, centralised.strategy.local_epochs) == ("local", 2)  # type: ignore[attr-defined]
     assert centralised.stop == base.stop
-
-
-def test_centralised_training_is_better_than_what_it_is_compared_with(tables: dict[str, Any], tmp_path: Path) -> None:
-    tables["base"]["stop"]["rounds"] = 6
-    study = read_study(write(tmp_path / "s.toml", tables | {"references": ["centralised", "local"], "seeds": [1]}))
-    best = {}
-    for run in study.runs:
-        result = fedsim.run(run.scenario, executor="inline")
-        best[run.variant.name] = result.summary["accuracy"]["best"]
-        if run.variant.name in ("local", "centralised"):
-            assert result.summary["bytes"]["down"] == result.summary["bytes"]["up"] == 0
-    assert best["centralised"] > max(best["fedavg"], best["local"]) + 0.05
 
 
 def test_pooling_keeps_every_sample_as_its_device_saw_it() -> None:

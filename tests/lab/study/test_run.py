@@ -1,4 +1,4 @@
-"""Studies that are really run: as the command line does it, stopped in any way, and gone on with."""
+"""Studies that are really run: as the command line does it, on Ray too, stopped in any way, and gone on with."""
 
 import csv
 import io
@@ -7,9 +7,11 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
-from fedsim.lab.reading.study_folder import read_index
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
@@ -48,7 +49,6 @@ def states(study: Path, out: Path) -> list[str]:
 
 
 def times_of(out: Path) -> dict[Path, int]:
-    """When each file of a run was written."""
     return {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/*")}
 
 
@@ -97,7 +97,6 @@ def test_a_study_from_beginning_to_end(
 
 @pytest.fixture
 def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
-    """Runs that take a second or two, saved on the way."""
     tables["base"] |= {"stop": {"rounds": 100}, "checkpoint": {"rounds": 10}, "evaluation": {"every": 50}}
     return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
 
@@ -115,7 +114,6 @@ def wait_for(ready: Callable[[], object], process: "subprocess.Popen[str]") -> N
 
 
 def workers_of(pid: int) -> list[int]:
-    """The processes whose parent is ``pid``."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
@@ -125,7 +123,6 @@ def workers_of(pid: int) -> list[int]:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process is there that is not merely waiting to be forgotten."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
@@ -187,7 +184,6 @@ def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> N
 
 
 def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: dict[str, Any], tmp_path: Path) -> None:
-    """The others go on; what is there is not run again."""
     tables["variants"] = {
         "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"},
         "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},  # so that another process does those after it
@@ -212,7 +208,6 @@ def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: d
 
 
 def refused(*words: str | Path) -> str:
-    """What ``fedsim study`` says when it ends with 2."""
     result = call("study", *words)
     assert result.exit_code == 2, (result.output, result.exception)
     assert "Traceback" not in result.output
@@ -220,7 +215,6 @@ def refused(*words: str | Path) -> str:
 
 
 def test_wrong_files_command_lines_and_folders(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
-    """Each ends with 2 and one line, and changes nothing."""
     out = tmp_path / "out"
     refused(study_file)
     refused(tmp_path / "none.toml", "--out", out)
@@ -252,17 +246,6 @@ def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finis
     (finished / "runs" / "fedavg" / "seed-1" / "scenario.toml").unlink()
     assert "it is no run of this study" in refused(study_file, "--out", finished)
     assert tables_of(finished) == before
-
-
-@pytest.mark.long
-def test_a_changed_file_whose_runs_are_the_same_goes_on(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
-    tables |= {"seeds": [1, 2, 3], "target": [0.2, 0.3], "name": "<b>renamed</b>", "baseline": "fedprox"}
-    assert "2 runs to do, 4 are there" in done("study", write(study_file, tables), "--out", finished, "--workers", "1")
-    assert {row["runs"] for row in rows_of(finished / "compare.csv")} == {"3"}
-    assert (finished / "compare.md").read_text().startswith("# &lt;b&gt;renamed&lt;/b&gt;\n")
-    assert {row["baseline"] for row in rows_of(finished / "paired.csv")} == {"fedprox"}
-    index = read_index(finished)
-    assert (index.seeds, index.targets, index.baseline, index.name) == ((1, 2, 3), (0.2, 0.3), "fedprox", "<b>renamed</b>")
 
 
 def test_published_figures_come_beside_those_of_some_of_a_study(
@@ -366,3 +349,85 @@ def test_a_worker_that_has_had_much_memory_is_replaced(
         with closing(pool.WorkerPool(1, progress, most_bytes=most_bytes)) as workers:
             assert [run.status for run in workers.run(orders)] == ["done", "done"]
     assert len(processes) == hired
+
+
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
+
+
+def content(out: Path) -> dict[str, bytes]:
+    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    for name in [name for name in found if name.endswith("summary.json")]:
+        found[name] = json.dumps(json.loads(found[name]) | {"wall_s": 0, "summary_sha256": ""}).encode()
+    return found
+
+
+@pytest.fixture
+def losing(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A study whose run loses its process once, in round 7, after it was saved after five rounds."""
+    monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
+    (tmp_path / "losses").mkdir()
+    tables["base"] |= {"stop": {"rounds": 9}, "checkpoint": {"rounds": 5}, "learning": "off"}
+    tables["variants"] = {"loses": {"strategy.kind": "tests.lab.study.strategies:LosesWorker"}}
+    return tables | {"baseline": "loses", "seeds": [1]}
+
+
+@needs_ray
+def test_the_same_folder_as_from_the_local_pool(study_file: Path, tmp_path: Path) -> None:
+    assert "4/4" in done("study", study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2")
+    assert content(tmp_path / "out") == content(finish(study_file, tmp_path / "here"))
+
+
+@needs_ray
+def test_a_lost_run_goes_on_from_its_newest_checkpoint(losing: dict[str, Any], tmp_path: Path) -> None:
+    study = write(tmp_path / "s.toml", losing)
+    done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
+    rounds = [int(line) for line in (tmp_path / "losses" / "rounds").read_text().split()]
+    assert rounds == [*range(8), *range(5, 9)]  # who came after it made only those again that had not been saved
+    assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
+
+
+@needs_ray
+def test_a_study_on_a_cluster_that_loses_a_node(
+    losing: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    from ray.cluster_utils import Cluster
+
+    losing["variants"]["loses"]["strategy.kind"] = "tests.lab.study.strategies:LosesNode"
+    study = write(tmp_path / "s.toml", losing | {"seeds": [1, 2, 3]})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        cluster.add_node(num_cpus=1)
+        (tmp_path / "losses" / "head").write_text(cluster.head_node.node_id)
+        done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--address", cluster.address)
+        assert (tmp_path / "losses" / "lost").exists()
+    finally:
+        cluster.shutdown()
+    assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
+
+
+@needs_ray
+def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) -> None:
+    tables["base"] |= {"stop": {"rounds": 20_000}, "checkpoint": {"rounds": 10}, "learning": "off"}
+    words, out = (write(tmp_path / "s.toml", tables), "--out", tmp_path / "out"), tmp_path / "out"
+    process = start(*words, "--executor", "ray", "--workers", "2")
+    wait_for(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
+    ends_with_130(process, signal.SIGINT)
+    listed = call("study", *words, "--dry-run").output.splitlines()
+    assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
+
+
+def test_what_does_not_go_together(
+    study_file: Path, tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    assert "did you mean 'processes'?" in refused(study_file, "--out", out, "--executor", "process")
+    assert "only 'ray' has an address" in refused(study_file, "--out", out, "--address", "auto")
+    ray = ("--out", out, "--executor", "ray")
+    assert "its own number" in refused(study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2")
+    tables["base"]["training"]["device"] = "cuda"
+    assert "workers use CPUs alone" in refused(write(tmp_path / "cuda.toml", tables), *ray)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+    assert "pip install 'ray>=2.60' 'cloudpickle>=3'" in refused(study_file, *ray)
+    assert not out.exists()

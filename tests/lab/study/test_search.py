@@ -31,9 +31,6 @@ needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Opt
 LR = {"low": 0.001, "high": 1.0, "log": True}
 
 
-# Values
-
-
 @pytest.mark.parametrize(
     ("said", "written"),
     [
@@ -106,8 +103,6 @@ def test_without_optuna_it_says_so_and_no_search_takes_only(tables: dict[str, An
     assert not (tmp_path / "out").exists()
 
 
-# What is wrong
-
 SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"training.lr": LR}}
 
 
@@ -141,16 +136,12 @@ SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"
     ],
 )
 def test_what_is_wrong_is_named(tables: dict[str, Any], tmp_path: Path, change: dict[str, Any], says: str) -> None:
-    """Changes to the search, or to the study around it."""
     of_study = {key: change.pop(key) for key in ("grid", "baseline", "references", "sets") if key in change}
     of_study |= {"variants": change.pop("of study")} if "of study" in change else {}
     with pytest.raises(ScenarioError) as raised:
         read_study(write(tmp_path / "s.toml", tables | {"target": [], "search": SEARCH | change} | of_study))
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
-
-
-# Searches that are run
 
 
 @pytest.fixture
@@ -166,7 +157,6 @@ def searched(tables: dict[str, Any]) -> dict[str, Any]:
 
 
 def search_here(study_file: Path, out: Path, most: int = 10_000) -> Trials:
-    """Do what ``fedsim study`` does, but in this process, and at ``most`` so many runs."""
     study = read_study(study_file)
     assert study.spec.search is not None
     trials = Trials(study, study.spec.search)

@@ -37,14 +37,12 @@ def polls(grid, rounds):
 
 
 def polls_at_once(grid, rounds):
-    """The same without any pause."""
     open_ids = set(grid.push_messages(made(grid, 0.0)))
     while open_ids:
         open_ids -= {reply.metadata.reply_to_message_id for reply in grid.pull_messages(open_ids)}
 
 
 def asynchronous(grid, rounds):
-    """Whoever answers gets the newest model at once."""
     value, answered = 0.0, 0
     open_ids = set(grid.push_messages(made(grid, value)))
     begin, first = time.time(), time.monotonic()
@@ -115,7 +113,6 @@ def times_out(grid, rounds):
 
 
 def expires(grid, rounds):
-    """A message whose time to live is over is answered for."""
     (message, *_) = made(grid, 1.0)
     short = Message(message.content, message.metadata.dst_node_id, "train", ttl=0.5)
     (reply,) = grid.send_and_receive([short])
@@ -123,7 +120,6 @@ def expires(grid, rounds):
 
 
 def asks_the_lost(grid, rounds):
-    """Devices that vanish are answered for, with Flower's code."""
     (reply,) = grid.send_and_receive(made(grid, 1.0))
     assert reply.has_error()
     assert reply.error.code == 5
@@ -131,14 +127,12 @@ def asks_the_lost(grid, rounds):
 
 
 def queries(grid, rounds):
-    """Asks for facts, round after round, and numbers nothing."""
     for _ in range(rounds):
         content = RecordDict({"config": ConfigRecord({"what": "facts"})})
         list(grid.send_and_receive([Message(content, node, "query") for node in grid.get_node_ids()]))
 
 
 def queries_and_trains(grid, rounds):
-    """Asks for facts once before it trains."""
     queries(grid, 1)
     polls(grid, rounds)
 
