@@ -184,7 +184,7 @@ class TestWhatIsRefused:
 
     def test_a_mistake_names_file_and_line(self) -> None:
         with pytest.raises(
-            SimulationError, match=r"breaks' failed at 1.0 s in test_processes.py:\d+: KeyError: 'broken on purpose'"
+            SimulationError, match=r"breaks' failed at 1.0 s, in test_processes.py, line \d+: KeyError: 'broken on purpose'"
         ):
             events(world(f"{HERE}:breaks"))
 

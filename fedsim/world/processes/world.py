@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from traceback import extract_tb
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +17,7 @@ import simpy
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.environment import Alarm, Environment, ProcessGenerator
-from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError
+from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError, place_of, told
 from fedsim.language.units import Bytes, Flops, Seconds
 from fedsim.simulation import on_grid
 from fedsim.streams import Streams
@@ -66,11 +64,7 @@ class Hold(ExitStack):
 class Processes:
     """Starts the processes of a run, and brings them back to where they were; ``ScenarioError`` if one does not fit this world.
 
-    Attributes:
-        world: the face of the world for processes that are started from Python.
-        held: values by what they are held of: ``link``, ``pace``, ``off`` or ``edge``, and its key.
-        begun, asleep: while processes are restored: what each had begun, by its call, and until when it waits.
-        silent: whether nothing is recorded: while processes are restored, and when the run is over.
+    ``world`` is the face of the world for processes that are started from Python.
     """
 
     def __init__(
@@ -84,14 +78,15 @@ class Processes:
         self._specs, self.streams, self.capacity = specs, streams, capacity
         self.tasks, self._on_switched_on = tasks, on_switched_on
         self.messages, self.network, self.simulation = tasks.messages, tasks.network, tasks.messages.simulation
-        self.held: dict[tuple[str, str | int], list[float]] = {}
-        self.begun: dict[tuple[int, Call], list[Any]] = {}
-        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
-        self.sending: dict[Sending, int] = {}
-        self.computing: dict[int, tuple[ComputeActivity, int]] = {}  # and whose each is
+        self.held: dict[tuple[str, str | int], list[float]] = {}  # of a "link", "pace", "off" or "edge", by its key
+        self.sending: dict[Sending, int] = {}  # and whose each is
+        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
         self.computed = 0
         self.switched_on: dict[int, simpy.Event] = {}
-        self.restoring = self.silent = False
+        self.restoring = False
+        self.begun: dict[tuple[int, Call], list[Any]] = {}  # while it is restoring: what each process had begun
+        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # and until when it waits
+        self.silent = False  # nothing is recorded: it is restoring, or the run is over
         *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
@@ -112,12 +107,9 @@ class Processes:
             yield from spec.run(world)
         except CheckpointError as error:
             raise CheckpointError(f"the process {spec.kind!r} {error}") from None
-        except FedsimError as error:
-            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s: {error}") from error
         except Exception as error:
-            at = extract_tb(error.__traceback__)[-1]
-            told = f"{Path(at.filename).name}:{at.lineno}: {type(error).__name__}: {error}"
-            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s in {told}") from error
+            why = f": {error}" if isinstance(error, FedsimError) else f"{place_of(error)}: {told(error)}"
+            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s{why}") from error
 
     def _nothing_left(self) -> bool:
         """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
@@ -139,29 +131,28 @@ class Processes:
         return begun.pop(0)
 
     def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
-        computing = ComputeActivity(self.simulation.env, self._computed_by, *saved)
+        def end(ended: ComputeActivity) -> None:
+            del self.computing[ended.number]
+            self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
+
+        computing = ComputeActivity(self.simulation.env, end, *saved)
         self.computing[computing.number] = computing, number
         return computing
 
-    def _computed_by(self, ended: ComputeActivity) -> None:
-        del self.computing[ended.number]
-        self.emit("process:compute", device=ended.device, start=ended.began, how=ended.outcome)
-
     def hold(self, what: str, keys: Sequence[str | int], value: float) -> Hold:
+        def let_go() -> None:
+            for key in keys:
+                self.held[what, key].remove(value)
+                if not self.held[what, key]:
+                    del self.held[what, key]
+                self._carry_out(what, key)
+
         for key in keys:
             self.held.setdefault((what, key), []).append(value)
             self._carry_out(what, key)
         hold = Hold()
-        hold.callback(self._let_go, what, keys, value)
+        hold.callback(let_go)
         return hold
-
-    def _let_go(self, what: str, keys: Sequence[str | int], value: float) -> None:
-        for key in keys:
-            held = self.held[what, key]
-            held.remove(value)
-            if not held:
-                del self.held[what, key]
-            self._carry_out(what, key)
 
     def _carry_out(self, what: str, key: str | int) -> None:
         """Bring about what is held of a thing now, and record it if that changes anything."""
@@ -234,13 +225,11 @@ class Processes:
             if len(events) > due[number, when]:
                 kind = self._specs[number].kind
                 raise CheckpointError(f"the process {kind!r} does not come to where it was: it had not waited until {when!r} s")
-        held: dict[str, dict[Any, float]] = {"link": {}, "pace": {}, "off": {}, "edge": {}}
-        for (what, key), values in self.held.items():
-            value = min(values) if what == "link" else math.prod(values)
-            if what != "pace" or value != 1.0:
-                held[what][key] = value
-        there = {"link": self.network.limits, "pace": self.tasks.paces}
-        there |= {"off": dict.fromkeys(self.tasks.off, 1.0), "edge": dict.fromkeys(self.messages.lost, 1.0)}
+        held = {thing: min(values) if thing[0] == "link" else math.prod(values) for thing, values in self.held.items()}
+        held = {thing: value for thing, value in held.items() if thing[0] != "pace" or value != 1.0}
+        there: dict[tuple[str, Any], float] = {("link", link): rate for link, rate in self.network.limits.items()}
+        there |= {("pace", device): pace for device, pace in self.tasks.paces.items()}
+        there |= {("off", device): 1.0 for device in self.tasks.off} | {("edge", edge): 1.0 for edge in self.messages.lost}
         if held != there:
             raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
 
@@ -302,10 +291,10 @@ class World:
 
         Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
         """
-        here, parts = self._processes, (Payload(purpose, quantity(size, Bytes, "a message")),)
+        here, part = self._processes, Payload(purpose, quantity(size, Bytes, "a message"))
         ends = self._endpoint(source), self._endpoint(destination)
-        call = ("send", *ends, parts[0].bytes, purpose)
-        message = here.taken_up(self._number, call) or here.messages.send(*ends, parts, None, waited=waited)
+        call = ("send", *ends, part.bytes, purpose)
+        message = here.taken_up(self._number, call) or here.messages.send(*ends, (part,), None, waited=waited)
         sending = Sending(call, here.messages, message, here.sending.pop)
         here.sending[sending] = self._number
         return sending
@@ -359,17 +348,18 @@ class World:
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires when a device can be reached; at once if that is now."""
-        return self.env.process(self._wait_for(self._device(device)))
+        number, tasks = self._device(device), self._processes.tasks
 
-    def _wait_for(self, device: int) -> ProcessGenerator:
-        tasks = self._processes.tasks
-        while tasks.reachable_until(device) <= self.now:
-            if device in tasks.off:
-                yield self._processes.switched_on.setdefault(device, self.env.event())
-            elif (when := tasks.next_on(device, self.now)) < math.inf:
-                yield self.until(when)
-            else:
-                yield self.env.event()
+        def wait() -> ProcessGenerator:
+            while tasks.reachable_until(number) <= self.now:
+                if number in tasks.off:
+                    yield self._processes.switched_on.setdefault(number, self.env.event())
+                elif (when := tasks.next_on(number, self.now)) < math.inf:
+                    yield self.until(when)
+                else:
+                    yield self.env.event()
+
+        return self.env.process(wait())
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
