@@ -18,7 +18,7 @@ from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.markup import asset
 from fedsim.analysis.report.page import build
 from fedsim.errors import FedsimError
-from fedsim.executors.processes import start
+from fedsim.executors import start
 from fedsim.output.harmless import say
 from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE

@@ -77,7 +77,7 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 @verbs.one_message
 def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int, quiet: bool, **given: Any) -> int:
     """Run SCENARIO and write a run folder."""
-    from fedsim.executors.named import make_executor
+    from fedsim.executors import make_executor
     from fedsim.output.terminal import Console, RunProgress, summary_lines
     from fedsim.records.folder import SCENARIO
     from fedsim.records.live import EVERY_S

@@ -23,8 +23,7 @@ from simpy.events import EventPriority
 
 from fedsim.environment import LAST, NORMAL, SERVE, SETTLE, Alarm, Environment, Join, Name, ProcessGenerator
 from fedsim.errors import SimulationError
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
+from fedsim.executors import Executor, Inline
 from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
 _WAITS = (

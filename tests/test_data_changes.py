@@ -12,11 +12,11 @@ import pytest
 
 import fedsim
 from fedsim.errors import DataError
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads
 from fedsim.running.runner import Job
 from fedsim.simulation import Record
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
-from tests.strategies.clustered import opposite_groups
+from tests.strategies.worlds import opposite_groups
 from tests.test_resume import content, refused
 
 DEVICES = 8

@@ -13,7 +13,7 @@ import pytest
 
 import fedsim
 from fedsim.checkpoint import store
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.lab.reading.study_folder import is_done
 from fedsim.records import folder as files
 from fedsim.running.runner import Job

@@ -148,7 +148,7 @@ _LAYERS = {
     "toolbox.selection": "common evaluation federation learning strategies world",
     "toolbox.models": "common data learning",
     "toolbox.objectives": "common data learning",
-    "toolbox.executors": "errors executors language",
+    "toolbox.ray": "errors executors language",
     "toolbox.codecs": "common federation learning",
     "toolbox.deadlines": "common strategies world",
     "toolbox.optimisers": "common federation learning strategies",
@@ -179,7 +179,7 @@ _LAYERS = {
     "calibrate": "common output records scenario world",
     "lab.forecast": "common executors learning output records running strategies",
     "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
-    "scenario shipped strategies toolbox.executors world",
+    "scenario shipped strategies toolbox.ray world",
     "lab.contract": "audit data executors fedsim records running",
     "testing": "lab.contract",
     "lab.newcomer": "errors files language world",

@@ -14,7 +14,7 @@ from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.strategies import STRATEGIES
 from fedsim.testing import eventful_world, run
 from fedsim.toolbox.aggregation.robust import Bulyan, Krum, cut_off
-from tests.strategies.clustered import of_kind, ran
+from tests.strategies.runs import of_kind, ran
 from tests.strategies.test_hierfavg import with_cells
 
 LOGNORMAL = {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}

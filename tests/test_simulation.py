@@ -13,8 +13,7 @@ import pytest
 from simpy.events import Event, ProcessGenerator
 
 from fedsim.environment import URGENT
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Inline, Threads
 from fedsim.simulation import Simulation, on_grid, on_grid_after
 from fedsim.testing import Delayed
 

@@ -14,9 +14,7 @@ from pydantic import Field
 
 import fedsim
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.named import make_executor
-from fedsim.executors.processes import WorkerProcesses
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads, WorkerProcesses, make_executor
 from fedsim.learning.models import Logistic
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.plugin import Client, Device, Instruction, LocalResult, Opaque, Real, Strategy, StrategyParams, TaskEnd, Work

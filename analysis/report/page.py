@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 
 from fedsim.analysis import style
-from fedsim.analysis.report import sections, words
+from fedsim.analysis.report import sections
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
 from fedsim.errors import RunFolderError
@@ -19,6 +19,7 @@ from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.meters.energy import PHASES
 from fedsim.records.folder import refuse_within_run, writing
 from fedsim.records.reading import RunFolder
+from fedsim.strategies import strategy_name
 from fedsim.version import __version__
 
 ENDINGS = (".html", ".htm")
@@ -83,8 +84,13 @@ def _frame(title: str, body: Markup) -> str:
     return Template(asset("page.html")).substitute(texts | parts) + "\n"
 
 
+def _name_of(strategy: str) -> str:
+    """A strategy as its paper writes it; one of the user's own by its class."""
+    return strategy_name(strategy) or plain(strategy.rpartition(":")[2], 60)
+
+
 def _header(subject: Subject, several: bool) -> Markup:
-    strategies = dict.fromkeys(plain(words.strategy_name(str(run.summary["strategy"])), 60) for run in subject.runs)
+    strategies = dict.fromkeys(_name_of(str(run.summary["strategy"])) for run in subject.runs)
     about = f"{', '.join(strategies)}, seed {subject.runs[0].summary['seed']}"
     if several:
         lines = [line for line in subject.lines if line.runs]

@@ -11,13 +11,14 @@ from PIL import Image
 
 from fedsim.analysis import style
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL, PictureKind
-from fedsim.analysis.report import tables, words
+from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
 from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
+from fedsim.files import flat
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records.reading import RunFolder
@@ -29,11 +30,20 @@ _HINT = (
     "A dot is the mean of the seeds, its line the 95 % interval (Student's t), a small tick a seed. Two are compared seed by "
     "seed in the same worlds; each comparison stands alone: the best of many looks a little better than it is."
 )
-_LONGEST = 3000  # characters of a scenario in words; only hostile ones are longer
+_LONGEST = 3000  # characters of a scenario in short; only hostile ones are longer
+_COUNTED = (
+    "seed",
+    "learning",
+    "population.devices",
+    "population.host.",
+    "strategy.clients_per_round",
+    "strategy.local_epochs",
+    "strategy.deadline",
+)
 
 
 def in_short(shown: Shown) -> Markup:
-    """One run: its headline numbers, its key figure, and its scenario in words."""
+    """One run: its headline numbers, its key figure, and its scenario."""
     run, name = shown.run, _key_of(shown.run)
     figure = list(_drawn(name, run if name in OF_ONE else [run]))[1:]  # without its heading
     return el("section", el("h2", "In short", id="summary"), _tiles(run), *figure, *_scenario(run))
@@ -69,11 +79,20 @@ def _tiles(run: RunFolder) -> Markup:
 
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
-    yield el("p", plain(words.describe(run.scenario), _LONGEST))
+    scenario = tables.without_places(run.scenario)
+    told = {key.removesuffix(".kind"): value for key, value in flat(scenario).items() if _tells(key, value)}
+    acts = [str(act.get("kind")) for act in scenario.get("world", {}).get("processes", ())]
+    told |= {"world.processes": ", ".join(acts)} if acts else {}
+    yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
-    text = visible(tomli_w.dumps(words.without_places(run.scenario)))
+    text = visible(tomli_w.dumps(scenario))
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
+
+
+def _tells(key: str, value: Any) -> bool:
+    """Whether a key of a scenario says in a word what it is about: its kinds, how many there are, and when it ends."""
+    return (key.endswith(".kind") and value != "constant") or key.startswith((*_COUNTED, "stop."))
 
 
 def answer(subject: Subject) -> Markup:

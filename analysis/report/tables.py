@@ -7,7 +7,6 @@ import pandas as pd
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
-from fedsim.analysis.report.words import without_places
 from fedsim.files import flat
 from fedsim.lab.reading.history import History
 from fedsim.language.units import show_bytes, show_joules, show_seconds
@@ -179,6 +178,17 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
     part = f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
     caption = f"One row a round; its number shows it in the timeline.{'' if len(shown) == len(rows) else part}"
     return f"Table of {len(rows):,} rounds", _with_buttons("round", timeline, shown, columns, caption, best)
+
+
+def without_places(value: Any) -> Any:
+    """A scenario without the folders of the machine that it was run on."""
+    if isinstance(value, dict):
+        return {key: without_places(item) for key, item in value.items() if key != "root"}
+    if isinstance(value, list):
+        return [without_places(item) for item in value]
+    if isinstance(value, str) and value.startswith(("/", "~", "\\")):
+        return f"…/{value.replace(chr(92), '/').rpartition('/')[2]}"
+    return value
 
 
 def differing(runs: Sequence[RunFolder], names: Sequence[str]) -> Markup | None:

@@ -5,7 +5,7 @@ The server half asks; the world carries the message; the client half says what i
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,28 +13,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.evaluation.evaluator import Evaluator
-from fedsim.federation.client import Client, Instruction
-from fedsim.federation.client_side import ClientSide, TaskContext
+from fedsim.federation.client import Client
+from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import (
-    BASE,
-    STATE,
     Carried,
     Contents,
     Handlers,
-    Partial,
     PeerMessage,
     TaskEnd,
     has_model,
-    payloads,
     received,
 )
 from fedsim.federation.costs import ServerSpec, cost_s
-from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.endpoints import SERVER, Direction
-from fedsim.world.task import Cause, Download, Outcome, Payload, Task, TaskStep
+from fedsim.world.task import Cause, Outcome, Task
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
 
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # a device that vanishes does not say for how long, or why
-_KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")
+_KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")  # keys of a snapshot, after the attributes
 
 
 class Dispatch:
@@ -69,15 +64,15 @@ class Dispatch:
     ) -> None:
         self.simulation, self.population, self.learner, self.streams = simulation, population, learner, streams
         self.evaluator, self._own, self.down, self.up = evaluator, own, down, up
-        self._client_side, self.devices = client_side, client_side.devices
+        self.client_side, self.devices = client_side, client_side.devices
         self.busy_until = 0.0  # when the server has computed what it has begun by now (s)
         self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
-        self._untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
-        self._sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
-        self._kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
-        self._bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
+        self.untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
+        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
+        self.kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
+        self.bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
         self,
@@ -89,7 +84,7 @@ class Dispatch:
     ) -> None:
         """Join the sides that need this to be made. ``begin_round`` is told of each round; None: nobody is."""
         self.tasks, self.messages, self.strategy, self.begin_round = tasks, messages, strategy, begin_round
-        self._client_side.client = client
+        self.client_side.client = client
 
         def model_s(device: int, way: Direction) -> float:
             wire = self.down if way == "down" else self.up
@@ -98,59 +93,6 @@ class Dispatch:
         self.devices.model_s = model_s
 
     # From the server half to the world.
-
-    def ask(
-        self,
-        device: int,
-        contents: Contents,
-        job: str,
-        number: int | None,
-        group: int | None,
-        *,
-        continues: bool,
-        at_edge: bool,
-    ) -> int:
-        """See ``Server.ask``; ``number`` is the round's."""
-        learner, parts = self.learner, payloads(contents, self.down)
-        brings_base = bool(learner.base_bytes) and device not in self.devices.bases and has_model(contents)
-        if brings_base:
-            parts = (Payload(BASE, learner.base_bytes), *parts)
-        if learner.state_bytes and job == "train" and contents["model"].state is not None:
-            parts = (*parts, Payload(STATE, learner.state_bytes))
-        steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
-        if parts and self.down.model_s:
-            steps += self.down.work_on(contents, "decode")
-        edge = self.messages.edge_of(device) if at_edge else None
-        contents, _ = self.down.through(contents, {}, {})
-        context = TaskContext(Instruction(job, received(contents), number), brings_base=brings_base)
-        task = self.tasks.start(device, steps, number, group, continues=continues, edge=edge, context=context)
-        if self.simulation.executor.workers > 1:
-            self._client_side.begin_real(device, context)
-        return task.id
-
-    def carry(self, edge: int, contents: Contents, direction: Direction, number: int | None, start: Ref | None) -> None:
-        """See ``ServerEdges.carry``; ``number`` is the round's. To write and read models takes an edge server no time."""
-        wire = self.down if direction == "down" else self.up
-        parts = payloads(contents, wire)
-        if direction == "down" and edge not in self._bases_at and self.learner.base_bytes and has_model(contents):
-            parts = (Payload(BASE, self.learner.base_bytes), *parts)
-        message = self.messages.carry(edge, direction, parts, number, self.on_message_end)
-        bases = {} if start is None else {value: start for value in contents.values() if isinstance(value, Ref)}
-        self._sent[message.id] = wire.through(contents, bases, self._kept_at.get(edge, {}) if direction == "up" else {})
-
-    def send(self, source: int, destinations: Sequence[int], contents: Contents, number: int | None) -> None:
-        """Send contents from a device to others, written once; ``number`` is the round's."""
-        parts = payloads(contents, self.up)
-        contents, _ = self.up.through(contents, {}, {})
-        for destination in destinations:
-            message = self.messages.send(source, destination, parts, number, self.on_message_end)
-            self._sent[message.id] = contents, {}
-
-    def written(self, value: Ref | Partial) -> tuple[Ref, float]:
-        """A model, or a part of one, as it arrives from a device, and its bytes."""
-        contents: Contents = {"part": value}
-        size = sum(part.bytes for part in payloads(contents, self.up))
-        return self.up.through(contents, {}, {})[0]["part"], size
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """The server begins an operation (``costs``); it does one after the other."""
@@ -185,7 +127,7 @@ class Dispatch:
     def on_task_end(self, task: Task) -> None:
         """The world says that a task has ended: tell the strategy, of a lost device after the server's ``patience`` (s)."""
         instruction, outcome = task.context.instruction, task.outcome or "done"
-        contents = self._client_side.arrived(task) if outcome == "done" else {}
+        contents = self.client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
         end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
         if seen != "lost" or not self._own.patience:
@@ -219,7 +161,7 @@ class Dispatch:
 
     def on_message_end(self, message: "Message", outcome: Outcome) -> None:
         """The world says that a message outside of tasks has ended: of an edge server, or from device to device."""
-        contents, keeping = self._sent.pop(message.id)
+        contents, keeping = self.sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
         up = message.destination == SERVER
         if not up and message.source != SERVER:
@@ -228,31 +170,31 @@ class Dispatch:
             return
         edge = (message.source if up else message.destination) - len(self.population.speed)
         if outcome == "done" and keeping and up:
-            self._kept_at[edge] = dict(keeping)
+            self.kept_at[edge] = dict(keeping)
         if outcome == "done" and not up and has_model(contents):
-            self._bases_at[edge] = True
+            self.bases_at[edge] = True
         carried = Carried(edge, "up" if up else "down", message.round, outcome, arrived)
         self.simulation.post(partial(self.strategy.on_carried, carried))
 
     def on_edge_lost(self, edge: int) -> None:
         """The world says that an edge server is lost."""
-        self._kept_at.pop(edge, None)
-        self._bases_at.pop(edge, None)
+        self.kept_at.pop(edge, None)
+        self.bases_at.pop(edge, None)
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
     def on_switched_on(self, device: int) -> None:
         """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
         for task in [task for task, end in self.unnoticed.items() if end.device == device]:
             self._notice(task)
-        kinds = [kind for kind, number in self._untold if number == device]
-        self._untold = [told for told in self._untold if told[1] != device]
+        kinds = [kind for kind, number in self.untold if number == device]
+        self.untold = [told for told in self.untold if told[1] != device]
         for kind in kinds:
             self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
         """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is switched off, or flat."""
         if device in self.tasks.off:
-            self._untold.append((kind, device))
+            self.untold.append((kind, device))
         elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
             handlers = {"return": self.strategy.on_return, "newcomer": self.strategy.on_arrival, "shift": self.tell_shift}
             self.simulation.post(partial(handlers[kind], device))
@@ -269,12 +211,12 @@ class Dispatch:
 
     async def tell_shift(self, device: int) -> None:
         """Let a device whose data have changed say what it has to say of that."""
-        if (told := self._client_side.client.on_shift(self.devices.of(device))) is not None:
+        if (told := self.client_side.client.on_shift(self.devices.of(device))) is not None:
             await self.strategy.on_shift(device, received(told))
 
     async def start(self) -> None:
         """The run begins."""
-        side = self._client_side
+        side = self.client_side
         if side.attack is not None:
             self.simulation.emit("malicious", attack=side.attack.kind, devices=sorted(side.malicious))
         await self.strategy.on_start()
@@ -285,15 +227,15 @@ class Dispatch:
         """All that must be remembered beside the alarms; ``restore`` takes it back."""
         timers = {alarm.name[1]: name for name, alarm in self._timers.items()}
         kept = {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
-        return {name: getattr(self, name) for name in _KEPT} | kept
+        return {name: getattr(self, name.removeprefix("_")) for name in _KEPT} | kept
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
         self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        vars(self).update({name: state[name] for name in _KEPT})
-        for number in self._sent:
+        vars(self).update({name.removeprefix("_"): state[name] for name in _KEPT})
+        for number in self.sent:
             self.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:

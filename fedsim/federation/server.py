@@ -18,15 +18,16 @@ from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError, home_of, shown
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
-from fedsim.federation.client import RunInfo
-from fedsim.federation.contents import Contents, Header, Lazy, Partial, payloads
+from fedsim.federation.client import Instruction, RunInfo
+from fedsim.federation.client_side import TaskContext
+from fedsim.federation.contents import BASE, STATE, Contents, Header, Lazy, Partial, has_model, payloads, received
 from fedsim.federation.devices import Device
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.simulation import on_grid
 from fedsim.streams import Shuffle
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Cause
+from fedsim.world.task import Cause, Download, Payload, TaskStep
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
@@ -144,16 +145,16 @@ class Clients:
 class Peer(Device):
     """A device in a strategy without a server: it trains, sends to other devices, and has a timer."""
 
-    __slots__ = ("_dispatch",)
+    __slots__ = ("_dispatch", "_server")
 
-    def __init__(self, number: int, dispatch: "Dispatch") -> None:
+    def __init__(self, number: int, server: "Server", dispatch: "Dispatch") -> None:
         super().__init__(number, dispatch.devices)
-        self._dispatch = dispatch
+        self._server, self._dispatch = server, dispatch
 
     @property
     def now(self) -> float:
         """The simulated time (s)."""
-        return self._dispatch.simulation.now
+        return self._server.now
 
     @property
     def online(self) -> bool:
@@ -162,30 +163,35 @@ class Peer(Device):
 
     def train(self, model: Ref, number: int) -> None:
         """Train from ``model`` in the round ``number``, as a task that moves no bytes; ``on_trained`` tells its end."""
-        self._dispatch.ask(self.number, {"model": Header(model)}, "train", number, None, continues=False, at_edge=False)
+        self._server.ask(self.number, {"model": Header(model)}, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
         """Send contents to other devices, all at once on its link up; models in the form that ``messages.up`` says.
 
         ``on_message`` of each of them follows, or ``on_lost`` here and there.
         """
-        self._dispatch.send(self.number, devices, contents, number)
+        dispatch, parts = self._dispatch, payloads(contents, self._dispatch.up)
+        contents, _ = dispatch.up.through(contents, {}, {})
+        for device in devices:
+            message = dispatch.messages.send(self.number, device, parts, number, dispatch.on_message_end)
+            dispatch.sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
         """A model, or a part of one, as others read it in the form that ``messages.up`` says, and its bytes."""
-        return self._dispatch.written(value)
+        up, contents = self._dispatch.up, {"part": value}
+        return up.through(contents, {}, {})[0]["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:
         """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""
-        self._dispatch.set_timer(f"device/{self.number}", on_grid(self.now + seconds))
+        self._server.timer(f"device/{self.number}", self.now + seconds)
 
     def cancel_timer(self) -> None:
         """Forget the timer."""
-        self._dispatch.cancel_timer(f"device/{self.number}")
+        self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
         """A generator named by a purpose and counts. Devices that ask for the same have the same: a seed that all know."""
-        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+        return self._server.rng(purpose, *ids)
 
 
 class ServerModels:
@@ -320,7 +326,15 @@ class ServerEdges:
         ``on_carried`` tells how that ended, once. ``start``: the model from which those in contents were trained, which both
         have: a codec that encodes changes needs it.
         """
-        self._dispatch.carry(edge, contents, direction, round, start)
+        dispatch = self._dispatch
+        wire = dispatch.down if direction == "down" else dispatch.up
+        parts, base_bytes = payloads(contents, wire), dispatch.learner.base_bytes
+        if direction == "down" and edge not in dispatch.bases_at and base_bytes and has_model(contents):
+            parts = (Payload(BASE, base_bytes), *parts)
+        message = dispatch.messages.carry(edge, direction, parts, round, dispatch.on_message_end)
+        bases = {} if start is None else {value: start for value in contents.values() if isinstance(value, Ref)}
+        kept = dispatch.kept_at.get(edge, {}) if direction == "up" else {}
+        dispatch.sent[message.id] = wire.through(contents, bases, kept)
 
 
 class Server:
@@ -389,7 +403,23 @@ class Server:
         """
         if not self.clients.exists(device):
             raise SimulationError(f"device {device!r} was asked; allowed are 0 to {self.devices - 1}")
-        return self._dispatch.ask(device, contents, job, round, group, continues=continues, at_edge=at_edge)
+        dispatch, parts = self._dispatch, payloads(contents, self._dispatch.down)
+        learner, down = dispatch.learner, dispatch.down
+        brings_base = bool(learner.base_bytes) and device not in dispatch.devices.bases and has_model(contents)
+        if brings_base:
+            parts = (Payload(BASE, learner.base_bytes), *parts)
+        if learner.state_bytes and job == "train" and contents["model"].state is not None:
+            parts = (*parts, Payload(STATE, learner.state_bytes))
+        steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
+        if parts and down.model_s:
+            steps += down.work_on(contents, "decode")
+        edge = dispatch.messages.edge_of(device) if at_edge else None
+        contents, _ = down.through(contents, {}, {})
+        context = TaskContext(Instruction(job, received(contents), round), brings_base=brings_base)
+        task = dispatch.tasks.start(device, steps, round, group, continues=continues, edge=edge, context=context)
+        if dispatch.simulation.executor.workers > 1:
+            dispatch.client_side.begin_real(device, context)
+        return task.id
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended."""
@@ -397,7 +427,7 @@ class Server:
 
     def peer(self, device: int) -> Peer:
         """A device as its half sees it, in a strategy without a server."""
-        return Peer(device, self._dispatch)
+        return Peer(device, self, self._dispatch)
 
     async def result(self, work: Future[T]) -> T:
         """Await a future from the strategy's own thread; simulated time stands still until then."""

@@ -11,7 +11,7 @@ from fedsim.data.sources import SOURCES
 from fedsim.energy.charging import CHARGINGS
 from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
-from fedsim.executors.named import EXECUTORS
+from fedsim.executors import EXECUTORS
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
 from fedsim.lab.study.search import SEARCHES

@@ -17,9 +17,7 @@ import numpy as np
 import fedsim
 from fedsim.audit import audit
 from fedsim.data.federated import FederatedData
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Executor, Inline, Threads
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 

@@ -18,8 +18,7 @@ import numpy as np
 from typing_extensions import override
 
 from fedsim.arrays import Floats, Ints
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
+from fedsim.executors import Executor, Inline
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.learning import Learner
 from fedsim.output.terminal import share_done

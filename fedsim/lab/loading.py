@@ -43,7 +43,7 @@ async def run_async(
     resume: bool = False,
 ) -> "Result":
     """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
-    from fedsim.executors.named import make_executor
+    from fedsim.executors import make_executor
     from fedsim.running.runner import Job
 
     read = scenario if isinstance(scenario, Scenario) else load(scenario)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedsim.checkpoint import snapshot
 from fedsim.errors import CheckpointError, home_of
-from fedsim.executors.base import Executor
+from fedsim.executors import Executor
 from fedsim.meters.base import Column
 from fedsim.output.harmless import say
 from fedsim.records import folder as files

@@ -91,7 +91,7 @@ def schema_command(file: Any) -> None:
 @one_message
 def check_command(scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool) -> None:
     """Validate SCENARIO, and say what it will cost."""
-    from fedsim.executors.named import make_executor
+    from fedsim.executors import make_executor
     from fedsim.lab.forecast import PATIENCE_S, forecast_lines
     from fedsim.scenario import load
 

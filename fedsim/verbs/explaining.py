@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import RunFolderError, ScenarioError
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import INTERRUPTED
 from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
@@ -36,9 +36,10 @@ def compare_command(
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
-    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to, write_file
+    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to
     from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
+    from fedsim.records.folder import write_text
 
     chosen = form if out is None else form_of(out, form)
     if published is None and chosen is None and not whole:
@@ -57,7 +58,10 @@ def compare_command(
     elif out is None:
         say(*as_text(tables, chosen).removesuffix("\n").split("\n"))
     else:
-        write_file(out, as_text(tables, chosen))
+        try:
+            write_text(out, as_text(tables, chosen))
+        except OSError as error:
+            raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
 
 
 @click.command("why")

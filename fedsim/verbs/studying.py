@@ -34,7 +34,8 @@ from fedsim.verbs import ADDRESS, ALLOW_CODE, CHANGES, FILE, QUIET, WORKERS, cha
 def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
     from fedsim.lab.compare.lines import read_lines
-    from fedsim.lab.compare.show import claims_of, compare_published, print_short, print_to
+    from fedsim.lab.compare.published import CLAIMS
+    from fedsim.lab.compare.show import compare_published, print_short, print_to
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.reading.study_folder import PUBLISHED
     from fedsim.lab.study.conduct import Conductor
@@ -65,7 +66,8 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
         print_to(Console(), [trials.table(5)])
         say(*trials.lines_of_text(), f"written to {out}")
     elif read.spec.published is not None:
-        print_to(Console(), claims_of(compare_published(out, out / PUBLISHED)))
+        beside = compare_published(out, out / PUBLISHED)
+        print_to(Console(), [table for table in beside if table.title == CLAIMS] or beside)
         say(f"written to {out}: compare.md and published.md have all figures")
     else:
         print_short(Console(), Comparison(read_lines([out])))

@@ -13,7 +13,7 @@ from fedsim.analysis.clusterings import Clustering, draw_embedding, draw_similar
 from fedsim.errors import RunFolderError
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder
-from tests.strategies.clustered import world
+from tests.strategies.worlds import world
 
 
 def with_clusterings(run: RunFolder, folder: Path, changes: list[dict[str, Any]]) -> RunFolder:

@@ -26,9 +26,7 @@ from torch.nn import functional
 
 import fedsim
 from fedsim.data.federated import FederatedData, Pool, Shard
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Executor, Inline, Threads
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.solvers.reference import load_weights, module_of

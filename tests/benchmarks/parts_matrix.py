@@ -32,7 +32,7 @@ from fedsim.running.assembly import Run
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.synchronous import Synchronous
 from tests.benchmarks.script import parser
-from tests.strategies.clustered import played, weights
+from tests.strategies.runs import played, weights
 
 Sections = dict[str, Any]
 Cell = dict[str, Any]

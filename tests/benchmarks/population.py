@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.files import read_toml
 from fedsim.records import folder as files
 from fedsim.running.runner import Job

@@ -1,6 +1,5 @@
 """Data for the tests: small pools made here, and the published sets where they are."""
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,6 @@ from hypothesis import strategies as st
 
 from fedsim.data.federated import Dataset, FederatedData, Pool, Raw, Shard, pooled
 from fedsim.toolbox.sources.images import Fashion, Mnist
-
-_BESIDE = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def grey_images(train_per_class: int, test_per_class: int, classes: int = 10, side: int = 8) -> Raw:
@@ -36,11 +33,10 @@ def letters() -> Dataset:
 
 
 @pytest.fixture(scope="session")
-def data_root() -> Path:
-    root = Path(os.environ.get("FEDSIM_DATA") or _BESIDE)
-    if not (root / "mnist").is_dir() or not (root / "fashion-mnist").is_dir():
-        pytest.skip(f"MNIST and Fashion-MNIST are not in {root}: set FEDSIM_DATA")
-    return root
+def data_root(data_folder: Path) -> Path:
+    if not (data_folder / "mnist").is_dir() or not (data_folder / "fashion-mnist").is_dir():
+        pytest.skip(f"MNIST and Fashion-MNIST are not in {data_folder}: set FEDSIM_DATA")
+    return data_folder
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,6 @@
 import gzip
 import io
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from pydantic import ValidationError
 from sklearn.datasets import load_digits
 
 from fedsim.data.federated import Raw
-from fedsim.data.partitions import SyntheticSizes
 from fedsim.data.sources import Digits, Source, Synthetic, _rows, every_fifth
 from fedsim.data.spec import DataSpec
 from fedsim.data.transforms import Augmentation
@@ -26,7 +23,6 @@ from fedsim.toolbox.partitions.plain import Dirichlet
 from fedsim.toolbox.sources.images import Cifar10, Emnist, Fashion, Mnist, as_images, fetch, read_idx, write_idx
 from fedsim.toolbox.sources.own import HuggingFace, Npz
 from fedsim.world.distributions import FromFile
-from tests.data.conftest import assert_same
 
 
 def refusal(source: Source, root: Path | None) -> str:
@@ -298,9 +294,7 @@ def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_pa
         ({"augmentation": {"flip": 0.0}}, "iid", "pixel", Augmentation(flip=0.0)),
     ],
 )
-def test_what_is_usual_for_a_partition_is_written_out(
-    written: dict[str, Any], partition: str, normalise: str, augmentation: object
-) -> None:
+def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, normalise: str, augmentation: object) -> None:
     spec = DataSpec(**written)
     assert (spec.partition.kind, spec.normalise, spec.augmentation) == (partition, normalise, augmentation)
     assert DataSpec(**spec.model_dump()) == spec
@@ -325,15 +319,6 @@ def test_wrong_sections_are_refused(written: dict[str, Any]) -> None:
         DataSpec(**written)
 
 
-def test_synthetic_brings_its_own_devices() -> None:
-    spec = DataSpec(source={"kind": "synthetic", "alpha": 0.5, "features": 7, "classes": 3})
-    assert isinstance(spec.partition, SyntheticSizes)
-    data = spec.build(5, Streams(2))
-    assert (data.pool.shape, data.pool.classes) == spec.shape_and_classes() == ((7,), 3)
-    assert len(data.shards) == 5
-    assert_same(data, spec.build(5, Streams(2)))
-
-
 def test_augmented_devices_each_draw_their_own_way() -> None:
     spec = DataSpec(partition={"kind": "class-bias", "sizes": {"kind": "uniform", "low": 20, "high": 30}})
     data = spec.build(6, Streams(1))
@@ -348,9 +333,7 @@ def test_augmented_devices_each_draw_their_own_way() -> None:
         DataSpec(source="synthetic", augmentation={}).build(3, Streams(1))
 
 
-def test_all_files_of_ones_own_are_sought_in_the_working_directory_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ones_own_files_are_sought_in_the_working_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder in ("shared", "said"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
@@ -383,13 +366,6 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
     changing = data.pool.x[some].std(axis=0) > 5
     assert x[:, changing].mean(axis=0) == pytest.approx(0.0, abs=1e-4)
     assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
-
-
-def test_importing_the_section_loads_nothing_heavy() -> None:
-    heavy = {"torch", "sklearn", "pandas", "matplotlib", "ray"}
-    code = f"import sys, fedsim.data.spec, fedsim.toolbox.sources.images; print(sorted({heavy!r} & sys.modules.keys()))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

@@ -26,13 +26,10 @@ from torch import nn
 import fedsim
 from fedsim.cli import main
 from fedsim.errors import ScenarioError
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
-from fedsim.executors.named import make_executor
+from fedsim.executors import Executor, Inline, make_executor
 from fedsim.running.runner import Job
-from fedsim.toolbox.executors import ray as ray_executor
-from fedsim.toolbox.executors.parcels import Opener, Packer, Parcel
-from fedsim.toolbox.executors.ray import Ray
+from fedsim.toolbox import ray as ray_executor
+from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
 Sections = dict[str, Any]

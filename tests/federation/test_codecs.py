@@ -19,7 +19,8 @@ from fedsim.toolbox import codecs
 from fedsim.toolbox.codecs import Lossy, Sparse, TopK, added, largest
 from tests.learning.small import federation, learning
 from tests.learning.test_choices import noisy
-from tests.strategies.clustered import played, ran, weights, world
+from tests.strategies.runs import played, ran, weights
+from tests.strategies.worlds import world
 
 
 @pytest.mark.parametrize("size", [1, 255, 300, 5000, 20_011])

@@ -13,7 +13,7 @@ from fedsim.federation.costs import cost_s
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import TICK_S
 from fedsim.testing import eventful_world
-from tests.strategies.clustered import file_data
+from tests.strategies.worlds import file_data
 
 
 def run(scenario: dict[str, Any], folder: Path) -> RunFolder:

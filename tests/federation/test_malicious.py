@@ -14,7 +14,8 @@ from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from tests.learning.small import federation, learning
-from tests.strategies.clustered import played, ran, weights, world
+from tests.strategies.runs import played, ran, weights
+from tests.strategies.worlds import world
 
 FEDAVG: dict[str, Any] = {"kind": "fedavg", "clients_per_round": 8, "local_epochs": 1}
 IID: dict[str, Any] = {"source": "digits", "partition": "iid"}

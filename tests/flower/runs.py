@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.executors.base import Executor
-from fedsim.executors.inline import Inline
+from fedsim.executors import Executor, Inline
 from fedsim.running.runner import EndedRun, Job
 from tests.flower.plain import APPS
 

@@ -14,7 +14,7 @@ pytest.importorskip("flwr")
 from flwr.serverapp import strategy as strategies
 
 import fedsim
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads
 from fedsim.records.reading import RunFolder
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done

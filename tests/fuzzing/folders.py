@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fedsim
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run, run_until
 from tests.benchmarks.script import agree

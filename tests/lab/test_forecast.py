@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.lab.forecast import Beginning, expected_maximum, forecast, forecast_lines, nominal_lines
 from fedsim.language.units import show_bytes
 from tests.test_runs import STRATEGIES

@@ -15,7 +15,7 @@ import tomli_w
 
 import fedsim
 from fedsim.errors import FedsimError
-from fedsim.executors.processes import WorkerProcesses
+from fedsim.executors import WorkerProcesses
 from fedsim.language import imports
 from fedsim.language.imports import find, from_file
 from fedsim.language.registry import Registry, specs_of

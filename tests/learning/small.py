@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.data.federated import FederatedData, Pool, Shard
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
 from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled

@@ -10,15 +10,13 @@ import torch
 from torch.nn import functional
 
 from fedsim.data.federated import Shard, stratified_part
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
-from fedsim.executors.inline import Inline
-from fedsim.executors.threads import Threads
+from fedsim.executors import Inline, Threads
 from fedsim.language.stop import StopSpec
 from fedsim.learning.engine import Learning
-from fedsim.learning.learner import Learner
-from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron, SizeOnly
-from fedsim.learning.refs import Best, Initial, Mixed, Ref, Trained, waves
+from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
+from fedsim.learning.refs import Initial, Mixed, Ref, Trained, waves
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.training import Part, Training
 from tests.learning.small import Counting, federation, learning, own, run
@@ -63,9 +61,7 @@ def test_a_clipped_gradient_has_the_norm_given_or_its_own(clip: float) -> None:
 @pytest.mark.parametrize(
     ("mu", "anchor", "linear"), [(0, None, None), (0.5, None, None), (4, -2, None), (0, -2, 0.6), (4, 7, -0.9)]
 )
-def test_the_optimum_of_a_quadratic_with_a_proximal_and_a_linear_term(
-    mu: float, anchor: float | None, linear: float | None
-) -> None:
+def test_the_optimum_with_a_proximal_and_a_linear_term(mu: float, anchor: float | None, linear: float | None) -> None:
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
@@ -84,18 +80,22 @@ def test_the_learning_rate_decays_with_the_round() -> None:
 
 
 def test_iterations_and_chosen_samples() -> None:
-    """A training on a part is one of a device that holds no more."""
+    """A training on a part, of whatever version, is one of a device that holds no more."""
     data = federation([25])
     shard = data.shards[0]
-    data._later[0, 1] = Shard(shard.train[stratified_part(data.train_labels(shard), 1, 2)], shard.test)
+    later = data._later[0, 2] = Shard(shard.train[::-1].copy(), shard.test)
+    for version, whole in ((1, shard), (3, later)):
+        data._later[0, version] = Shard(whole.train[stratified_part(data.train_labels(whole), 1, 2)], whole.test)
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
     asked = [Training(start, epochs=2), Training(start, steps=6), Training(start, steps=5)]
-    asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)]
-    refs = [core.train(training, 0, key=1, version=int(at == 4)) for at, training in enumerate(asked)]
-    by_epochs, by_steps, fewer, part, alone = (value.tobytes() for value in run(core.values(refs)))
+    asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)] * 2
+    versions = (0, 0, 0, 0, 1, 2, 3)
+    refs = [core.train(training, 0, key=1, version=at) for training, at in zip(asked, versions, strict=True)]
+    by_epochs, by_steps, fewer, part, alone, other, other_alone = (value.tobytes() for value in run(core.values(refs)))
     assert by_epochs == by_steps != fewer
     assert part == alone != by_epochs
+    assert other == other_alone != part
 
 
 @pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)], ids=str)
@@ -111,21 +111,6 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
     values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
     assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
     assert whole.train_loss == epochs.train_loss
-
-
-def test_a_part_is_of_the_version_asked_for() -> None:
-    data = federation([21, 34])
-    later = data._later[0, 1] = data.shards[1]
-    core, _ = learning(data, Logistic())
-    start = core.initial()
-    run(core.value(start))
-    for version, shard in ((0, data.shards[0]), (1, later)):
-        trainings = [Training(start, part=Part(1, number, len(shard.train))) for number in (1, 2)]
-        jobs = [core._work.job(core.train(training, 0, key=0, version=version), data) for training in trainings]
-        parts = [job.samples for job in jobs if job.samples is not None]
-        assert sorted(np.concatenate(parts)) == list(range(len(shard.train)))
-        labels = [np.bincount(data.train_labels(shard)[part], minlength=3) for part in parts]
-        assert np.abs(labels[0] - labels[1]).max() <= 1
 
 
 def test_one_seed_gives_every_strategy_the_same_start() -> None:
@@ -242,19 +227,6 @@ def test_training_loss_and_discrepancy() -> None:
     assert run(of([(bad, model)])) is run(of([])) is run(core.train_loss([(model, 1.0)])) is None
 
 
-def test_learning_off_has_names_and_sizes_only() -> None:
-    off = Learner(SizeOnly.model_validate({"bytes": "31400 B"}), (784,), 10)
-    assert (off.learns, off.parameters, off.bytes) == (False, 7_850, 31_400.0)
-    update = off.train(Training(off.initial()), 3, key=0)
-    assert (update.name, update.device, off.mix([(update, 1.0)]).name) == ("update-1", 3, "model-2")
-    best = off.best([update, update], 5, version=2)
-    assert (best.device, off.train(Training(best, full_batch=True), 5, key=1).device) == (5, 5)
-    assert run(off.evaluate({"global": (update, None)})) is None
-    assert run(off.losses([best])) is run(off.choices([best])) is None
-    with pytest.raises(SimulationError, match='learning = "on"'):
-        run(off.value(update))
-
-
 def test_a_device_that_is_not_there_is_refused_when_learning_starts() -> None:
     with pytest.raises(ScenarioError, match=r"'cuda:99'.*it has cpu") as refusal:
         learning(federation([5]), Logistic(), device="cuda:99")
@@ -266,40 +238,14 @@ def _training(base: Ref, serial: int) -> Ref:
 
 
 def _play(wanted: list[Ref]) -> list[list[str]]:
-    """Compute everything with zeros, and choose the last; returns the waves of choices and the cohorts."""
+    """Compute everything with zeros; returns the cohorts."""
     cohorts = []
     for wave in waves(wanted):
         for ref in wave:
-            if isinstance(ref.recipe, Best):
-                ref.choose(np.arange(len(ref.recipe.models), 0.0, -1.0))
-            else:
-                ref.settle(np.zeros(2, np.float32))
+            ref.settle(np.zeros(2, np.float32))
         if wave[0].device is not None:
             cohorts.append([ref.name for ref in wave])
     return cohorts
-
-
-def _choice(models: list[Ref], serial: int) -> Ref:
-    return Ref(f"choice-{serial}", serial, Best(tuple(models), 0, 0), 0)
-
-
-def test_choices_are_a_wave_of_their_own_before_the_trainings_that_need_them() -> None:
-    start = Ref("model-0", 0, Initial(0))
-    updates = [_training(start, at) for at in (1, 2)]
-    mixed = Ref("model-3", 3, Mixed(tuple((update, 0.5) for update in updates), None, True))
-    late = [_choice([start, mixed], at) for at in (4, 5)]  # between models of which one must be trained first
-    early = [_choice([start, start], 6)]  # ready at once: made before any training
-    after = [_training(choice, serial) for serial, choice in enumerate([*late, *early], 7)]
-    last = _choice([*after, early[0]], 10)
-    assert _play([last, *after[::-1], *late]) == [
-        ["choice-6"],
-        ["update-1", "update-2", "update-9"],
-        ["choice-4", "choice-5"],
-        ["update-7", "update-8"],
-        ["choice-10"],
-    ]
-    assert late[0].value is mixed.value
-    assert last.value is early[0].value is start.value
 
 
 def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -> None:

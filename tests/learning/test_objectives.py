@@ -110,9 +110,8 @@ def test_masks_hide_a_share_and_ask_for_what_they_hide() -> None:
     assert hidden.any(axis=1).all()
     assert (np.where(hidden, pool.targets, pool.x) == before.x).all()
     assert (pool.targets[~hidden] == -100).all()
-    result = fedsim.run(
-        scenario(**TOKENS | {"objective": {"kind": "masked-token"}}, model={"kind": "transformer", "hidden": 8})
-    )
+    tables = TOKENS | {"objective": {"kind": "masked-token"}, "model": {"kind": "transformer", "hidden": 8}}
+    result = fedsim.run(scenario(**tables))
     assert 1.0 < result.summary["metrics"]["perplexity"]["final"] < raw.vocabulary + 20
 
 
@@ -148,9 +147,8 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
     data = {"source": {"kind": "dataset", "factory": f"{HERE}:Pairs"}, "column": "place", "partition": "by-label"}
     objective = {"kind": "multi-label", "metrics": ["f1", "auc"]}
     strategy = {"kind": "fedavg", "clients_per_round": 2}
-    metrics = fedsim.run(scenario(data=data, objective=objective, population={"devices": 4}, strategy=strategy)).summary[
-        "metrics"
-    ]
+    run = fedsim.run(scenario(data=data, objective=objective, population={"devices": 4}, strategy=strategy))
+    metrics = run.summary["metrics"]
     assert set(metrics) == {"f1", "auc"}
     assert 0.0 <= metrics["auc"]["final"] <= 1.0
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.processes import WorkerProcesses
-from fedsim.executors.threads import Threads
+from fedsim.executors import Threads, WorkerProcesses
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import shuffled
@@ -271,7 +270,5 @@ def test_terms_of_a_strategy_are_refused_by_a_trainer_that_does_not_apply_them()
     learning = core(kind="tests.own_trainers:Ignorant")
     start = learning.initial()
     learning.train(Training(start, mu=0.0), 0, key=0)
-    with pytest.raises(
-        ScenarioError, match=r"'tests\.own_trainers:Ignorant', and the strategy asks for a proximal and a linear"
-    ):
+    with pytest.raises(ScenarioError, match=r"'tests\.own_trainers:Ignorant', and .* asks for a proximal and a linear"):
         learning.train(Training(start, mu=0.1, linear=start), 0, key=1)

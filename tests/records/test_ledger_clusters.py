@@ -8,7 +8,7 @@ import pytest
 import fedsim
 from fedsim.records.ledger import sum_view
 from fedsim.records.reading import RunFolder
-from tests.strategies.clustered import of_kind
+from tests.strategies.runs import of_kind
 
 T, K = 300, 20
 FEW = 30  # rounds, by which FlexCFL has asked each of 500 devices

@@ -18,7 +18,7 @@ from fedsim.analysis.report import write_report
 from fedsim.audit import audit
 from fedsim.cli import main
 from fedsim.errors import RunFolderError
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.records.folder import SUMMARY, changes, fingerprints, summary_text
 from fedsim.records.live import LIVE, RUNNING
 from fedsim.records.reading import RunFolder

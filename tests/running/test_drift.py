@@ -13,7 +13,8 @@ from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.simulation import Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
-from tests.strategies.clustered import PAIRED, ROTATED, Sections, of_kind, played, ran, weights, world
+from tests.strategies.runs import of_kind, played, ran, weights
+from tests.strategies.worlds import PAIRED, ROTATED, Sections, world
 
 FEDAVG: Sections = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1}
 

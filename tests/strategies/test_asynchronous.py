@@ -1,6 +1,5 @@
 """FedAsync and FedBuff against known answers: hand-computed sequences, FedAvg where they must agree, and any world."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,14 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-import fedsim
-from fedsim.records.reading import RunFolder
-from fedsim.simulation import Record, Simulation
+from fedsim.running.assembly import Run
+from fedsim.simulation import Record
 from fedsim.testing import eventful_world
 from fedsim.toolbox.strategies.refl import stale_weights
-from tests.strategies.clustered import file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, Curved, curved, model_after
-from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
+from tests.strategies.runs import initial_weights, model_after, model_of, played, ran, told
+from tests.strategies.worlds import PULLS, Curved, curved, file_data, full_batches, module, world, write_data
 
 
 class Broken(Curved):
@@ -30,10 +27,8 @@ def three_wells(tmp_path: Path) -> dict[str, Any]:
     """Scalar weight, loss (w - a)^2 / 2, three devices with a = -2, 1, 5 whose epochs take 1 s, 2.5 s and 4.2 s."""
     wells = ((10, -2.0), (25, 1.0), (42, 5.0))
     data = file_data(tmp_path, [(np.tile([well, 1.0], (size, 1)), np.arange(size) % 2) for size, well in wells])
-    scenario = sections(data | {"normalise": "none"}, 3, 6, {}, lr=0.1)
-    scenario["model"] = {"kind": "module", "factory": "tests.strategies.curved:Curved"}
-    scenario["population"]["speed"] = "10 samples/s"
-    return scenario
+    scenario = full_batches(data | {"normalise": "none"}, 3, 6, {}, lr=0.1)
+    return scenario | {"model": module(Curved), "population": {"devices": 3, "speed": "10 samples/s"}}
 
 
 def local(base: float, well: float, epochs: int = 1, rho: float = 0.0) -> float:
@@ -48,40 +43,10 @@ SEQUENCE = [(-2.0, 0), (-2.0, 1), (1.0, 0), (-2.0, 2), (-2.0, 4), (5.0, 0)]
 STALENESS = [0, 0, 2, 1, 0, 5]
 
 
-def aggregates(scenario: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    return [event["data"] for event in of_kind(ran(scenario, folder), "aggregate")]
-
-
-def test_fedasync_makes_the_hand_computed_sequence(three_wells: dict[str, Any], tmp_path: Path) -> None:
-    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "exponent": 0.5, "rho": 0.7}
-    three_wells["strategy"] |= {"local_epochs": 2}
-    three_wells["population"]["speed"] = "20 samples/s"  # two epochs in the time of one
-    versions = [float(initial_weights(three_wells)[0])]
-    weights = []
-    for (well, start), staleness in zip(SEQUENCE, STALENESS, strict=True):
-        weights.append(0.6 / (1 + staleness) ** 0.5)
-        new = local(versions[start], well, epochs=2, rho=0.7)
-        versions.append((1 - weights[-1]) * versions[-1] + weights[-1] * new)
-    assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
-    recorded = aggregates(three_wells, tmp_path / "run")
-    assert [entry["staleness"] for entry in recorded] == [[staleness] for staleness in STALENESS]
-    assert [entry["weights"][0] for entry in recorded] == pytest.approx(weights)
-    times = [row["time"] for row in RunFolder(tmp_path / "run").rounds]
-    assert times == pytest.approx([1.0, 2.0, 2.5, 3.0, 4.0, 4.2], abs=1e-8)
-
-
-@pytest.mark.parametrize(("selection", "even"), [("least-asked", True), ("random", False)])
-def test_the_selection_says_who_is_asked_next(selection: str, even: bool, three_wells: dict[str, Any], tmp_path: Path) -> None:
-    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 1, "selection": selection, "buffer": 1}
-    three_wells["stop"] = {"rounds": 12}
-    asked = [row["selected"] for row in ran(three_wells, tmp_path / "run").devices]
-    assert sum(asked) in (12, 13)
-    assert (max(asked) - min(asked) <= 1) == even
-
-
 @pytest.mark.parametrize(
     ("keys", "weights"),
     [
+        ({"exponent": 0.5}, [0.6 / (1 + staleness) ** 0.5 for staleness in STALENESS]),
         ({"alpha": 0.3, "exponent": 0.0}, [0.3] * 6),
         # Staleness 0, 0, 2, 1, 0, 5 with a = 2, b = 1: 1, 1, 1/3, 1, 1, 1/9. Alpha is halved at versions 2 and 4.
         (
@@ -89,15 +54,35 @@ def test_the_selection_says_who_is_asked_next(selection: str, even: bool, three_
             [0.6, 0.6, 0.3 / 3, 0.3, 0.15, 0.15 / 9],
         ),
     ],
-    ids=["constant", "hinge"],
+    ids=["polynomial", "constant", "hinge"],
 )
-def test_weights_by_hand(keys: dict[str, Any], weights: list[float], three_wells: dict[str, Any], tmp_path: Path) -> None:
-    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6} | keys
-    assert [entry["weights"][0] for entry in aggregates(three_wells, tmp_path / "run")] == pytest.approx(weights)
+def test_fedasync_makes_the_hand_computed_sequence(keys: dict[str, Any], weights: list[float], three_wells: Any) -> None:
+    three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "rho": 0.7, "local_epochs": 2} | keys
+    three_wells["population"]["speed"] = "20 samples/s"  # two epochs in the time of one
+    versions = [float(initial_weights(three_wells)[0])]
+    for (well, start), weight in zip(SEQUENCE, weights, strict=True):
+        versions.append((1 - weight) * versions[-1] + weight * local(versions[start], well, epochs=2, rho=0.7))
+    run, records = played(three_wells)
+    assert model_of(run)[0] == pytest.approx(versions[-1], rel=1e-5)
+    recorded = told(records, "aggregate")
+    assert [entry["staleness"] for entry in recorded] == [[staleness] for staleness in STALENESS]
+    assert [entry["weights"][0] for entry in recorded] == pytest.approx(weights)
+    times = [record.time for record in records if record.kind == "round"]
+    assert times == pytest.approx([1.0, 2.0, 2.5, 3.0, 4.0, 4.2], abs=1e-8)
+
+
+@pytest.mark.parametrize(("selection", "even"), [("least-asked", True), ("random", False)])
+def test_the_selection_says_who_is_asked_next(selection: str, even: bool, three_wells: dict[str, Any]) -> None:
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 1, "selection": selection, "buffer": 1}
+    three_wells["stop"] = {"rounds": 12}
+    times = played(three_wells)[0].tasks.times_selected
+    asked = [times[device] for device in range(3)]
+    assert sum(asked) in (12, 13)
+    assert (max(asked) - min(asked) <= 1) == even
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: dict[str, Any], tmp_path: Path) -> None:
+def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: dict[str, Any]) -> None:
     """Two updates a version, with the bases of their own; v <- momentum v + step, w <- w + 0.8 v."""
     server = {"kind": "sgd", "lr": 0.8, "momentum": momentum}
     three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5, "server": server}
@@ -108,18 +93,18 @@ def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: 
         velocity = momentum * velocity + 0.5 * sum(moves) / 2
         versions.append(versions[-1] + 0.8 * velocity)
     assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
-    recorded = aggregates(three_wells, tmp_path / "run")
+    recorded = told(played(three_wells)[1], "aggregate")
     assert [entry["staleness"] for entry in recorded] == [[0, 0], [1, 0], [0, 2]]
     assert recorded[2]["weights"] == pytest.approx([0.25, 0.25 / 3**0.5])
 
 
-def test_fedbuff_does_not_use_an_update_that_is_too_stale(tmp_path: Path) -> None:
+def test_fedbuff_does_not_use_an_update_that_is_too_stale() -> None:
     population = {"speed": {"kind": "lognormal", "median": "200 samples/s", "spread": 3.0}}
     found = []
     for limit in ({}, {"most_staleness": 1}):
         strategy = {"kind": "fedbuff", "concurrency": 8, "buffer": 2} | limit
         sections = world({"source": "digits", "partition": "iid"}, 12, strategy, 12, population=population)
-        records = [event["data"] for event in of_kind(ran(sections, tmp_path / str(limit)), "aggregate")]
+        records = told(played(sections)[1], "aggregate")
         found.append([max(tau for tau, own in zip(each["staleness"], each["weights"], strict=True) if own) for each in records])
         assert {sum(own > 0 for own in each["weights"]) for each in records} == {2}
     assert max(found[0]) > max(found[1]) == 1
@@ -128,16 +113,15 @@ def test_fedbuff_does_not_use_an_update_that_is_too_stale(tmp_path: Path) -> Non
 def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
     """Concurrency = buffer = K, equal sizes and speeds, step 1, no discount: replaced together, they draw FedAvg's clients."""
     data = write_data(tmp_path, [20] * 9)
-    shape = {"local_epochs": 3}
     fedavg = {"kind": "fedavg", "clients_per_round": 4}
     fedbuff = {"kind": "fedbuff", "concurrency": 4, "buffer": 4, "staleness_discount": False}
     asked, models = [], []
     for strategy in (fedavg, fedbuff):
-        scenario = sections(data, 9, 7, {}, batch_size=6) | {"strategy": strategy | shape}
+        scenario = full_batches(data, 9, 7, {}, batch_size=6) | {"strategy": strategy | {"local_epochs": 3}}
         scenario["population"]["speed"] = "10 samples/s"
-        starts = of_kind(ran(scenario, tmp_path / str(strategy["kind"])), "task-start")
-        asked.append([(event["time"], event["device"]) for event in starts])
-        models.append(model_after(scenario))
+        run, records = played(scenario)
+        asked.append([(record.time, record.fields["device"]) for record in records if record.kind == "task-start"])
+        models.append(model_of(run))
     one, other = models
     assert np.abs(one - other).max() <= 1e-6 * np.abs(one).max()
     assert asked[1][: len(asked[0])] == asked[0]
@@ -145,7 +129,7 @@ def test_in_step_fedbuff_is_fedavg(tmp_path: Path) -> None:
 
 def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: dict[str, Any]) -> None:
     """The second device sends infinity, which is left out: the buffer's other update weighs for both."""
-    three_wells["model"] = {"kind": "module", "factory": "tests.strategies.test_asynchronous:Broken"}
+    three_wells["model"] = module(Broken)
     three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "staleness_discount": False}
     three_wells["stop"] = {"rounds": 2}
     start = float(initial_weights(three_wells)[0])
@@ -155,13 +139,10 @@ def test_an_update_that_is_not_finite_takes_its_base_out_with_it(three_wells: di
 
 
 def test_the_last_version_is_the_last_even_when_more_end_in_its_instant(tmp_path: Path) -> None:
-    scenario = sections(write_data(tmp_path, [20] * 6), 6, 4, {})
+    scenario = full_batches(write_data(tmp_path, [20] * 6), 6, 4, {}) | {"strategy": {"kind": "fedasync", "concurrency": 3}}
     scenario["population"]["speed"] = "10 samples/s"
-    scenario["strategy"] = {"kind": "fedasync", "concurrency": 3}
-    simulation = Simulation(fedsim.Scenario(**scenario))
-    asyncio.run(simulation.run())
-    assert simulation.installed.strategy.state["version"] == 4
-    assert simulation.stopped == "4 rounds"
+    run, _ = played(scenario)
+    assert run.strategy.state["version"] == 4
 
 
 # REFL against known answers.
@@ -182,22 +163,18 @@ def test_stale_weights_by_hand() -> None:
     assert stale_weights([1], 0.35, fresh, [fresh], 2) == pytest.approx([0.65 / 2])  # nothing deviates
 
 
-def slow(folder: Path, rounds: int = 8, **strategy: Any) -> tuple[Any, list[Record]]:
+def slow(folder: Path, **strategy: Any) -> tuple[Run, list[Record]]:
     """Devices of which some need several rounds."""
     population = {"devices": 4, "speed": SPEEDS, "jitter": 0.3}
-    return played(curved(folder, REFL | {"clients_per_round": 4} | strategy, rounds, 3, population=population))
-
-
-def of(records: list[Record], kind: str) -> list[Record]:
-    return [record for record in records if record.kind == kind]
+    return played(curved(folder, REFL | strategy, 8, 3, population=population))
 
 
 def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
     run, records = slow(tmp_path)
-    device = {record.fields["task"]: record.fields["device"] for record in of(records, "task-start")}
-    began = {record.fields["task"]: record.fields["round"] for record in of(records, "task-start")}
+    device = {fields["task"]: fields["device"] for fields in told(records, "task-start")}
+    began = {fields["task"]: fields["round"] for fields in told(records, "task-start")}
     models, all_stale = [5.0], 0
-    made = {record.fields["round"]: record.fields for record in of(records, "aggregate")}
+    made = {fields["round"]: fields for fields in told(records, "aggregate")}
     for number in range(8):
         if number not in made:
             models.append(models[-1])
@@ -221,16 +198,16 @@ def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
         models.append(models[-1] + float(shares @ move))
         all_stale += int((late > 0).sum())
     assert all_stale > 3
-    assert weights(run, [run.strategy.state["model"]])[0][0] == pytest.approx(models[-1], abs=1e-4)
+    assert model_of(run)[0] == pytest.approx(models[-1], abs=1e-4)
 
 
 def test_rounds_close_at_the_deadline_and_an_update_that_would_be_too_stale_is_given_up(tmp_path: Path) -> None:
     _, records = slow(tmp_path)
-    assert {record.fields["outcome"] for record in of(records, "task-end")} <= {"done", "stopped"}
-    assert max(np.diff([0.0, *(record.time for record in of(records, "round"))])) <= 1.0
+    assert {fields["outcome"] for fields in told(records, "task-end")} <= {"done", "stopped"}
+    assert max(np.diff([0.0, *(record.time for record in records if record.kind == "round")])) <= 1.0
     _, records = slow(tmp_path, most_staleness=1)
-    assert max(tau for record in of(records, "aggregate") for tau in record.fields["staleness"]) == 1
-    assert any(record.fields["outcome"] == "late" for record in of(records, "task-end"))
+    assert max(tau for fields in told(records, "aggregate") for tau in fields["staleness"]) == 1
+    assert any(fields["outcome"] == "late" for fields in told(records, "task-end"))
 
 
 def test_private_aggregation_is_one_of_changes_from_the_present_model(tmp_path: Path) -> None:
@@ -239,23 +216,20 @@ def test_private_aggregation_is_one_of_changes_from_the_present_model(tmp_path: 
     models = []
     for aggregation in ("mean", how):
         run, records = slow(tmp_path, stale_weights="equal", aggregation=aggregation)
-        models.append(weights(run, [run.strategy.state["model"]])[0][0])
-    assert any(max(record.fields["staleness"]) for record in of(records, "aggregate"))
+        models.append(model_of(run))
+    assert any(max(fields["staleness"]) for fields in told(records, "aggregate"))
     assert models[0] == pytest.approx(models[1], abs=1e-5)
 
 
 def test_without_anybody_late_it_is_fedavg(tmp_path: Path) -> None:
-    found = [
-        ran(curved(tmp_path, {"kind": kind, "aggregation": "mean", "selection": "random"}, 3), tmp_path / kind).models()
-        for kind in ("refl", "fedavg")
-    ]
-    assert found[0]["global"]["w"] == found[1]["global"]["w"]
+    how = {"aggregation": "mean", "selection": "random"}
+    refl, fedavg = (model_after(curved(tmp_path, {"kind": kind} | how, 3)) for kind in ("refl", "fedavg"))
+    assert refl == fedavg
 
 
 def test_a_round_that_closes_before_it_hears_of_a_loss_passes_its_audit(tmp_path: Path) -> None:
-    sections = eventful_world(
-        {"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s", "local_epochs": 2}, seed=82
-    )
+    shape = {"clients_per_round": 5, "over_selection": 1.6, "deadline": "12 s", "local_epochs": 2}
+    sections = eventful_world({"kind": "refl"} | shape, seed=82)
     sections |= {"learning": "off", "server": {"patience": "2.5 day"}, "stop": {"rounds": 2, "simulated_time": "2 h"}}
     sections["network"] = {"kind": "tree", "cells": 1}
     folder = ran(sections, tmp_path / "run")

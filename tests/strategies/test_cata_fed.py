@@ -21,32 +21,21 @@ from fedsim.toolbox.strategies.cata_fed import (
     fairest_group,
     in_turn,
     moderate_range,
-    most_splits,
 )
-from tests.strategies.clustered import of_kind, played, ran
-from tests.strategies.curved import model_after as weights_after
-from tests.strategies.test_fedavg_family import initial_weights, sections, write_data
-
-Events = list[dict[str, Any]]
+from tests.strategies.runs import initial_weights, model_after, moved, of_kind, played, ran, trainings
+from tests.strategies.worlds import full_batches, write_data
 
 
 def run_of(folder: Path, sizes: list[int], rounds: int = 1, speed: str = "1 samples/s", **strategy: Any) -> RunFolder:
     """A run without network time, one cluster of all devices unless told otherwise: device d needs sizes[d] s an epoch."""
     usual = {"kind": "cata-fed", "clusters": 1}
-    scenario = sections(write_data(folder, sizes), len(sizes), rounds, usual | strategy, lr=0.01)
+    scenario = full_batches(write_data(folder, sizes), len(sizes), rounds, usual | strategy, lr=0.01)
     scenario["population"]["speed"] = speed
     return ran(scenario, folder / "run")
 
 
-def trainings(run: RunFolder) -> Events:
-    return [event for event in of_kind(run, "step-end") if event["step"] == "train"]
-
-
 def epochs(run: RunFolder) -> dict[int, int]:
     return {event["device"]: event["data"]["epochs"] for event in trainings(run)}
-
-
-# Adaptive local update.
 
 
 @pytest.mark.parametrize(("T", "expected"), [(1.0, [2, 5, 77]), (0.5, [1, 2, 38]), (0.2, [0, 1, 15])])
@@ -56,9 +45,7 @@ def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) ->
     assert epochs(run) == dict(enumerate(expected))
 
 
-def test_the_deadline_counts_from_the_end_of_the_download_and_the_last_upload_ends_the_round(
-    small: dict[str, Any], tmp_path: Path
-) -> None:
+def test_the_deadline_counts_from_the_download_and_the_last_upload_ends_a_round(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
     small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
@@ -104,13 +91,8 @@ def test_without_adaptive_updates_all_of_the_fixed_epochs_or_nothing(tmp_path: P
     assert [event["device"] for event in of_kind(run, "split")] == [0]
 
 
-# Stragglers.
-
-
 @pytest.mark.parametrize(("size_reports", "reported"), [("largest", 2), ("all", 2 + 4)])
-def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_the_other(
-    tmp_path: Path, size_reports: str, reported: int
-) -> None:
+def test_a_straggler_halves_its_data_and_trains_on_part_after_part(tmp_path: Path, size_reports: str, reported: int) -> None:
     """It is split twice, and so reports a size or those of all parts, after the two sizes of connecting."""
     run = run_of(tmp_path, [1000, 100], rounds=8, deadline="300 s", size_reports=size_reports)
     parts = [event["data"].get("part") for event in trainings(run) if event["device"] == 0]
@@ -118,7 +100,7 @@ def test_a_straggler_halves_its_data_until_it_fits_and_trains_on_one_part_after_
     assert [(row["valid"], row["slow"]) for row in run.rounds] == [(1, 1)] * 2 + [(2, 0)] * 6
     assert [(event["round"], event["data"]["sizes"]) for event in of_kind(run, "split")] == [(0, [500] * 2), (1, [250] * 4)]
     assert [event["data"]["weights"] for event in of_kind(run, "aggregate")] == [[1.0]] * 2 + [[250 / 350, 100 / 350]] * 6
-    assert run.summary["bytes"]["by_purpose"]["size-report"] == 4 * (2 + reported)
+    assert moved(run)["size-report"] == 4 * (2 + reported)
 
 
 def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
@@ -130,8 +112,8 @@ def test_data_are_not_split_beyond_the_smallest_part(tmp_path: Path) -> None:
 def test_finished_epochs_are_lost_with_one_that_is_cut_where_the_pseudocode_is_read_by_the_letter(tmp_path: Path) -> None:
     kept, lost = {}, {}
     for name, found in (("kept", kept), ("lost", lost)):
-        scenario = sections(write_data(tmp_path, [20] * 40), 40, 1, {"kind": "cata-fed", "clusters": 1}, lr=0.01)
-        scenario["strategy"] |= {"clients_per_round": 40, "deadline": "50 s", "smallest_part": 10, "cut_epoch": name}
+        strategy = {"kind": "cata-fed", "clusters": 1, "deadline": "50 s", "smallest_part": 10, "cut_epoch": name}
+        scenario = full_batches(write_data(tmp_path, [20] * 40), 40, 1, strategy, lr=0.01)
         scenario["population"] |= {"speed": "1 samples/s", "jitter": 0.6}
         run = ran(scenario, tmp_path / name)
         for event in trainings(run):
@@ -157,13 +139,13 @@ def test_clusters_are_made_anew_from_the_next_round_on_when_a_size_changed(tmp_p
 
 def test_a_part_is_trained_as_if_it_were_all_the_data(tmp_path: Path) -> None:
     """Round 0 splits 400 samples, round 1 trains an epoch on part 1: FedAvg's round on a device that holds only that part."""
-    split = sections(write_data(tmp_path, [400]), 1, 2, {"kind": "cata-fed", "clusters": 1, "deadline": "250 s"})
+    split = full_batches(write_data(tmp_path, [400]), 1, 2, {"kind": "cata-fed", "clusters": 1, "deadline": "250 s"})
     split["population"]["speed"] = "1 samples/s"
     part = stratified_part(np.load(tmp_path / "data.npz")["y_train"], 1, 1)
     (tmp_path / "who.json").write_text(json.dumps({"0": {"train": list(range(400)), "test": [0]}}))
-    after_split = weights_after(split)
+    after_split = model_after(split)
     (tmp_path / "who.json").write_text(json.dumps({"0": {"train": part.tolist(), "test": [0]}}))
-    alone = weights_after(sections(split["data"], 1, 1, {"kind": "fedavg"}))
+    alone = model_after(full_batches(split["data"], 1, 1, {"kind": "fedavg"}))
     assert after_split == pytest.approx(alone, abs=1e-6)
     assert np.abs(after_split - initial_weights(split)).max() > 1e-3
 
@@ -172,12 +154,12 @@ def test_a_part_is_trained_as_if_it_were_all_the_data(tmp_path: Path) -> None:
 def test_what_moves(tmp_path: Path, option: str, per_straggler: int) -> None:
     """d = 6 x 3 + 3 = 21 parameters; two valid clients and a straggler that may not split, for two rounds."""
     run = run_of(tmp_path, [100, 100, 199], rounds=2, deadline="150 s", straggler_upload=option)
-    moved = run.summary["bytes"]
-    assert moved["down"] == 2 * 3 * (4 * 21 + 4)
-    assert moved["up"] == 3 * 4 + 2 * (2 * (4 * 21 + 4) + per_straggler)
-    assert moved["paper"] == 2 * (3 + 2 + (option == "model")) * 4 * 21
-    assert moved["by_purpose"]["control"] == 2 * 2 * 3 * 4
-    assert moved["wasted"] == 2 * (4 * 21 + 4 + per_straggler)  # all that passed between the straggler and the server
+    found = run.summary["bytes"]
+    assert found["down"] == 2 * 3 * (4 * 21 + 4)
+    assert found["up"] == 3 * 4 + 2 * (2 * (4 * 21 + 4) + per_straggler)
+    assert found["paper"] == 2 * (3 + 2 + (option == "model")) * 4 * 21
+    assert found["by_purpose"]["control"] == 2 * 2 * 3 * 4
+    assert found["wasted"] == 2 * (4 * 21 + 4 + per_straggler)  # all that passed between the straggler and the server
 
 
 @pytest.mark.parametrize(("T", "slow", "fires_above"), [(0.4, False, math.inf), (0.5, True, 1.25), (1.0, True, math.inf)])
@@ -193,9 +175,6 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     stragglers = {event["device"] for event in of_kind(run, "split")}
     assert stragglers == {device for device, size in samples.items() if size > fires_above * mean}
     assert bool(stragglers) == (fires_above < math.inf)
-
-
-# Variants and bad input.
 
 
 @pytest.mark.parametrize("selection", ["proportional-fair", "round-robin", "random"])
@@ -226,9 +205,6 @@ def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_pa
     ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
     assert ends
     assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
-
-
-# Connections.
 
 
 @pytest.fixture
@@ -266,20 +242,8 @@ def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Pat
         assert following["round"] is None  # a size report comes first
         assert following["time"] >= lost["time"] + 25.0
     assert {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
-    unsplit: set[int] = set()  # who has reported and not been split since
-    for event in run.events:
-        if event["kind"] == "task-start" and event["round"] is None:
-            unsplit.add(event["device"])
-        elif event["kind"] == "split":
-            unsplit.discard(event["device"])
-        elif event["kind"] == "step-end" and event["step"] == "train":
-            assert ("part" not in event["data"]) == (event["device"] in unsplit)
-
-
-def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -> None:
-    shaky["strategy"] |= {"rejoin": True}
-    run = ran(shaky, tmp_path / "run")
     connected: set[int] = set()
+    unsplit: set[int] = set()  # who has reported and not been split since
     for event in run.events:
         if event["kind"] == "task-end" and event["outcome"] == "done" and event["round"] is None:
             connected.add(event["device"])
@@ -287,6 +251,12 @@ def test_clusters_hold_who_is_connected(shaky: dict[str, Any], tmp_path: Path) -
             connected.discard(event["device"])
         elif event["kind"] == "cluster":
             assert sum(event["data"]["members"]) == len(connected)
+        elif event["kind"] == "task-start" and event["round"] is None:
+            unsplit.add(event["device"])
+        elif event["kind"] == "split":
+            unsplit.discard(event["device"])
+        elif event["kind"] == "step-end" and event["step"] == "train":
+            assert ("part" not in event["data"]) == (event["device"] in unsplit)
 
 
 # Its parts one by one against known answers: clusters, groups, splits, fairness.
@@ -355,11 +325,6 @@ def test_who_is_in_no_group_and_ties() -> None:
     blocks, generator = [np.arange(8).reshape(2, 4), np.arange(8, 16).reshape(2, 4)], rng()
     picks = [int(fairest_group(blocks, np.zeros(16, dtype=np.int64), generator)[0]) // 4 for _ in range(4000)]
     assert np.bincount(picks) == pytest.approx([1000] * 4, abs=110)  # 4 sd
-
-
-def test_how_often_data_may_be_halved() -> None:
-    splits = {1000: 3, 99: 0, 100: 0, 199: 0, 200: 1, 399: 1, 799: 2, 800: 3, 3000: 4}
-    assert {samples: most_splits(samples, 100) for samples in splits} == splits
 
 
 def connected(**strategy: Any) -> Run:

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.cfl import is_incongruent, lengths
-from tests.strategies.clustered import Sections, file_data, groups_of, moves, of_kind, played, ran, weights, world
-from tests.strategies.curved import Centre
+from tests.strategies.runs import groups_of, moves, of_kind, played, ran, told, weights
+from tests.strategies.worlds import Centre, Sections, file_data, module, scheduled, world
 
 ALWAYS = {"eps1": 1e9, "eps2": 0.0}
 """Thresholds by which every cluster is split in every round."""
@@ -25,7 +25,7 @@ class Valley(Centre):
 
 
 def quadratics(
-    centres: Any, folder: Path, rounds: int, sizes: list[int] | None = None, module: type[Centre] = Centre, **strategy: Any
+    centres: Any, folder: Path, rounds: int, sizes: list[int] | None = None, loss: type[Centre] = Centre, **strategy: Any
 ) -> Sections:
     """Device i has ``centres[i]`` as its only sample, ``sizes[i]`` times; a local epoch is a gradient step of length ``lr``."""
     sizes = sizes or [1] * len(centres)
@@ -39,7 +39,7 @@ def quadratics(
         {"kind": "cfl", "local_epochs": 1} | strategy,
         rounds,
         training={"lr": lr, "batch_size": 1000},
-        model={"kind": "module", "factory": f"{module.__module__}:{module.__name__}", "args": {"start": [3.0, 1.0]}},
+        model=module(loss, start=[3.0, 1.0]),
         population=population,
     )
 
@@ -47,8 +47,6 @@ def quadratics(
 def splits(run: RunFolder) -> list[dict[str, Any]]:
     return [{"round": event["round"], "group": event["group"]} | event["data"] for event in of_kind(run, "cluster-split")]
 
-
-# The decision, as numbers.
 
 A = np.array([2.0, -1.0])
 
@@ -61,12 +59,8 @@ def test_both_criteria_are_as_strict_as_the_paper_writes_them() -> None:
     assert [is_incongruent(**found, eps1=eps1, eps2=eps2) for eps1, eps2 in limits] == [False, True, False]
 
 
-# The same through whole runs.
-
-
 def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Path) -> None:
-    centres = [A, A, -A, -A]
-    run = ran(quadratics(centres, tmp_path / "data", 30, eps1=0.01, eps2=0.5), tmp_path / "run")
+    run = ran(quadratics([A, A, -A, -A], tmp_path / "data", 30, eps1=0.01, eps2=0.5), tmp_path / "run")
     (split,) = splits(run)
     assert (split["group"], split["children"], split["members"]) == (0, [1, 2], [[0, 1], [2, 3]])
     assert split["mean_norm"] < 0.01
@@ -76,9 +70,9 @@ def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Pa
     found = run.models()["group"]
     assert [found["1/w"], found["2/w"]] == [pytest.approx(A, abs=1e-5), pytest.approx(-A, abs=1e-5)]
     assert found["0/w"] == pytest.approx(0, abs=0.03)  # the parent's model at the split is kept
-    (told,) = of_kind(run, "clustering")
-    assert (told["data"]["devices"], told["data"]["groups"]) == ([0, 1, 2, 3], [1, 1, 2, 2])
-    similarity = np.array(told["data"]["similarity"])
+    (cut,) = of_kind(run, "clustering")
+    assert (cut["data"]["devices"], cut["data"]["groups"]) == ([0, 1, 2, 3], [1, 1, 2, 2])
+    similarity = np.array(cut["data"]["similarity"])
     assert similarity == pytest.approx(np.kron([[1, -1], [-1, 1]], np.ones((2, 2))), abs=1e-3)
     assert max(len(repr(entry)) for entry in similarity.ravel().tolist()) <= len("-0.123456")
 
@@ -86,9 +80,7 @@ def test_four_quadratics_are_split_once_and_end_at_their_own_minima(tmp_path: Pa
 @pytest.mark.parametrize(
     ("split", "members", "gap"), [("single", [[0, 1, 2, 3], [4]], 26), ("complete", [[0, 1], [2, 3, 4]], 22)]
 )
-def test_single_linkage_cuts_the_widest_gap_and_complete_linkage_elsewhere(
-    split: str, members: list[list[int]], gap: float, tmp_path: Path
-) -> None:
+def test_single_linkage_cuts_the_widest_gap(split: str, members: list[list[int]], gap: float, tmp_path: Path) -> None:
     centres = [(3.0 + np.cos(angle), 1.0 + np.sin(angle)) for angle in np.radians([0, 20, 42, 66, 92])]
     (found,) = splits(ran(quadratics(centres, tmp_path / "data", 1, split=split, **ALWAYS), tmp_path / "run"))
     assert (found["members"], found["similarity"]) == (members, pytest.approx(np.cos(np.radians(gap)), abs=1e-5))
@@ -96,8 +88,7 @@ def test_single_linkage_cuts_the_widest_gap_and_complete_linkage_elsewhere(
 
 def test_one_cluster_after_the_other_is_trained_to_its_end(tmp_path: Path) -> None:
     """Algorithm 2: as many rounds as there are clusters' turns, each cluster without a gap, and none when all are done."""
-    centres = [A, A, -A, -A]
-    sections = quadratics(centres, tmp_path / "data", 200, eps1=0.01, eps2=0.5, order="recursive")
+    sections = quadratics([A, A, -A, -A], tmp_path / "data", 200, eps1=0.01, eps2=0.5, order="recursive")
     run = ran(sections, tmp_path / "run")
     assert run.summary["stopped"] == "every cluster has converged"
     asked: dict[int, set[int]] = {}
@@ -130,7 +121,7 @@ def test_clients_that_curve_in_different_directions_with_one_minimum_are_left_to
     valleys = [(1.0, 0.0), (0.0, 1.0), (0.6, 0.8), (1.2, 0.3)]
     sets = {"given": {"eps1": 0.002, "eps2": 0.01}, "by default": {}}
     for name, thresholds in sets.items():
-        run = ran(quadratics(valleys, tmp_path / name, 60, module=Valley, **thresholds), tmp_path / f"{name}-run")
+        run = ran(quadratics(valleys, tmp_path / name, 60, loss=Valley, **thresholds), tmp_path / f"{name}-run")
         criteria = [event["data"] for event in of_kind(run, "cluster-criteria")]
         assert criteria[-1]["mean_norm"] < criteria[-1]["eps1"]  # it has converged
         assert not splits(run)
@@ -150,9 +141,8 @@ def test_the_scale_is_that_of_the_first_updates(tmp_path: Path) -> None:
     ):
         sections["strategy"] = {"kind": "cfl", "local_epochs": 1} | options
         _, records = played(sections)
-        told = [record.fields for record in records if record.kind == "cluster-criteria"]
-        assert told
-        for fields in told:
+        assert told(records, "cluster-criteria")
+        for fields in told(records, "cluster-criteria"):
             assert (fields["eps1"], fields["eps2"]) == (pytest.approx(eps1), pytest.approx(eps2))
 
 
@@ -201,9 +191,6 @@ def test_a_schedule_splits_one_cluster_a_time_and_that_which_pulls_hardest(tmp_p
     assert len(set(groups)) == 4
 
 
-# Label permutations: the paper's experiment, small.
-
-
 def permuted(strategy: Sections) -> Sections:
     """Digits, 20 clients, four permutations that agree pairwise on at most two of ten labels."""
     data = {"source": "digits", "partition": {"kind": "permutations", "groups": 4, "agree": 2}}
@@ -224,25 +211,22 @@ def test_four_permutations_are_told_apart_by_three_splits_and_the_models_are_twi
         assert set(event["data"]["devices"]) == set(chain(*split["members"]))
         cosines, own = np.array(event["data"]["similarity"]), np.array(event["data"]["groups"])
         assert cosines[own[:, None] != own[None]].max() == pytest.approx(split["similarity"], abs=1e-6)
-    told = [event["data"] for event in of_kind(run, "cosines")]
-    mean = {kind: [data[kind][1] if kind in data else None for data in told] for kind in ("alike", "unlike", "settled")}
+    rounds = [event["data"] for event in of_kind(run, "cosines")]
+    mean = {kind: [data[kind][1] if kind in data else None for data in rounds] for kind in ("alike", "unlike", "settled")}
     assert mean["alike"][before] > mean["unlike"][before] + 0.1, "the gap by which they are told apart (Fig. 3, 1)"
     assert mean["alike"][-1] is mean["unlike"][-1] is None
     assert mean["settled"][-1] < mean["alike"][before] / 2, "what is left when all are told apart points nowhere (Fig. 3, 3)"
 
 
-# Clients that are late, absent, broken or new.
-
-
 def test_an_absent_client_is_on_the_side_of_the_last_update_that_it_sent_to_the_cluster(tmp_path: Path) -> None:
     """Devices 5 and 6 leave before the first split: it puts them with their like. The next splits know nothing of them."""
-    population = {"departures": {"kind": "schedule", "times": ["5500 ms", "6500 ms"], "devices": [5, 6]}}
+    population = {"departures": scheduled(d5="5500 ms", d6="6500 ms")}
     run = ran(corners(tmp_path / "data", 12, 14, split_rounds=[8, 9, 10], population=population), tmp_path / "run")
     first, *others = splits(run)
     for clients in first["members"]:
         assert {device for device in range(12) if device % 4 in {client % 4 for client in clients}} == set(clients)
-    told = of_kind(run, "clustering")[0]["data"]
-    assert told["devices"] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]  # the cut is about those that were there
+    cut = of_kind(run, "clustering")[0]["data"]
+    assert cut["devices"] == [0, 1, 2, 3, 4, 7, 8, 9, 10, 11]  # it is about those that were there
     for split in others:
         assert not {5, 6} & set(chain(*split["members"]))
     groups = groups_of(run)
@@ -258,8 +242,6 @@ def test_who_has_never_sent_anything_is_on_no_side(tmp_path: Path) -> None:
     assert groups_of(run) == [1, 2, 1, None]
     (left,) = [event for event in moves(run, "split") if event["device"] == 3]
     assert (left["group"], left["data"]["before"]) == (None, 0)
-    tries = [event for event in of_kind(run, "task-start") if event["device"] == 3 and event["round"] > 2]
-    assert tries
     assert {row["slow"] for row in run.rounds} == {1}
     downs = [row for row in run.transfers if row["device"] == 3 and row["round"] > 2]
     assert {row["purpose"] for row in downs} == {"cold-start"}
@@ -270,8 +252,8 @@ def test_an_update_that_is_not_finite_is_left_out_of_the_cut(tmp_path: Path) -> 
     run = ran(quadratics(centres, tmp_path / "data", 6, lr=1.9, split_rounds=[2]), tmp_path / "run")
     (split,) = splits(run)
     assert split["members"] == [[0, 2, 4], [1, 3]]
-    (told,) = of_kind(run, "clustering")
-    assert told["data"]["devices"] == [0, 1, 2, 3]
+    (cut,) = of_kind(run, "clustering")
+    assert cut["data"]["devices"] == [0, 1, 2, 3]
     assert {event["device"] for event in of_kind(run, "non-finite")} == {4}
     models = run.models()["group"]
     assert all(np.isfinite(values).all() for values in models.values())
@@ -279,9 +261,8 @@ def test_an_update_that_is_not_finite_is_left_out_of_the_cut(tmp_path: Path) -> 
 
 def test_newcomers_go_down_the_tree_to_their_like(tmp_path: Path) -> None:
     """Four arrive after the splits; each makes as many models' journeys as its leaf is deep, then trains in rounds."""
-    population = {"arrivals": {"kind": "schedule", "times": ["20 s", "21 s", "23 s", "25 s"], "devices": [8, 9, 10, 11]}}
-    sections = corners(tmp_path / "data", 12, 40, split_rounds=[6, 7, 8], population=population)
-    run = ran(sections, tmp_path / "run")
+    population = {"arrivals": scheduled(d8="20 s", d9="21 s", d10="23 s", d11="25 s")}
+    run = ran(corners(tmp_path / "data", 12, 40, split_rounds=[6, 7, 8], population=population), tmp_path / "run")
     groups = groups_of(run)
     assert [groups[device] for device in range(8, 12)] == groups[:4]
     parent = {child: split["group"] for split in splits(run) for child in split["children"]}
@@ -301,8 +282,7 @@ def test_with_some_clients_a_round_the_others_find_their_place_when_they_are_sel
     sections = corners(tmp_path / "data", 16, 40, split_rounds=[4, 7, 10], clients_per_round=8)
     run = ran(sections, tmp_path / "run")
     assert {row["selected"] for row in run.rounds} == {8}
-    continued = [event for event in of_kind(run, "task-start") if "continues" in event["data"]]
-    assert continued
+    assert any("continues" in event["data"] for event in of_kind(run, "task-start"))
     groups = groups_of(run)
     assert [groups[device] == groups[device % 4] for device in range(16)] == [True] * 16
     assert len(splits(run)) == 3

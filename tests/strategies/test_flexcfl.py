@@ -10,28 +10,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from numpy.typing import NDArray
 
 import fedsim
 from fedsim.records.reading import RunFolder
-from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
 from fedsim.toolbox.strategies.grouped import distance
 from fedsim.training import Training
-from tests.strategies.clustered import (
+from tests.strategies.runs import (
+    Weights,
+    groups_of,
+    initial_weights,
+    made,
+    model_of,
+    moved,
+    moves,
+    of_kind,
+    played,
+    ran,
+    told,
+    weights,
+)
+from tests.strategies.worlds import (
     PAIRED,
     ROTATED,
     STARTED,
+    Centre,
     Sections,
     file_data,
-    groups_of,
-    moves,
-    of_kind,
+    module,
     opposite_groups,
-    played,
-    ran,
-    weights,
+    scheduled,
+    swap,
     world,
 )
 
@@ -42,19 +51,11 @@ def flexcfl(groups: int, clients: int, **others: Any) -> Sections:
     return {"kind": "flexcfl", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
 
 
-def made(sections: Sections) -> Run:
-    """A run that has not begun."""
-    run: Run = Simulation(fedsim.Scenario(**sections)).installed
-    return run
-
-
-def pretrained(sections: Sections) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-    """The initial model, and what every device makes of it in 50 steps in its first task."""
+def pretrained(sections: Sections) -> list[Weights]:
+    """What every device makes of the initial model in 50 steps in its first task."""
     run = made(sections)
     start, devices = run.learner.initial(), sections["population"]["devices"]
-    trained = [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)]
-    initial, *values = weights(run, [start, *trained])
-    return initial, values
+    return weights(run, [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)])
 
 
 class TestClustering:
@@ -70,14 +71,11 @@ class TestClustering:
     def test_groups_begin_with_the_means_of_their_members_and_directions_never_change(self) -> None:
         sections = world(PAIRED, 10, flexcfl(5, 4), 3)
         run, records = played(sections)
-        (record,) = (record for record in records if record.kind == "clustering")
-        initial, trained = pretrained(sections)
+        (made,) = told(records, "clustering")
+        trained = np.array(pretrained(sections), dtype=np.float64)
         for group, direction in enumerate(weights(run, run.strategy.state["directions"])):
-            members = [
-                device for device, own in zip(record.fields["devices"], record.fields["groups"], strict=True) if own == group
-            ]
-            mean = np.mean([trained[device].astype(np.float64) for device in members], axis=0)
-            assert direction == pytest.approx(mean - initial, abs=1e-6)
+            members = np.array(made["devices"])[np.array(made["groups"]) == group]
+            assert direction == pytest.approx(trained[members].mean(axis=0) - initial_weights(sections), abs=1e-6)
 
 
 class TestTheGroupColdStart:
@@ -107,20 +105,10 @@ class TestTheGroupColdStart:
         summary = self.without(tmp_path / "run", *range(16)).summary
         assert (summary["rounds"], summary["stopped"]) == (0, "fewer than 5 devices will ever be there again")
 
-    def test_a_deadline_bounds_it_too(self, tmp_path: Path) -> None:
-        population = {"speed": {"kind": "lognormal", "median": "800 samples/s", "spread": 2.0}}
-        strategy = flexcfl(5, 4, deadline="1 s", local_epochs=1)
-        run = ran(world(PAIRED, 20, strategy, 3, population=population), tmp_path / "run")
-        (event,) = of_kind(run, "clustering")
-        assert 5 <= len(event["data"]["devices"]) < 20
-        assert event["time"] == 1.0
-
     def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
         one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal
         sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)
-        with pytest.raises(
-            fedsim.SimulationError, match="2 groups needs as many distinct feature rows, and the 6 devices have 1"
-        ):
+        with pytest.raises(fedsim.SimulationError, match=r"2 groups needs as many distinct .*, and the 6 devices have 1"):
             fedsim.run(fedsim.Scenario(**sections))
 
     def test_updates_that_are_not_finite_are_left_out(self, tmp_path: Path) -> None:
@@ -129,9 +117,7 @@ class TestTheGroupColdStart:
         run = ran(world(file_data(tmp_path / "data", shards), 6, flexcfl(2, 2), 3), tmp_path / "run")
         (event,) = of_kind(run, "clustering")
         assert sorted(event["data"]["devices"]) == [0, 1, 2, 4, 5]
-        with pytest.raises(
-            fedsim.SimulationError, match=r"6 devices gave 5 finite updates, fewer than the 6 groups .* training.lr"
-        ):
+        with pytest.raises(fedsim.SimulationError, match=r"6 devices gave 5 finite updates, fewer than the 6 groups .*\.lr"):
             fedsim.run(fedsim.Scenario(**world(file_data(tmp_path / "data", shards), 6, flexcfl(6, 2), 3)))
 
 
@@ -153,12 +139,12 @@ class TestNewcomers:
 
     def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(self, tmp_path: Path) -> None:
         """alpha m = n: RAC is undefined in the paper's Table III for this very reason."""
-        moments = ({"devices": 2, "newcomers": newcomers} for newcomers in ("arrival", "random"))
-        usual, random = (
-            ran(world(PAIRED, 10, flexcfl(5, 4, moment=moment), 4), tmp_path / str(moment["newcomers"])) for moment in moments
-        )
-        assert usual.summary["models_sha256"] == random.summary["models_sha256"]
-        assert random.summary["bytes"]["by_purpose"].keys() == {"model", "update", "pre-training"}
+        runs = []
+        for newcomers in ("arrival", "random"):
+            strategy = flexcfl(5, 4, moment={"devices": 2, "newcomers": newcomers})
+            runs.append(ran(world(PAIRED, 10, strategy, 4), tmp_path / newcomers))
+        assert runs[0].summary["models_sha256"] == runs[1].summary["models_sha256"]
+        assert moved(runs[1]).keys() == {"model", "update", "pre-training"}
 
     def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
         run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
@@ -166,7 +152,7 @@ class TestNewcomers:
         assert run.rounds[-1]["ari"] < 0.3
 
     def test_who_does_not_look_on_arrival_does_when_selected(self, tmp_path: Path) -> None:
-        population = {"arrivals": {"kind": "schedule", "times": ["2 s", "3 s"], "devices": [4, 7]}}
+        population = {"arrivals": scheduled(d4="2 s", d7="3 s")}
         for newcomers in ("arrival", "selection"):
             strategy = flexcfl(5, 2, moment={"newcomers": newcomers})
             run = ran(world(PAIRED, 20, strategy, 40, population=population), tmp_path / newcomers)
@@ -187,7 +173,7 @@ class TestNewcomers:
 
 
 @pytest.mark.parametrize("alpha", [6, 2])
-def test_one_group_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(
+def test_one_group_is_fedavg_from_the_mean_of_what_was_pretrained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: int
 ) -> None:
     """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
@@ -195,13 +181,12 @@ def test_one_group_goes_on_as_fedavg_from_the_mean_of_what_was_pretrained(
     data = opposite_groups(tmp_path, [5, 12, 30, 8, 21, 9])
     sections = world(data, 6, flexcfl(1, 3, moment={"devices": alpha}), 6, training=FULL)
     run, records = played(sections)
-    (chosen,) = (record.fields["devices"] for record in records if record.kind == "clustering")
+    (chosen,) = (fields["devices"] for fields in told(records, "clustering"))
     assert len(chosen) == alpha
-    initial, trained = pretrained(sections)
-    start = initial + np.mean([trained[device] - initial for device in chosen], axis=0, dtype=np.float64)
+    start = np.array(pretrained(sections), dtype=np.float64)[chosen].mean(axis=0)
     fedavg = {"kind": STARTED, "clients_per_round": 3, "local_epochs": 2, "start": start.tolist()}
     other, _ = played(sections | {"strategy": fedavg})
-    assert weights(run)[0] == pytest.approx(weights(other, [other.strategy.state["model"]])[0], abs=2e-6)
+    assert weights(run)[0] == pytest.approx(model_of(other), abs=2e-6)
     assert np.linalg.norm(weights(run)[0]) > 0.5
 
 
@@ -209,7 +194,7 @@ class TestBetweenGroups:
     def mixed(self, folder: Path, members: list[int], **strategy: Any) -> list[list[float]]:
         """Two groups at (3, 0) and (0, 4), a third at (100, 100), after one mixing."""
         data = opposite_groups(folder, [4] * 4)
-        model = {"kind": "module", "factory": "tests.strategies.curved:Centre", "args": {"start": [0.0, 0.0]}}
+        model = module(Centre, start=[0.0, 0.0])
         run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model, training={"init": "torch"}))
         state = run.strategy.state
         state["models"] = [run.learner.initial() for _ in range(3)]
@@ -241,18 +226,8 @@ class TestBetweenGroups:
 # FlexCFL and FedGroup when data shift: who notices, and who migrates.
 
 
-@pytest.mark.parametrize(
-    ("other", "found"),
-    [
-        (40, [(10, False), (0, False)]),
-        (39, [(11, True), (11, True)]),
-        (60, [(10, False), (0, False)]),
-        (61, [(11, True), (11, True)]),
-    ],
-)
-def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(
-    tmp_path: Path, other: int, found: list[tuple[float, bool]]
-) -> None:
+@pytest.mark.parametrize(("other", "seen"), [(40, False), (39, True), (60, False), (61, True)])
+def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(tmp_path: Path, other: int, seen: bool) -> None:
     """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10.
 
     There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift.
@@ -260,8 +235,8 @@ def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(
     draw = np.random.default_rng(1)
     labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
     data = file_data(tmp_path / "data", [(draw.normal(size=(100, 4)), own) for own in labels])
-    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [1, 3]}}
-    run = ran(world(data, 2, flexcfl(1, 2), 5, drift=drift), tmp_path / "run")
+    run = ran(world(data, 2, flexcfl(1, 2), 5, **swap(rounds=[1, 3])), tmp_path / "run")
+    found = [(11, True), (11, True)] if seen else [(10, False), (0, False)]
     for device in (0, 1):
         own = [event["data"] for event in of_kind(run, "shift-test") if event["device"] == device]
         assert own == [{"distance": far, "threshold": 10.0, "fired": fires} for far, fires in found]
@@ -301,9 +276,8 @@ class TestAfterASwap:
         self, folder: Path, data: Sections, kind: str, kinds: int = 5, **strategy: Any
     ) -> tuple[RunFolder, list[tuple[int, int]]]:
         """The run, and the pairs that crossed over between true groups."""
-        drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [4]}}
-        shape = {"kind": kind, "groups": kinds, "clients_per_round": 5, "local_epochs": 2}
-        run = ran(world(data, 4 * kinds, shape | strategy, 8, drift=drift), folder)
+        sections = world(data, 4 * kinds, flexcfl(kinds, 5, **strategy) | {"kind": kind}, 8)
+        run = ran(sections | swap(rounds=[4]), folder)
         partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
         assert len(partners) == 4 * kinds
         return run, [(one, other) for one, other in partners.items() if one < other and (one - other) % kinds]
@@ -365,59 +339,6 @@ class TestAfterASwap:
                 assert groups_of(run) == [before[device] for device in range(16)]
             else:
                 assert all(groups_of(run)[one] == home[other % 4] for pair in crossed for one, other in (pair, pair[::-1]))
-
-
-# FlexCFL's Theorem 1, numerically: how far a group's model is from that of a virtual one that has all of its data.
-
-LR = 0.1
-
-Floats = NDArray[np.float64]
-
-
-def gradient(w: Floats, x: Floats, y: Floats) -> Floats:
-    """Of the mean cross-entropy of two classes, at logits W x + b; w is [2, features + 1], x has a column of ones."""
-    logits = x @ w.T
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    shares /= shares.sum(axis=1, keepdims=True)
-    return (shares - np.eye(2)[y.astype(int)]).T @ x / len(x)  # type: ignore[no-any-return]
-
-
-def loss(w: Floats, x: Floats, y: Floats) -> float:
-    logits = x @ w.T
-    return float((np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(y)), y.astype(int)]).mean())
-
-
-@pytest.mark.parametrize("epochs", [1, 2, 5, 10])
-def test_a_group_stays_within_the_bound_of_its_virtual_model(epochs: int, tmp_path: Path) -> None:
-    """|F_g(w) - F_g(v)| <= delta M / L ((eta L + 1)^E - 1) after E full-batch steps of each client, from one start.
-
-    Two clients of equal size are the group. delta, the largest distance of a client's gradient from the group's, is taken over
-    the path of the virtual model; L and M, which hold everywhere, follow from the samples: the Hessian is at most half of
-    their moments, a gradient at most the root of two times a sample's length. One step leaves nothing between the two models.
-    """
-    draw = np.random.default_rng(3)
-    shards = []
-    for shift in (-0.5, 0.5):
-        x = draw.normal(size=(20, 3)) + shift
-        shards.append((x, (x[:, 0] * shift > 0).astype(np.int64)))
-    strategy = {"kind": "fedavg", "clients_per_round": 2, "local_epochs": epochs, "aggregation": "mean"}
-    training = {"lr": LR, "batch_size": 100}
-    run, _ = played(world(file_data(tmp_path / "data", shards), 2, strategy, 1, training=training))
-    models = weights(run, [run.strategy.state["model"], run.learner.initial()])
-    w, start = (np.column_stack([flat[:6].reshape(2, 3), flat[6:]]).astype(np.float64) for flat in models)
-    data = [(np.column_stack([x.astype(np.float32), np.ones(len(x))]), y.astype(float)) for x, y in shards]
-    whole = np.concatenate([x for x, _ in data]), np.concatenate([y for _, y in data])
-    v, delta = start.copy(), 0.0
-    for _ in range(epochs):
-        of_group = gradient(v, *whole)
-        delta = max(delta, *(float(np.linalg.norm(gradient(v, *own) - of_group)) for own in data))
-        v = v - LR * of_group
-    lipschitz = max(0.5 * float(np.linalg.eigvalsh(x.T @ x / len(x)).max()) for x, _ in (*data, whole))
-    slope = float(np.sqrt(2) * np.linalg.norm(whole[0], axis=1).max())
-    bound = delta * slope / lipschitz * ((LR * lipschitz + 1) ** epochs - 1)
-    apart = abs(loss(w, *whole) - loss(v, *whole))
-    assert apart <= bound
-    assert apart <= 1e-6 if epochs == 1 else apart > 1e-6
 
 
 @given(

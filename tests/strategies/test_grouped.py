@@ -8,12 +8,10 @@ import pytest
 
 import fedsim
 from fedsim.records.reading import RunFolder
-from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
-from tests.strategies.clustered import PAIRED, Sections, groups_of, moves, of_kind, opposite_groups, ran, world
+from tests.strategies.runs import groups_of, made, moves, of_kind, ran
+from tests.strategies.worlds import PAIRED, Sections, opposite_groups, scheduled, swap, world
 
 KINDS = ("fedgroup", "fesem", "fesem-mig", "flexcfl", "ifca", "ifca-mig")
-MIGRATING = ("flexcfl", "ifca-mig")
 
 
 def grouped(kind: str, **others: Any) -> Sections:
@@ -58,19 +56,8 @@ def test_without_it_cohorts_are_those_of_fedavg(tmp_path: Path) -> None:
     assert cohorts[0] == cohorts[1] == cohorts[2]
 
 
-def shifted_at(*times: str) -> Sections:
-    return {"kind": "swap-all", "probability": 1.0, "at": {"times": [*times]}}
-
-
-def scheduled(**devices: str) -> Sections:
-    """Devices ``d3``, ... that arrive or leave at these times."""
-    return {"kind": "schedule", "times": [*devices.values()], "devices": [int(name[1:]) for name in devices]}
-
-
 def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_path: Path) -> None:
-    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [6]}}
-    strategy = grouped("ifca-mig", moment={"shift": "oracle"})
-    run = twenty(tmp_path, strategy, 8, drift=drift)
+    run = twenty(tmp_path, grouped("ifca-mig", moment={"shift": "oracle"}), 8, **swap(rounds=[6]))
     (at,) = {event["time"] for event in of_kind(run, "shift")}
     prepared = [event for event in tasks(run) if event["time"] == at and event["round"] in (None, 6)]
     within = {event["device"] for event in prepared if event["round"] == 6}
@@ -86,8 +73,7 @@ def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_
 
 
 def test_who_works_when_its_data_shift_is_prepared_when_it_is_through(tmp_path: Path) -> None:
-    drift = shifted_at("1 s")
-    run = twenty(tmp_path, grouped("flexcfl", clients_per_round=20), 9, drift=drift)
+    run = twenty(tmp_path, grouped("flexcfl", clients_per_round=20), 9, **swap(times=["1 s"]))
     fired = [event["device"] for event in of_kind(run, "shift-test") if event["data"]["fired"]]
     busy = [event for device in fired for event in tasks(run, device) if event["time"] < 1 < event["end"]]
     assert len(busy) > 10
@@ -104,9 +90,9 @@ def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(tmp
     strategy = grouped("flexcfl", clients_per_round=2, moment={"shift": "oracle"}, retry="500 ms")
     strategy |= {"clients_per_round": 10, "local_epochs": 20} if within else {}
     at, rounds = (8, 12) if within else (6, 40)
-    sections = world(PAIRED, 20, strategy, rounds, population=population, drift=shifted_at(f"{at} s"), seed=5)
+    sections = world(PAIRED, 20, strategy, rounds, population=population, seed=5, **swap(times=[f"{at} s"]))
     run = ran(sections, tmp_path / "run")
-    built: Run = Simulation(fedsim.Scenario(**sections)).installed
+    built = made(sections)
     tested = {test["device"] for test in of_kind(run, "shift-test") if test["time"] == at}
     lost = [event for event in tasks(run) if event["outcome"] == "lost" and event["end"] > at]
     in_round = [event for event in lost if event["time"] < at and event["device"] in tested]
@@ -120,8 +106,7 @@ def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(tmp
 
 def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(tmp_path: Path) -> None:
     population = {"arrivals": scheduled(d19="3 s")}
-    drift = shifted_at("3200 ms")
-    run = twenty(tmp_path, grouped("flexcfl"), 40, population=population, drift=drift)
+    run = twenty(tmp_path, grouped("flexcfl"), 40, population=population, **swap(times=["3200 ms"]))
     (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
     assert (event["data"]["partner"] - 19) % 5
     assert run.rounds[-1]["ari"] == 1.0
@@ -130,18 +115,16 @@ def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(tmp_pat
 
 def test_who_shifts_while_it_is_prepared_is_tested_again(tmp_path: Path) -> None:
     """Pre-training for the groups takes half a second: in the midst of it nobody has a group that it could leave."""
-    run = ran(world(PAIRED, 20, grouped("flexcfl"), 4, drift=shifted_at("100 ms")), tmp_path / "run")
-    (made,) = {event["time"] for event in of_kind(run, "clustering")}
-    assert {event["time"] for event in of_kind(run, "shift-test")} == {made}
+    run = twenty(tmp_path, grouped("flexcfl"), 4, **swap(times=["100 ms"]))
+    assert {event["time"] for event in of_kind(run, "shift-test")} == {of_kind(run, "clustering")[0]["time"]}
     crossed = [event for event in of_kind(run, "shift") if (event["device"] - event["data"]["partner"]) % 5]
     assert {event["device"] for event in moves(run, "migration")} == {event["device"] for event in crossed}
     assert run.rounds[-1]["ari"] == 1.0
 
 
 def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(tmp_path: Path) -> None:
-    drift = shifted_at("3 s", "3100 ms")
     strategy = grouped("flexcfl", clients_per_round=1, moment={"shift": "oracle"})
-    run = twenty(tmp_path, strategy, 40, drift=drift)
+    run = twenty(tmp_path, strategy, 40, **swap(times=["3 s", "3100 ms"]))
     first = {event["device"]: event["end"] for event in tasks(run) if event["time"] == 3 and event["round"] is None}
     assert len(first) >= 18
     for device, end in first.items():
@@ -218,7 +201,7 @@ def test_a_deadline_shorter_than_any_pretraining_ends_the_run(tmp_path: Path) ->
 def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(tmp_path: Path, kind: str) -> None:
     """All devices of the fifth true group leave for good after some rounds."""
     gone = [4, 9, 14, 19]
-    population = {"departures": {"kind": "schedule", "times": ["1500 ms"] * 4, "devices": gone}}
+    population = {"departures": scheduled(**{f"d{device}": "1500 ms" for device in gone})}
     run = twenty(tmp_path, grouped(kind), 20, population=population)
     assert run.rounds[-1]["time"] > 2
     assert run.rounds[-1]["accuracy"] is not None
@@ -228,20 +211,6 @@ def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(tmp_pat
         assert [groups_of(run)[device] for device in gone] == [group] * 4
         late = [event for event in of_kind(run, "aggregate") if event["group"] == group and event["time"] > 1.8]
         assert not late
-
-
-@pytest.mark.parametrize("kind", MIGRATING)
-def test_a_device_may_lose_its_only_class(tmp_path: Path, kind: str) -> None:
-    """It gives away all that it has, and holds what it got for it."""
-    data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
-    drift = {"kind": "swap-part", "probability": 1.0, "at": {"rounds": [6]}}
-    run = ran(world(data, 20, grouped(kind, groups=3), 10, drift=drift), tmp_path / "run")
-    shifted = {event["device"] for event in of_kind(run, "shift")}
-    assert len(shifted) >= 16
-    tests = {event["device"]: event["data"] for event in of_kind(run, "shift-test")}
-    assert set(tests) == shifted
-    assert all(test["fired"] for test in tests.values())
-    assert min(row["samples"] for row in run.devices) > 0
 
 
 # Devices that join and leave while a run goes on, at every strategy.
@@ -283,11 +252,11 @@ def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(tmp_path: Pa
 
 def test_a_server_does_not_know_who_is_to_come() -> None:
     sections = world(PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": scheduled(d4="5 s")})
-    run = Simulation(fedsim.Scenario(**sections)).installed
+    run = made(sections)
     assert [device for device in range(20) if not run.server.clients.arrived(device)] == [4]
     assert run.server.clients.expects_newcomers()
     assert 4 not in run.server.clients.online()
-    alone = Simulation(fedsim.Scenario(**world(PAIRED, 20, {"kind": "fedavg"}, 1))).installed
+    alone = made(world(PAIRED, 20, {"kind": "fedavg"}, 1))
     assert not alone.server.clients.expects_newcomers()
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fedsim.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
-from tests.strategies.clustered import of_kind, ran
+from tests.strategies.runs import of_kind, ran
 
 DEVICE = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 TREE = {
@@ -196,22 +196,6 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
     assert layout["of"] == [0, 0]
     assert layout["below"]["up"] == [["a -> m", "edge 0 receive"], ["b -> m", "edge 0 receive"]]
     assert layout["above"] == {"down": [["s -> m", "edge 0 receive"]], "up": [["edge 0 send", "m -> s"]]}
-
-
-@pytest.mark.parametrize(
-    "others",
-    [
-        {"messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "float16"}},
-        {"strategy": {"aggregation": "median", "cloud_aggregation": "mean"}},
-        {"strategy": {"aggregation": {"kind": "private", "account": False}, "selection": {"kind": "fedcs", "time": "30 s"}}},
-        {"strategy": {"selection": {"kind": "power-of-choice", "candidates": 8}}},
-    ],
-    ids=["codecs", "robust", "private", "questions"],
-)
-def test_it_goes_with_other_parts(others: dict[str, Any], tmp_path: Path) -> None:
-    sections = with_cells(3, HIERFAVG | others.get("strategy", {}), rounds=2) | {"messages": others.get("messages", {})}
-    transfers = ran(sections | {"world": {"processes": CRASHES}}, tmp_path / "run").transfers
-    assert len({row["bytes"] for row in transfers if row["purpose"] in ("update", "edge-update")}) == 1
 
 
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:

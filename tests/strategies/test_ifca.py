@@ -10,21 +10,20 @@ import torch
 from fedsim.testing import StrategyContract
 from fedsim.toolbox.strategies.fesem import FeSEMParams
 from fedsim.toolbox.strategies.fpfc import fused, shrunk
-from tests.strategies.clustered import (
+from tests.strategies.runs import groups_of, model_of, moved, of_kind, played, ran, told, weights
+from tests.strategies.worlds import (
     PAIRED,
     ROTATED,
     STARTED,
+    Centre,
     Sections,
+    curved,
     file_data,
-    groups_of,
-    of_kind,
+    module,
     opposite_groups,
-    played,
-    ran,
-    weights,
+    swap,
     world,
 )
-from tests.strategies.curved import curved
 
 FEDAVG = {"kind": "fedavg", "clients_per_round": 3, "local_epochs": 2}
 D = 650 * 4  # bytes of a logistic model of 8x8 digits
@@ -39,15 +38,14 @@ def test_one_group_is_fedavg_bit_for_bit(tmp_path: Path, aggregation: str, sizes
     data = opposite_groups(tmp_path, sizes)
     ours, _ = played(world(data, 5, ifca(1, 3, aggregation=aggregation, **{"as": "paper"}), 6, training={"batch_size": 4}))
     theirs, _ = played(world(data, 5, FEDAVG, 6, training={"batch_size": 4}))
-    assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+    assert weights(ours)[0].tobytes() == model_of(theirs).tobytes()
 
 
 def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
     """Devices that want the weight to be -5 (even ones) or +5; a single step of full length takes it there."""
     data = file_data(folder, [(np.full((4, 1), (-5.0, 5.0)[device % 2]), [0, 1, 0, 1]) for device in range(6)])
     training = {"lr": 1.0, "batch_size": 100, "init": "torch"}
-    model = {"kind": "module", "factory": "tests.strategies.curved:Centre"}
-    return world(data, 6, ifca(2, 6, **strategy), 1, model=model, training=training, seed=seed)
+    return world(data, 6, ifca(2, 6, **strategy), 1, model=module(Centre), training=training, seed=seed)
 
 
 @pytest.mark.parametrize("averaging", ["models", "gradients"])
@@ -84,25 +82,21 @@ def test_rotations_are_told_apart(tmp_path: Path) -> None:
 
 
 class TestMigration:
-    def swapped(self, folder: Path, kind: str, at: Any, **strategy: Any) -> Any:
-        drift = {"kind": "swap-all", "probability": 1.0, "at": at}
-        return ran(world(PAIRED, 20, ifca(5, 5, **strategy) | {"kind": kind}, 12, drift=drift), folder)
-
     def test_who_has_shifted_receives_all_models_once_more_and_chooses(self, tmp_path: Path) -> None:
-        run = self.swapped(tmp_path / "run", "ifca-mig", {"rounds": [5]}, moment={"shift": "oracle"})
+        strategy = ifca(5, 5, moment={"shift": "oracle"}) | {"kind": "ifca-mig"}
+        run = ran(world(PAIRED, 20, strategy, 12, **swap(rounds=[5])), tmp_path / "run")
         assert len(of_kind(run, "shift-test")) == len(of_kind(run, "shift")) == 20
-        moved = run.summary["bytes"]["by_purpose"]
-        assert moved["migration"] == 20 * 5 * D
-        assert moved["id"] == 4 * (20 + 12 * 5)
+        assert moved(run)["migration"] == 20 * 5 * D
+        assert moved(run)["id"] == 4 * (20 + 12 * 5)
         assert run.summary["bytes"]["paper"] == (12 * 5 * (5 + 1) + 20 * 5) * D
         assert sum(row["selected"] for row in run.devices) == 12 * 5
 
     def test_a_choice_made_on_old_data_does_not_undo_a_migration(self, tmp_path: Path) -> None:
         """The data shift while devices train. They send the choice made before, but have chosen again when the round closes."""
         population = {"speed": {"kind": "lognormal", "median": "1000 samples/s", "spread": 2.0}}
-        drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["3 s", "4500 ms", "6 s"]}}
         strategy = ifca(5, 15, moment={"shift": "oracle"}, local_epochs=3) | {"kind": "ifca-mig"}
-        run = ran(world(PAIRED, 20, strategy, 8, population=population, drift=drift), tmp_path / "run")
+        times = swap(times=["3 s", "4500 ms", "6 s"])
+        run = ran(world(PAIRED, 20, strategy, 8, population=population, **times), tmp_path / "run")
         overtaken, device_of = 0, {}
         last, latest, in_round = {}, dict[int, int](), {}
         for event in run.events:
@@ -120,28 +114,18 @@ class TestMigration:
         assert latest
 
     def test_who_chose_for_the_first_time_on_data_that_it_has_lost_meanwhile_chooses_again(self, tmp_path: Path) -> None:
-        drift = {"kind": "swap-all", "probability": 1.0, "at": {"times": ["200 ms"]}}
         strategy = ifca(5, 20, moment={"shift": "oracle"}) | {"kind": "ifca-mig"}
-        run = ran(world(PAIRED, 20, strategy, 2, drift=drift), tmp_path / "run")
-        first = run.rounds[0]["time"]
-        (at,) = {event["time"] for event in of_kind(run, "shift")}
-        assert at == pytest.approx(0.2)
-        assert at < first
-        assert {event["time"] for event in of_kind(run, "shift-test")} == {first}
-        assert len(of_kind(run, "shift-test")) == 20
+        run = ran(world(PAIRED, 20, strategy, 2, **swap(times=["200 ms"])), tmp_path / "run")
+        assert run.rounds[0]["time"] > 0.2
+        assert [event["time"] for event in of_kind(run, "shift-test")] == [run.rounds[0]["time"]] * 20
 
 
 def test_hypcluster_is_ifca_weighted_by_samples(tmp_path: Path) -> None:
     data = opposite_groups(tmp_path, [20, 30, 40, 50, 60, 70])
     common = {"groups": 2, "clients_per_round": 4, "local_epochs": 1}
-    hypcluster, ifca, plain = (
-        played(world(data, 6, common | strategy, 6))[0]
-        for strategy in (
-            {"kind": "hypcluster"},
-            {"kind": "ifca", "aggregation": "weighted", "as": "paper"},
-            {"kind": "ifca", "aggregation": "mean", "as": "paper"},
-        )
-    )
+    strategies: list[Sections] = [{"kind": "hypcluster"}]
+    strategies += [{"kind": "ifca", "aggregation": how, "as": "paper"} for how in ("weighted", "mean")]
+    hypcluster, ifca, plain = (played(world(data, 6, common | strategy, 6))[0] for strategy in strategies)
     assert (np.array(weights(hypcluster)) == np.array(weights(ifca))).all()
     assert (np.array(weights(hypcluster)) != np.array(weights(plain))).any()
     assert [hypcluster.strategy.group_of(device) for device in range(6)] in ([0, 1] * 3, [1, 0] * 3)
@@ -165,24 +149,21 @@ def test_a_client_joins_the_model_nearest_to_what_it_sent_last() -> None:
     before, first = played(sections)
     initial, *starts = weights(before, [before.learner.initial(count) for count in range(4)])
     nearest = int(np.argmin([np.linalg.norm(initial - start) for start in starts]))
-    tasks = [record.fields for record in first if record.kind == "task-start"]
-    assert {task["group"] for task in tasks if task["round"] == 0} == {nearest}
+    assert {task["group"] for task in told(first, "task-start") if task["round"] == 0} == {nearest}
     _, records = played(sections | {"stop": {"rounds": 5}})
     centers, last = weights(before), weights(before, before.strategy.state["last"])
     expected = [int(np.argmin([np.linalg.norm(own.astype(np.float64) - center) for center in centers])) for own in last]
-    found = {record.fields["device"]: record.fields["group"] for record in records if record.kind == "task-start"}
+    found = {task["device"]: task["group"] for task in told(records, "task-start")}
     assert [found[device] for device in range(10)] == expected
 
 
 @pytest.mark.parametrize("kind", ["fesem", "fesem-mig"])
 def test_groups_are_found_without_a_look_at_the_data(tmp_path: Path, kind: str) -> None:
     """Whatever happens to the data at the begin of a round, its groups are those of what was sent before."""
-    drift = {"kind": "swap-all", "probability": 1.0, "at": {"rounds": [5]}}
     sections = world(PAIRED, 20, fesem(3, 8) | {"kind": kind}, 7)
     still = ran(sections, tmp_path / "still")
-    shifted = ran(sections | {"drift": drift}, tmp_path / "shifted")
+    shifted = ran(sections | swap(rounds=[5]), tmp_path / "shifted")
     assert len(of_kind(shifted, "shift")) == 20
-
     early, others = ([entry for entry in asked(run) if entry[0] <= 5] for run in (still, shifted))
     assert early == others
     assert still.summary["models_sha256"] != shifted.summary["models_sha256"]
@@ -196,13 +177,11 @@ def test_one_center_is_an_unweighted_fedavg(tmp_path: Path, monkeypatch: Any) ->
     ours, _ = played(sections)
     start = weights(ours, [ours.learner.initial(1)])[0].tolist()
     theirs, _ = played(sections | {"strategy": FEDAVG | {"kind": STARTED, "start": start}})
-    assert weights(ours)[0].tobytes() == weights(theirs, [theirs.strategy.state["model"]])[0].tobytes()
+    assert weights(ours)[0].tobytes() == model_of(theirs).tobytes()
 
 
 @pytest.mark.parametrize(("clients", "rounds"), [(4, 5), (8, 3)])
-def test_in_the_k_means_form_groups_are_the_means_of_the_last_models_of_all_members(
-    tmp_path: Path, clients: int, rounds: int
-) -> None:
+def test_in_the_k_means_form_groups_are_the_means_of_last_models(tmp_path: Path, clients: int, rounds: int) -> None:
     data = opposite_groups(tmp_path / "data", [14] * 8)
     run, _ = played(world(data, 8, fesem(2, clients, **{"as": "paper"}), rounds, training={"batch_size": 4}))
     last, groups = weights(run, run.strategy.state["last"]), run.strategy.state["group"]
@@ -250,17 +229,11 @@ def pulled(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int) -> 
     return sections | {"data": file_data(folder, shards) | {"normalise": "none"}}
 
 
-def own_models(done: Any) -> np.ndarray[Any, Any]:
-    own = done.strategy.state["own"]
-    return np.array(weights(done, [own[device] for device in sorted(own)]))[:, 0]
-
-
 def test_three_rounds_by_hand_with_two_of_the_devices_each(tmp_path: Path) -> None:
     done, records = played(pulled(tmp_path, {"lam": 1.0, "rho": 0.8, "clients_per_round": 2}, 3, 2))
     asked: dict[int, list[int]] = {0: [], 1: [], 2: []}
-    for record in records:
-        if record.kind == "task-start":
-            asked[record.fields["round"]].append(record.fields["device"])
+    for task in told(records, "task-start"):
+        asked[task["round"]].append(task["device"])
     w: dict[int, float] = {}
     theta, v = np.zeros((4, 4)), np.zeros((4, 4))
     for cohort in asked.values():
@@ -276,7 +249,8 @@ def test_three_rounds_by_hand_with_two_of_the_devices_each(tmp_path: Path) -> No
                     delta = w[i] - w[j] + v[i, j] / 0.8
                     theta[i, j] = np.sign(delta) * shrunk(abs(delta), 1.0, 0.8, 3.7, 1e-4)
                     v[i, j] = 0.8 * (delta - theta[i, j])
-    assert own_models(done) == pytest.approx([w[i] for i in sorted(w)], abs=1e-5)
+    own = weights(done, [done.strategy.state["own"][device] for device in sorted(w)])
+    assert np.array(own)[:, 0] == pytest.approx([w[i] for i in sorted(w)], abs=1e-5)
     assert np.abs(theta).max() > 0.1
     pairs = done.strategy.state["pairs"]
     for (i, j), (found, dual) in zip(pairs, weights(done, list(pairs.values())), strict=True):
@@ -290,14 +264,14 @@ def test_it_finds_two_groups_and_the_optimum_of_each(tmp_path: Path) -> None:
     assert groups_of(found) == [0, 0, 2, 2]
     models = [float(value[0]) for value in found.models()["group"].values()]
     assert models == pytest.approx([1.1, 8.2], abs=1e-3)
-    assert found.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 40 * 4 * 4)
+    assert moved(found) == dict.fromkeys(["model", "update"], 40 * 4 * 4)
 
 
-class TwoLayers(torch.nn.Module):
+class TwoLayers(Centre):
     """The loss of a sample (a, b) is ((v - a)^2 + (w - b)^2) / 2, with v in the first layer and w in the last."""
 
     def __init__(self) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self.first = torch.nn.Linear(1, 1, bias=False)
         self.last = torch.nn.Linear(1, 1, bias=False)
         for layer in (self.first, self.last):
@@ -306,17 +280,13 @@ class TwoLayers(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([self.first.weight.expand(len(x), 1), self.last.weight.expand(len(x), 1)], dim=1) - x
 
-    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return outputs.square().sum(dim=1) / 2
-
 
 @pytest.mark.parametrize(("layers", "groups"), [("all", [0, 1, 2, 3]), ("last", [0, 0, 2, 2])])
 def test_by_the_last_layer_alone_it_finds_what_whole_models_hide(tmp_path: Path, layers: str, groups: list[int]) -> None:
     shards = [(np.repeat([[50.0 * at, center]], 10, axis=0), [0, 1] * 5) for at, center in enumerate(CENTERS)]
     sections = curved(tmp_path, {"kind": "fpfc", "layers": layers}, 40, 10)
     sections["training"] |= {"init": "torch"}
-    sections |= {"model": {"kind": "module", "factory": f"{__name__}:TwoLayers"}}
-    sections |= {"data": file_data(tmp_path, shards) | {"normalise": "none"}}
+    sections |= {"model": module(TwoLayers), "data": file_data(tmp_path, shards) | {"normalise": "none"}}
     assert groups_of(ran(sections, tmp_path / "run")) == groups
 
 

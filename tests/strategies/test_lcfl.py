@@ -5,19 +5,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.cluster import AgglomerativeClustering
 from torch import Tensor
 
 import fedsim
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.clustering.algorithms import Linkage, agglomerative, canonical, k_medoids
+from fedsim.toolbox.clustering.algorithms import k_medoids
 from fedsim.toolbox.clustering.similarity import diff_norm
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
-from tests.strategies.clustered import file_data, of_kind, opposite_groups, played, ran, weights, world
-from tests.strategies.curved import Centre
+from tests.strategies.runs import model_of, moved, of_kind, played, ran, weights
+from tests.strategies.worlds import Centre, file_data, module, opposite_groups, world
 
 
 class LeastSquares(Centre):
@@ -30,12 +29,11 @@ class LeastSquares(Centre):
         return outputs[:, 0].square()
 
 
-def with_module(module: type[Centre], samples: list[np.ndarray], folder: Path, lr: float, features: int) -> dict[str, Any]:
+def with_module(loss: type[Centre], samples: list[np.ndarray], folder: Path, lr: float, features: int) -> dict[str, Any]:
     """Device i holds ``samples[i]``, under labels that do not matter; models begin at the origin."""
-    how = {"kind": "module", "factory": f"{module.__module__}:{module.__name__}", "args": {"start": [0.0] * features}}
     return {
         "data": file_data(folder, [(own, np.arange(len(own)) % 2) for own in samples]),
-        "model": how,
+        "model": module(loss, start=[0.0] * features),
         "training": {"lr": lr, "batch_size": 1000},
         "population": {"devices": len(samples)},
     }
@@ -76,9 +74,6 @@ def off(devices: int, rounds: int, **strategy: Any) -> dict[str, Any]:
     }
 
 
-# Distances.
-
-
 def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: Path) -> None:
     """Eq. 2 of L_i(w) = |w - c_i|^2 / 2 at w_i = c_i is |c_i - c_j|^2, the square of DiffNorm."""
     centres = np.array([[0.0, 1.0], [3.0, 0.0], [0.5, 1.0], [3.0, 0.5], [-0.5, 0.5]])
@@ -94,9 +89,8 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
     assert np.array(found["distance"]) ** 2 == pytest.approx(squares, abs=1e-5)
     scenario["strategy"] |= {"measure": "update-cos"}
     cosines = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in centres] for a in centres]
-    assert np.array(clustering_of(ran(scenario, tmp_path / "cos"))["distance"]) == pytest.approx(
-        1 - np.array(cosines), abs=1e-6
-    )
+    found = clustering_of(ran(scenario, tmp_path / "cos"))
+    assert np.array(found["distance"]) == pytest.approx(1 - np.array(cosines), abs=1e-6)
 
 
 def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Path) -> None:
@@ -139,9 +133,6 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     models = [np.ones(3, np.float32), np.array([1, np.nan, 0], np.float32), np.zeros(3, np.float32)]
     assert by_rows(models, diff_norm)[0] == [0, 2]
     assert by_rows([models[1]], diff_norm)[0] == []
-
-
-# Clusters.
 
 
 FOUND_BY: list[dict[str, Any]] = [{"clusterer": "k-medoids"}, {"clusterer": {"start": "k-medoids++"}}]
@@ -199,9 +190,6 @@ def test_a_share_of_each_cluster_is_asked(tmp_path: Path) -> None:
     assert sorted(device % 4 for device in asked) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
-# The federated warm-up is FedAvg.
-
-
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None:
     """As in Tables II and III of the paper, where both have the same figures at iteration 5."""
@@ -219,13 +207,8 @@ def test_the_warm_up_is_fedavg_bit_for_bit(share: float, tmp_path: Path) -> None
 def test_who_was_never_drawn_trains_before_the_exchange(tmp_path: Path) -> None:
     scenario = off(20, 3, moment={"rounds": 1, "participation": 0.25})
     run = ran(scenario, tmp_path / "run")
-    moved = run.summary["bytes"]["by_purpose"]
-    assert moved["warm-up"] == 2 * 15 * 1000.0
-    assert moved["exchange"] == 20 * 19 * 1000.0
+    assert (moved(run)["warm-up"], moved(run)["exchange"]) == (2 * 15 * 1000.0, 20 * 19 * 1000.0)
     assert clustering_of(run)["devices"] == list(range(20))
-
-
-# Bytes.
 
 
 @pytest.mark.parametrize("warmup", ["federated", "local"])
@@ -235,8 +218,7 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     scenario = off(200, 1, moment=moment)
     scenario["model"] = {"kind": "size", "bytes": "1669928 B"}
     scenario["stop"] = {"rounds": 2 if warmup == "federated" else 1}
-    moved = ran(scenario, tmp_path / "run").summary["bytes"]
-    purposes, models = moved["by_purpose"], 200 * 417_482 * 4.0
+    purposes, models = moved(ran(scenario, tmp_path / "run")), 200 * 417_482 * 4.0
     assert models == 333_985_600
     assert purposes["exchange"] == 66_463_134_400
     assert purposes["probe-loss"] == 159_200
@@ -248,9 +230,8 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
 @pytest.mark.parametrize(("measure", "gradients"), [("diff-norm", 0), ("grad-cos", 10), ("update-cos", 0)])
 def test_other_metrics_need_no_exchange(measure: str, gradients: int, tmp_path: Path) -> None:
     run = ran(off(10, 3, moment={"rounds": 2}, measure=measure), tmp_path / "run")
-    moved = dict(run.summary["bytes"]["by_purpose"])
-    assert moved.pop("gradient", 0.0) == gradients * 1000.0
-    assert moved == {"model": 30 * 1000.0, "update": 30 * 1000.0}
+    extra = {"gradient": gradients * 1000.0} if gradients else {}
+    assert moved(run) == {"model": 30 * 1000.0, "update": 30 * 1000.0} | extra
     assert clustering_of(run)["measure"] == measure
     rotated = rotated_digits(24, **LOCAL, measure=measure)
     assert clustering_of(ran(rotated, tmp_path / "rotated"))["groups"] == (np.arange(24) % 4).tolist()
@@ -269,9 +250,6 @@ def test_time_of_the_exchange(tmp_path: Path) -> None:
     assert begin == pytest.approx(3 + 1)
     (end,) = [e["time"] for e in of_kind(run, "clustering")]
     assert end - begin == pytest.approx(3 + 4 + 0.012)
-
-
-# Who comes and goes.
 
 
 def on_and_off(folder: Path, **limit: Any) -> dict[str, Any]:
@@ -348,8 +326,7 @@ def test_devices_with_opposite_labels_are_told_apart(metric: str, tmp_path: Path
     sections = world(opposite_groups(tmp_path, [40] * 8), 8, FLHC | {"measure": metric}, 3)
     run = ran(sections, tmp_path / metric)
     assert [row["group"] for row in run.devices] == [0, 1] * 4
-    d = 4 * 2 + 2
-    assert run.summary["bytes"]["by_purpose"]["warm-up"] == 2 * 8 * d * 4
+    assert moved(run)["warm-up"] == 2 * 8 * (4 * 2 + 2) * 4
 
 
 def test_a_threshold_leaves_as_many_clusters_as_there_are(tmp_path: Path) -> None:
@@ -365,20 +342,9 @@ def test_what_is_compared_are_updates_of_one_model(tmp_path: Path) -> None:
     run = ran(world(data, 4, FLHC | {"measure": "l2"}, 2, **full), tmp_path / "run")
     (made,) = of_kind(run, "clustering")
     warm, _ = played(world(data, 4, {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 2}, 1, **full))
-    model = weights(warm, [warm.strategy.state["model"]])[0]
+    model = model_of(warm)
     start = warm.learner.given(model)
     ends = [warm.learner.train(Training(start, 2), device, key=9) for device in range(4)]  # full batches: no shuffle matters
     updates = np.array(weights(warm, ends)) - model
     expected = np.linalg.norm(updates[:, None] - updates[None, :], axis=2)
     assert np.array(made["data"]["distance"]) == pytest.approx(expected, rel=1e-3, abs=1e-4)
-
-
-@pytest.mark.parametrize("method", ["single", "complete", "average", "ward"])
-def test_linkages_are_those_of_scikit_learn(method: Linkage) -> None:
-    draw = np.random.default_rng(5)
-    for _ in range(10):
-        points = draw.normal(size=(12, 3))
-        distance = update_distances(points, "l2")
-        for groups, threshold in ((4, None), *((None, threshold) for threshold in (0.5, 1.5, 3.0, 100.0))):
-            other = AgglomerativeClustering(n_clusters=groups, linkage=method, distance_threshold=threshold).fit(points)
-            assert np.array_equal(agglomerative(distance, groups or 1, method, threshold), canonical(other.labels_))

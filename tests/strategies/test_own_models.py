@@ -10,22 +10,21 @@ from torch.nn import functional
 
 import fedsim
 from fedsim.testing import run
-from tests.strategies.clustered import ROTATED, Weights, file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, all_after, curved, model_after
+from tests.strategies.runs import (
+    Weights,
+    all_after,
+    initial_weights,
+    model_after,
+    model_of,
+    moved,
+    of_kind,
+    played,
+    ran,
+    weights,
+)
+from tests.strategies.worlds import CENTER, ROTATED, STRENGTH, Curved, curved, file_data, module, world
 
-CENTER, STRENGTH = PULLS.T
 DITTO: dict[str, Any] = {"kind": "ditto", "clients_per_round": 12, "local_epochs": 2}
-
-
-def own_models(sections: dict[str, Any]) -> np.ndarray[Any, Any]:
-    run, _ = played(sections)
-    own = run.strategy.state["own"]
-    return np.array(weights(run, [own[device] for device in range(len(own))]))
-
-
-def test_with_lambda_0_ditto_is_local_training_bit_for_bit() -> None:
-    local = {"kind": "local", "local_epochs": 2}
-    assert (own_models(world(ROTATED, 12, DITTO | {"lam": 0}, 4)) == own_models(world(ROTATED, 12, local, 4))).all()
 
 
 def test_two_rounds_of_ditto_by_hand(tmp_path: Path) -> None:
@@ -65,7 +64,7 @@ def test_own_models_cost_time_and_no_bytes(tmp_path: Path) -> None:
     run = ran(sections, tmp_path / "run")
     ends = {event["device"]: event["time"] for event in of_kind(run, "task-end")}
     assert [ends[row["device"]] for row in run.devices] == pytest.approx([5 * row["samples"] / 100 for row in run.devices])
-    assert run.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 12 * 650 * 4)
+    assert moved(run) == dict.fromkeys(["model", "update"], 12 * 650 * 4)
 
 
 def moreau(rounds: int, local: int, steps: int, lam: float, eta: float) -> tuple[float, np.ndarray]:
@@ -135,7 +134,7 @@ def test_three_rounds_of_moon_by_hand(solver: str, tmp_path: Path) -> None:
     training = {"lr": LR, "batch_size": 6, "solver": solver}
     done, _ = played(two_devices(tmp_path, moon, 3, training=training))
     plain, _ = played(two_devices(tmp_path, {"kind": "fedavg"}, 3, training=training))
-    (found,), (other,) = (weights(of, [of.strategy.state["model"]]) for of in (done, plain))
+    found, other = model_of(done), model_of(plain)
     (start,) = weights(done, [done.learner.initial()])
     expected = torch.tensor(start, dtype=torch.float64)
     last = [expected, expected]
@@ -151,12 +150,6 @@ def test_three_rounds_of_moon_by_hand(solver: str, tmp_path: Path) -> None:
     assert np.abs(found - other).max() > 1e-3  # the term is felt
     own: list[Weights] = weights(done, [done.dispatch.devices.states[device]["model"] for device in range(2)])
     assert np.array(own) == pytest.approx(np.array([model.numpy() for model in last]), abs=2e-5)
-
-
-def test_without_its_term_moon_is_fedavg_to_the_bit(tmp_path: Path) -> None:
-    one, other = (run(two_devices(tmp_path, strategy, 3)) for strategy in ({"kind": "moon", "mu": 0.0}, {"kind": "fedavg"}))
-    same = ("models_sha256", "bytes", "simulated_s", "accuracy")
-    assert [one[name] for name in same] == [other[name] for name in same]
 
 
 def test_a_step_of_moon_takes_two_forward_passes_more(tmp_path: Path) -> None:
@@ -181,44 +174,35 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     lines = done.dispatch.population.rooflines
     assert lines is not None
     order = fedsim.federation.client.Instruction("train", {"model": done.strategy.state["model"]}, 0)
-    training = done.dispatch._client_side.client.training(done.dispatch.devices.of(0), order)
+    training = done.dispatch.client_side.client.training(done.dispatch.devices.of(0), order)
     plain = fedsim.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))
     assert lines.training_s(0, training, 6) - lines.training_s(0, plain, 6) == pytest.approx(more)
     assert lines.needed(training, 6) - lines.needed(plain, 6) == 2 * 37 * 4
 
 
-# FedPer, FedRep and FedBN.
-
 MLP = {"model": {"kind": "mlp", "hidden": [13]}}
 BODY, HEAD = 64 * 13 + 13, 13 * 10 + 10  # numbers of that model's layers
 
 
-class TwoParts(torch.nn.Module):
+class TwoParts(Curved):
     """The loss of a sample (a, h) is h (u + v - a)^2 / 2: u is below, v the head."""
 
     def __init__(self) -> None:
-        super().__init__()
+        torch.nn.Module.__init__(self)
         self.u = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([5.0]))})
         self.v = torch.nn.ParameterDict({"w": torch.nn.Parameter(torch.tensor([1.0]))})
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[:, 1:] * (self.u["w"] + self.v["w"] - x[:, :1]) ** 2 / 2
 
-    def loss(self, outputs: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return outputs[:, 0]
-
-
-def two_parts(folder: Path, strategy: dict[str, Any], rounds: int, epochs: int = 5) -> dict[str, Any]:
-    model = {"kind": "module", "factory": "tests.strategies.test_own_models:TwoParts"}
-    return curved(folder, strategy | {"aggregation": "mean"}, rounds, epochs, model=model)
-
 
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
 def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     """FedPer trains both parts at once; FedRep first the heads alone, then what is below them alone. Heads are never sent."""
     keys, head_epochs = ({}, 0) if kind == "fedper" else ({"head_epochs": 4}, 4)
-    model, own = all_after(two_parts(tmp_path, {"kind": kind} | keys, 2, 3))
+    strategy = {"kind": kind, "aggregation": "mean"} | keys
+    model, own = all_after(curved(tmp_path, strategy, 2, 3, model=module(TwoParts)))
     u, v = 5.0, np.full(4, 1.0)
     for _ in range(2):
         ends = np.full(4, u)
@@ -232,30 +216,17 @@ def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     assert own == pytest.approx(np.stack([np.full(4, u), v], axis=1), abs=1e-5)
 
 
-@pytest.mark.parametrize(("solver", "model"), [("fast", "mlp"), ("reference", "mlp"), ("fast", "mnist-cnn")])
-def test_what_is_held_stays_to_the_bit_and_the_rest_moves(solver: str, model: str) -> None:
-    training = {"solver": solver, "momentum": 0.5, "l2": 0.01}
-    strategy = {"kind": "fedrep", "clients_per_round": 2, "head_epochs": 1}
-    run, _ = played(world({"source": "digits"}, 40, strategy, 1, training=training) | {"model": {"kind": model}})
-    initial, end = weights(run, [run.server.models.initial(), run.strategy.state["model"]])
-    kept = weights(run, list(run.strategy.state["kept"].values()))
-    assert (initial[: -len(kept[0])] != end[: -len(kept[0])]).mean() > 0.3
-    assert (initial[-len(kept[0]) :] == end[-len(kept[0]) :]).all()
-    assert all((own != initial[-len(own) :]).all() for own in kept)
-
-
 @pytest.mark.parametrize(("head", "sent"), [(1, BODY), (["3.*"], BODY), (["*.bias"], BODY + HEAD - 23)])
 def test_only_what_is_averaged_is_charged(tmp_path: Path, head: Any, sent: int) -> None:
     sections = world({"source": "digits"}, 8, {"kind": "fedper", "clients_per_round": 3, "head": head}, 2) | MLP
-    run = ran(sections, tmp_path / "run")
-    assert run.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 6 * 4 * sent)
+    assert moved(ran(sections, tmp_path / "run")) == dict.fromkeys(["model", "update"], 6 * 4 * sent)
 
 
 def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
     strategy = {"kind": "fedper", "clients_per_round": 3}
     messages = {"messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "float16"}}
     sections = world(ROTATED, 8, strategy, 3) | MLP | messages
-    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
+    sent = moved(ran(sections, tmp_path / "run"))
     k = round(0.1 * BODY)
     assert sent == {"model": 9 * 2 * BODY, "update": 9 * (4 * k + -(-BODY // 8))}
     run, _ = played(sections)
@@ -268,29 +239,37 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
 def normed(norm: str) -> torch.nn.Module:
     layers = {"layer": torch.nn.LayerNorm(7), "batch": torch.nn.BatchNorm1d(7, track_running_stats=False)}
     layers["running"] = torch.nn.BatchNorm1d(7)
-    return torch.nn.Sequential(
-        torch.nn.Flatten(), torch.nn.Linear(64, 7), layers[norm], torch.nn.ReLU(), torch.nn.Linear(7, 10)
-    )
+    ends = torch.nn.ReLU(), torch.nn.Linear(7, 10)
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7), layers[norm], *ends)
 
 
-def of_norm(norm: str) -> dict[str, Any]:
-    return {"kind": "module", "factory": "tests.strategies.test_own_models:normed", "args": {"norm": norm}}
+NORMED: dict[str, Any] = {"kind": "module", "factory": f"{__name__}:normed", "args": {"norm": "running"}}
+
+
+@pytest.mark.parametrize("norm", ["layer", "batch"])
+def test_fedbn_keeps_norms_without_statistics_too(norm: str) -> None:
+    """They move on their devices; the server's stay as they were drawn."""
+    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training={"batch_size": 1000})
+    model_now, own = all_after(sections | {"model": NORMED | {"args": {"norm": norm}}})
+    norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
+    assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
+    assert (own[:, norms] != model_now[norms]).any(axis=1).all()
 
 
 @pytest.mark.parametrize(("strategy", "kept"), [("fedavg", ()), ("statistics", (14, 28)), ("layers", (0, 28))])
 def test_running_statistics_are_averaged_or_kept(tmp_path: Path, strategy: str, kept: tuple[int, ...]) -> None:
     """Of the 28 numbers of a norm the last 14 are its statistics. What is kept is not sent."""
     how = {"kind": "fedavg"} if strategy == "fedavg" else {"kind": "fedbn", "keeps": strategy}
-    whole = {"training": {"batch_size": 1000}, "model": of_norm("running")}
+    whole = {"training": {"batch_size": 1000}, "model": NORMED}
     sections = world(ROTATED, 8, how | {"clients_per_round": 8}, 1, **whole)
-    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
+    sent = moved(ran(sections, tmp_path / "run"))
     first, size = 64 * 7 + 7, 64 * 7 + 7 + 28 + 80
     own_places = range(first + kept[0], first + kept[1]) if kept else range(0)
     assert sent == dict.fromkeys(["model", "update"], 8 * 4 * (size - len(own_places)))
     done, _ = played(sections)
     data = done.data
     assert data is not None
-    (start, model_now) = weights(done, [done.learner.initial(), done.strategy.state["model"]])
+    start, model_now = initial_weights(sections), model_of(done)
     counts = np.array([len(shard.train) for shard in data.shards])
     means = []
     for shard in data.shards:  # after the one step of an epoch: a tenth of the batch's, and nine of the first, which is 0
@@ -306,20 +285,6 @@ def test_running_statistics_are_averaged_or_kept(tmp_path: Path, strategy: str, 
     assert (np.delete(own, own_places, axis=1) == np.delete(model_now, own_places)).all()
 
 
-@pytest.mark.parametrize("norm", ["layer", "batch"])
-def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> None:
-    training = {"batch_size": 1000}  # torch takes no batch of one sample through a batch norm
-    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training=training, model=of_norm(norm))
-    sent = ran(sections, tmp_path / "run").summary["bytes"]["by_purpose"]
-    assert sent == dict.fromkeys(["model", "update"], 12 * 4 * (64 * 7 + 7 + 70 + 10))
-    model_now, own = all_after(sections)
-    norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
-    assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
-    assert (own[:, norms] != model_now[norms]).any(axis=1).all()
-    rest = np.delete(own, np.r_[norms], axis=1)
-    assert (rest == np.delete(model_now, np.r_[norms])).all()
-
-
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
@@ -331,7 +296,7 @@ def test_fedbn_keeps_the_norms_and_sends_the_rest(tmp_path: Path, norm: str) -> 
 )
 def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any]) -> None:
     """FedAvg with tensors that are kept is FedPer or FedBN, to the bit, with a codec that remembers and noise too."""
-    model = of_norm("running") if kind["kind"] == "fedbn" else MLP["model"]
+    model = NORMED if kind["kind"] == "fedbn" else MLP["model"]
     private = {"kind": "private", "clip": 1.0, "noise": 0.01, "account": False}
     up = {"up": {"kind": "top-k", "share": 0.5}}
     for keys, messages in (({"aggregation": private}, {}), ({"secure_aggregation": {}}, {}), ({}, up)):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from tests.strategies.clustered import ROTATED, Sections
+from tests.strategies.worlds import ROTATED, Sections
 
 KRUM: Sections = {"kind": "krum", "malicious": 2}
 DIGITS: Sections = {"source": "digits"}

@@ -13,17 +13,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fedsim.errors import SimulationError
-from fedsim.running.assembly import Run
-from fedsim.simulation import Record
 from fedsim.toolbox.strategies.rfedavg import (
     balance,
-    by_kmeans,
     class_imbalance,
     class_shares,
     cluster_imbalance,
     optimal_weights,
 )
-from tests.strategies.clustered import Sections, Weights, file_data, of_kind, played, ran, weights, world
+from tests.strategies.runs import initial_weights, model_of, of_kind, played, ran, told
+from tests.strategies.worlds import Sections, file_data, scheduled, world
 
 FEATURES, CLASSES = 5, 3
 BY_CLASS = {"theta": 0.3, "least_loss": 1e6}
@@ -45,15 +43,6 @@ def one_class(folder: Path, sizes: Sequence[int], classes: int = CLASSES, seed: 
         x[:, device % classes] += 1.0
         shards.append((x, [device % classes] * size))
     return file_data(folder, shards)
-
-
-def final(run: Run) -> Weights:
-    (model,) = weights(run, [run.strategy.state["model"]])
-    return model
-
-
-def told(records: Sequence[Record], kind: str) -> list[dict[str, Any]]:
-    return [record.fields for record in records if record.kind == kind]
 
 
 class Round:
@@ -111,13 +100,13 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
     data = one_class(tmp_path, sizes)
     sections = world(data, 7, rfedavg(7, theta=theta, imbalance=imbalance), rounds, training={"lr": lr})
     run, records = played(sections)
-    by_hand, flat = Round(data, sizes, theta), weights(run, [run.learner.initial()])[0].astype(np.float64)
+    by_hand, flat = Round(data, sizes, theta), initial_weights(sections).astype(np.float64)
     for reweighting in told(records, "reweighting"):
         flat, clusters, p = by_hand.step(flat, lr, imbalance)
         assert reweighting["clusters"] == [len(cluster) for cluster in clusters]
         assert reweighting["weights"] == pytest.approx(p, rel=1e-9)
     assert len(told(records, "reweighting")) == rounds
-    assert final(run) == pytest.approx(flat, abs=2e-6)
+    assert model_of(run) == pytest.approx(flat, abs=2e-6)
 
 
 @pytest.mark.parametrize("clustering", ["ccs", "kmeans"])
@@ -127,8 +116,8 @@ def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clu
     by_data, _ = played(world(data, 8, rfedavg(4, weights="uniform-by-data", clustering=clustering), 8))
     fedavg, _ = played(world(data, 8, {"kind": "fedavg", "clients_per_round": 4}, 8, training={"batch_size": 1000}))
     reweighted, _ = played(world(data, 8, rfedavg(4), 8))
-    assert final(by_data) == pytest.approx(final(fedavg), abs=1e-6)
-    assert np.abs(final(reweighted) - final(fedavg)).max() > 1e-3
+    assert model_of(by_data) == pytest.approx(model_of(fedavg), abs=1e-6)
+    assert np.abs(model_of(reweighted) - model_of(fedavg)).max() > 1e-3
 
 
 def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
@@ -153,7 +142,7 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
 def test_several_gradient_steps_are_several_rounds_of_one(tmp_path: Path) -> None:
     data = file_data(tmp_path, [(np.random.default_rng(4).normal(size=(20, 4)), [0, 1] * 10)])
     one, three = (played(world(data, 1, rfedavg(1, local_epochs=6 // rounds), rounds))[0] for rounds in (6, 2))
-    assert final(three) == pytest.approx(final(one), abs=1e-6)
+    assert model_of(three) == pytest.approx(model_of(one), abs=1e-6)
 
 
 def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
@@ -172,9 +161,6 @@ def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
                 assert (similarity[one, other] >= math.cos(0.3)) == alike == (found["groups"][one] == found["groups"][other])
 
 
-# Bytes.
-
-
 @pytest.mark.parametrize("learning", ["on", "off"])
 @pytest.mark.parametrize(
     ("strategy", "scalars", "counts", "reports"),
@@ -191,33 +177,30 @@ def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: in
     devices, clients, rounds, model = 6, 4, 5, 4 * (CLASSES * FEATURES + CLASSES)
     data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
     run = ran(world(data, devices, rfedavg(clients, **strategy), rounds, learning=learning), tmp_path / "run")
-    moved = run.summary["bytes"]
+    found = run.summary["bytes"]
     asked = clients * rounds
     met = sum(row["selected"] > 0 for row in run.devices)
     expected = {"model": asked * model, "update": asked * model, "control": 4 * (asked * scalars + met * reports)}
     expected |= {"class-counts": 4 * counts * asked} if counts else {}
     expected |= {"size-report": 4 * devices} if reports else {}
-    assert moved["by_purpose"] == expected
-    assert moved["paper"] == 2 * asked * model
-    assert moved["down"] == asked * model + 4 * met * reports
+    assert found["by_purpose"] == expected
+    assert found["paper"] == 2 * asked * model
+    assert found["down"] == asked * model + 4 * met * reports
     assert run.summary["rounds"] == rounds
-
-
-# Who is late, lost, new or broken.
 
 
 def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path: Path) -> None:
     data = one_class(tmp_path / "data", [30, 5, 20, 10])
-    population = {"speed": "10 samples/s", "arrivals": {"kind": "schedule", "times": ["7 s"], "devices": [2]}}
+    population = {"speed": "10 samples/s", "arrivals": scheduled(d2="7 s")}
     run = ran(world(data, 4, rfedavg(3), 6, population=population), tmp_path / "run")
-    told: dict[int, list[int]] = {}
+    sizes_told = dict.fromkeys(range(6), 0)
     for row in run.transfers:
         if row["direction"] == "down":
-            told.setdefault(row["round"], []).append(len(row["payloads"]) - 1)
+            sizes_told[row["round"]] += len(row["payloads"]) - 1
     (arrival,) = of_kind(run, "arrival")
     later = [event["round"] for event in of_kind(run, "round-start") if event["time"] > arrival["time"]]
     assert later[0] == 3  # rounds of 3 s: the slowest of those who are there at first has 30 samples
-    assert [sum(told[number]) for number in range(6)] == [3, 0, 0, 3, 1, 0]
+    assert [*sizes_told.values()] == [3, 0, 0, 3, 1, 0]
     for number in range(6):
         asked = {row["device"] for row in run.transfers if row["round"] == number}
         assert (2 in asked) <= (number in later)
@@ -233,29 +216,6 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
         assert sum(given) == pytest.approx(1.0)
         assert sum(reweighting["data"]["clusters"]) == 4
     assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
-
-
-# K-means.
-
-
-@pytest.mark.parametrize("wanted", [1, 2, 4])
-def test_k_means_makes_as_many_clusters_as_the_scenario_says(wanted: int) -> None:
-    """Two pairs of neighbours: N = 2 puts each pair together, N = 4 every device by itself."""
-    rows = np.array([[0.0, 0.0], [0.0, 1.0], [10.0, 0.0], [10.0, 1.0]], dtype=np.float32)
-    found = by_kmeans(rows, wanted, np.random.default_rng(1))
-    assert sorted(found) == {1: [[0, 1, 2, 3]], 2: [[0, 1], [2, 3]], 4: [[0], [1], [2], [3]]}[wanted]
-
-
-# Weights, and the benchmark that knows the classes.
-
-
-@given(st.lists(st.lists(st.integers(0, 20), min_size=3, max_size=3), min_size=2, max_size=8), st.integers(1, 4))
-def test_a_cluster_lacks_what_it_does_not_have(rows: list[list[int]], parts: int) -> None:
-    counts = np.array(rows)
-    total = 3 * max(int(counts.max()), int(counts.sum()))
-    clusters = [list(range(part, len(counts), parts)) for part in range(min(parts, len(counts)))]
-    found = cluster_imbalance(class_imbalance(counts, total), counts.sum(axis=1), clusters)
-    assert found == pytest.approx([max(total - int(counts[cluster].sum()), 1) for cluster in clusters])
 
 
 def test_imbalance_is_at_least_one_sample_and_the_first_of_the_most_imbalanced_members_is_spared() -> None:

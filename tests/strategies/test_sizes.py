@@ -13,7 +13,8 @@ from fedsim.toolbox.strategies.flora import merged
 from fedsim.toolbox.strategies.heterofl import mean_of_holders
 from fedsim.toolbox.strategies.hetlora import norm
 from fedsim.toolbox.strategies.sizes import leading
-from tests.strategies.clustered import played, ran, weights, world
+from tests.strategies.runs import moved, played, ran, told, weights
+from tests.strategies.worlds import Sections, world
 
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13, 7]}
@@ -29,8 +30,8 @@ ONE = {"kind": "fedavg", "clients_per_round": 1}
         ("hetlora", 2, ADAPTED, MLP | {"lora": {"rank": 2, "alpha": 2.0}}),
     ],
 )
-def test_training_among_zeros_is_training_the_smaller_model(
-    kind: str, size: float, whole: dict[str, Any], part: dict[str, Any], tmp_path: Path
+def test_training_among_zeros_is_that_of_the_smaller_model(
+    kind: str, size: float, whole: Sections, part: Sections, tmp_path: Path
 ) -> None:
     training = {"momentum": 0.5, "l2": 0.01, "weight_decay": 0.01}
     timed = {"device": "phone-low"} if kind == "heterofl" else {"speed": "1000 samples/s", "reference_flops": 1e4}
@@ -99,14 +100,14 @@ def test_stacked_adapters_are_merged_exactly_and_charged_by_hand(tmp_path: Path)
     assert np.abs(found[6:12]).max() <= 3**-0.5
 
     all_three = {"kind": "flora", "clients_per_round": 3, "sizes": [2]}
-    moved = ran(world(DIGITS, 3, all_three, 5, model=STACKED), tmp_path / "all").summary["bytes"]["by_purpose"]
-    assert moved == {"model": 3 * 4 * (whole + 4 * 3 * 2 * rank_1), "update": 5 * 3 * 4 * 2 * rank_1}
+    run = ran(world(DIGITS, 3, all_three, 5, model=STACKED), tmp_path / "all")
+    assert moved(run) == {"model": 3 * 4 * (whole + 4 * 3 * 2 * rank_1), "update": 5 * 3 * 4 * 2 * rank_1}
 
 
 def test_widths_are_drawn_again_up_to_that_of_the_kind() -> None:
     table = {"sizes": {"a": 1.0, "b": 0.5, "c": 0.1}, "redraw": True, "kind": "heterofl", "clients_per_round": 3}
     _, records = played(world(DIGITS, 3, table, 12, model=MLP) | three_kinds(memory="1 GB", memory_share=1.0))
-    downloads = [record.fields for record in records if record.kind == "step-end" and record.fields["step"] == "download"]
+    downloads = [fields for fields in told(records, "step-end") if fields["step"] == "download"]
     assert [len({step["bytes"] for step in downloads if step["device"] == device}) for device in range(3)] == [3, 2, 1]
 
 
@@ -130,8 +131,7 @@ def test_models_of_tokens(kind: str) -> None:
         with pytest.raises(fedsim.ScenarioError, match="allowed are fedsim's models of dense layers and convolutions"):
             played(sections)
     else:
-        (told,) = [record.fields for record in played(sections)[1] if record.kind == "round"]
-        assert 10 < told["perplexity"] < 300
+        assert 10 < told(played(sections)[1], "round")[0]["perplexity"] < 300
 
 
 @pytest.mark.parametrize(

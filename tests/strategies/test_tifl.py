@@ -12,8 +12,8 @@ from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
 from tests.records.test_audit import aggregated_never, events, found
-from tests.strategies.clustered import file_data, of_kind, played, ran, weights, world
-from tests.strategies.curved import PULLS, curved, model_after
+from tests.strategies.runs import model_after, model_of, moved, of_kind, played, ran
+from tests.strategies.worlds import PULLS, curved, file_data, world
 
 
 def tiers_of(sizes: list[float], tiers: int) -> list[int]:
@@ -50,26 +50,19 @@ def drawn(run: RunFolder) -> list[int]:
     return [event["group"] for event in of_kind(run, "tier")]
 
 
-def test_tiers_are_drawn_uniformly_and_so_are_their_members(tmp_path: Path) -> None:
-    run = ran(sections(60, 500, tiers=4, clients_per_round=3), tmp_path / "run")
+@pytest.mark.parametrize("shares", [None, [0.7, 0.1, 0.1, 0.05, 0.05], [0, 0, 0, 0, 1]], ids=["uniform", "random", "slow"])
+def test_tiers_are_drawn_uniformly_or_as_a_static_policy_says_and_their_members_uniformly(shares: Any, tmp_path: Path) -> None:
+    how = {} if shares is None else {"mode": "static", "probabilities": shares}
+    run = ran(sections(60, 500, tiers=5, clients_per_round=3, **how), tmp_path / "run")
     counts = Counter(drawn(run))
-    assert [counts[tier] for tier in range(4)] == pytest.approx([125] * 4, abs=4 * (500 * 3 / 16) ** 0.5)
+    for tier, share in enumerate(shares or [0.2] * 5):
+        assert counts[tier] == pytest.approx(500 * share, abs=4 * (500 * share * (1 - share)) ** 0.5)
     chosen = Counter(event["device"] for event in of_kind(run, "task-start") if event["round"] is not None)
-    for tier in range(4):
+    for tier in range(5):
         members = [row["device"] for row in run.devices if row["group"] == tier]
         expected = counts[tier] * 3 / len(members)
         margin = 4.5 * (expected * (1 - 3 / len(members))) ** 0.5
         assert [chosen[device] for device in members] == pytest.approx([expected] * len(members), abs=margin)
-
-
-def test_a_static_policy_draws_tiers_as_it_says(tmp_path: Path) -> None:
-    random = [0.7, 0.1, 0.1, 0.05, 0.05]
-    run = ran(sections(60, 500, tiers=5, clients_per_round=3, mode="static", probabilities=random), tmp_path / "random")
-    counts = Counter(drawn(run))
-    for tier, share in enumerate(random):
-        assert counts[tier] == pytest.approx(500 * share, abs=4 * (500 * share * (1 - share)) ** 0.5)
-    slow = sections(60, 20, tiers=5, clients_per_round=3, mode="static", probabilities=[0, 0, 0, 0, 1])
-    assert set(drawn(ran(slow, tmp_path / "slow"))) == {4}
 
 
 def test_a_small_tier_gives_all_its_members_and_an_empty_one_is_passed_over(small: dict[str, Any], tmp_path: Path) -> None:
@@ -103,9 +96,8 @@ def test_credits_run_out_and_are_never_negative(small: dict[str, Any], accuracy_
     asked = [row for row in run.transfers if row["purpose"] == "test-accuracy"]
     assert all(row["bytes"] == 4.0 for row in asked)
     assert bool(asked) == (accuracy_from == "clients")
-    moved = run.summary["bytes"]["by_purpose"]
-    tested = len([event for event in run.events if event["step"] == "evaluate" and event["kind"] == "step-end"])
-    assert moved["model"] == sum(row["selected"] for row in run.rounds) * 2600 + tested * 2600
+    tested = sum(event["step"] == "evaluate" for event in of_kind(run, "step-end"))
+    assert moved(run)["model"] == sum(row["selected"] for row in run.rounds) * 2600 + tested * 2600
 
 
 @pytest.mark.parametrize("accuracy_from", ["clients", "measurement"])
@@ -129,9 +121,7 @@ def test_credits_follow_accuracies_on_test_samples(accuracy_from: str, tmp_path:
 
 
 @pytest.mark.parametrize("require", [True, False])
-def test_probabilities_change_without_improvement_or_if_told_so_at_every_test(
-    small: dict[str, Any], require: bool, tmp_path: Path
-) -> None:
+def test_probabilities_change_without_improvement_or_always(small: dict[str, Any], require: bool, tmp_path: Path) -> None:
     small["population"] |= {"availability": {"kind": "always"}}
     small["strategy"] = {"kind": "tifl", "tiers": 3, "mode": "credits", "clients_per_round": 2, "interval": 2}
     small["strategy"] |= {"accuracy_from": "measurement", "require_no_improvement": require}
@@ -171,13 +161,8 @@ def test_profiled_latency_makes_tiers_and_drops_whom_it_never_saw_in_time(tmp_pa
 
 def test_a_deadline_shorter_than_a_tier_needs_leaves_its_rounds_without_an_update(tmp_path: Path) -> None:
     """T = 1 is the mean of 10 and 100 samples: nobody of the slow tier is ever in time, and `published.toml` says how often."""
-    scenario = {
-        "learning": "off",
-        "population": {"devices": 8, "samples": [10] * 4 + [100] * 4, "speed": "10 samples/s"},
-        "strategy": {"kind": "tifl", "tiers": 2, "mode": "uniform", "clients_per_round": 3, "local_epochs": 5}
-        | {"deadline": {"kind": "relative", "times": 1.0}},
-        "stop": {"rounds": 30},
-    }
+    scenario = sections(8, 30, tiers=2, clients_per_round=3, local_epochs=5, deadline={"kind": "relative", "times": 1.0})
+    scenario["population"] = {"devices": 8, "samples": [10] * 4 + [100] * 4, "speed": "10 samples/s"}
     run = ran(scenario, tmp_path / "run")
     asked = {event["round"]: event["device"] for event in of_kind(run, "task-start")}
     assert [row["valid"] for row in run.rounds] == [3 * (asked[row["round"]] < 4) for row in run.rounds]
@@ -199,9 +184,8 @@ def tiered(strategy: dict[str, Any], rounds: int) -> dict[str, Any]:
 
 def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
     """From the order of events alone: who was asked at which version, and whose updates made which."""
-    sections = curved(tmp_path, FEDAT, 9, population={"devices": 4, "speed": SPEEDS, "jitter": 0.3})
-    sections["strategy"] = FEDAT | {"local_epochs": 3}
-    run, records = played(sections)
+    population = {"devices": 4, "speed": SPEEDS, "jitter": 0.3}
+    run, records = played(curved(tmp_path, FEDAT, 9, 3, population=population))
     begun, versions = {}, [5.0]
     tiers, counts = [5.0, 5.0], [0, 0]
     for record in records:
@@ -222,7 +206,7 @@ def test_a_whole_run_replayed_by_hand(tmp_path: Path) -> None:
             versions.append((counts[1] * tiers[0] + counts[0] * tiers[1]) / sum(counts))
     assert min(counts) > 0
     assert counts[0] > counts[1], "the faster tier was not updated more often"
-    assert weights(run, [run.strategy.state["model"]])[0][0] == pytest.approx(versions[-1], abs=1e-5)
+    assert model_of(run)[0] == pytest.approx(versions[-1], abs=1e-5)
 
 
 def test_tiers_are_as_many_devices_each_by_measured_latency(tmp_path: Path) -> None:
@@ -231,7 +215,7 @@ def test_tiers_are_as_many_devices_each_by_measured_latency(tmp_path: Path) -> N
     assert made["data"]["members"] == [4, 4, 4]
     expected = np.argsort(np.argsort([row["samples"] / row["speed"] for row in run.devices])) // 4
     assert [row["group"] for row in run.devices] == expected.tolist()
-    assert run.summary["bytes"]["by_purpose"]["profiling"] == 2 * 12 * 650 * 4
+    assert moved(run)["profiling"] == 2 * 12 * 650 * 4
 
 
 def test_profiling_that_takes_too_long_is_ended_and_counts_as_so_long(tmp_path: Path) -> None:
@@ -250,11 +234,10 @@ def test_the_audit_misses_an_update_of_the_tier_that_was_aggregated(tmp_path: Pa
 
 
 def test_private_aggregation_is_one_of_what_has_changed_in_the_model_that_was_sent(tmp_path: Path) -> None:
-    sections = curved(tmp_path, FEDAT, 6, population={"devices": 4, "speed": SPEEDS})
     how = {"kind": "private", "clip": 1e6, "noise": 0.0, "account": False}
     plain, private, clipped = (
-        model_after(sections | {"strategy": FEDAT | {"local_epochs": 3, "aggregation": aggregation}})[0]
-        for aggregation in ("mean", how, how | {"where": "local", "clip": 1e-9})
+        model_after(curved(tmp_path, FEDAT | {"aggregation": way}, 6, 3, population={"devices": 4, "speed": SPEEDS}))[0]
+        for way in ("mean", how, how | {"where": "local", "clip": 1e-9})
     )
     assert private == pytest.approx(plain, abs=1e-5)
     assert clipped == pytest.approx(5.0, abs=1e-5), "clients did not clip what they have changed"

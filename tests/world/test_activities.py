@@ -14,7 +14,7 @@ import simpy
 import fedsim
 from fedsim.audit import audit
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import SERVER, Activity, Process, World
 from fedsim.running.runner import Job

@@ -74,46 +74,42 @@ class Measure:
         return _WORDS["rounds" if self.name.startswith("rounds") else self.unit]
 
     def show(self, value: float) -> str:
-        """A figure for people, with its unit."""
         return self.words.show(value) if self.is_cost else f"{value:.3f}"
 
 
-FINAL = Measure("final accuracy", "0-1", "accuracy", "most")
-BEST = Measure("best accuracy", "0-1", "accuracy", "most")
+_MEASURES = {
+    one.name: one
+    for one in (
+        Measure("rounds", "", "accuracy"),
+        Measure("final accuracy", "0-1", "accuracy", "most"),
+        Measure("best accuracy", "0-1", "accuracy", "most"),
+        Measure("worst-decile accuracy", "0-1", "accuracy", "most"),
+        Measure("fine-tuned accuracy", "0-1", "accuracy", "most"),
+        Measure("simulated time", "s", "cost", "least"),
+        Measure("traffic", "bytes", "cost", "least"),
+        Measure("compute", "device-s", "cost", "least"),
+        Measure("energy", "J", "cost", "least"),
+        Measure("carbon", "g", "cost", "least"),
+        Measure("cost", "", "cost", "least"),
+        Measure("battery", "%", "cost", "least"),
+        Measure("flat devices", "devices", "cost", "least"),
+        Measure("wasted traffic", "bytes", "wasted", "least"),
+        Measure("wasted compute", "device-s", "wasted", "least"),
+        Measure("wasted energy", "J", "wasted", "least"),
+        Measure("dropped updates", "0-1", "wasted", "least"),
+        Measure("Jain's index of selections", "0-1", "fairness and groups", "most"),
+        Measure("migrations", "", "fairness and groups"),
+        Measure("mean purity of groups", "0-1", "fairness and groups", "most"),
+        Measure("last purity of groups", "0-1", "fairness and groups", "most"),
+    )
+}
+FINAL, BEST = (_MEASURES[f"{which} accuracy"] for which in ("final", "best"))
+TIME, TRAFFIC, WASTED_COMPUTE = (_MEASURES[name] for name in ("simulated time", "traffic", "wasted compute"))
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
-TIME = Measure("simulated time", "s", "cost", "least")
-TRAFFIC = Measure("traffic", "bytes", "cost", "least")
-WASTED_COMPUTE = Measure("wasted compute", "device-s", "wasted", "least")
-_BATTERY = Measure("battery", "%", "cost", "least")
-_FLAT = Measure("flat devices", "devices", "cost", "least")
-_FIRST = (
-    Measure("rounds", "", "accuracy"),
-    FINAL,
-    BEST,
-    Measure("worst-decile accuracy", "0-1", "accuracy", "most"),
-    Measure("fine-tuned accuracy", "0-1", "accuracy", "most"),
-    TIME,
-    TRAFFIC,
-    Measure("compute", "device-s", "cost", "least"),
-    Measure("energy", "J", "cost", "least"),
-    Measure("carbon", "g", "cost", "least"),
-    Measure("cost", "", "cost", "least"),
-    _BATTERY,
-    _FLAT,
-)
-_LAST = (
-    Measure("wasted traffic", "bytes", "wasted", "least"),
-    WASTED_COMPUTE,
-    Measure("wasted energy", "J", "wasted", "least"),
-    Measure("dropped updates", "0-1", "wasted", "least"),
-    Measure("Jain's index of selections", "0-1", "fairness and groups", "most"),
-    Measure("migrations", "", "fairness and groups"),
-    Measure("mean purity of groups", "0-1", "fairness and groups", "most"),
-    Measure("last purity of groups", "0-1", "fairness and groups", "most"),
-)
 _OF_WORK = ("assign", "step-start", "step-end", "task-end")
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
-_ALONE = {"battery": _BATTERY, "flat": _FLAT, "accuracy": FINAL, "budget": WITHIN}  # goals without a target
+_ALONE = {"battery": _MEASURES["battery"], "flat": _MEASURES["flat devices"], "accuracy": FINAL, "budget": WITHIN}
+"""Goals without a target."""
 GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_IS_BETTER)
 """The goals of a study: least of a cost to the target, of a battery's charge or flat devices; the best accuracy or metric."""
 
@@ -160,8 +156,10 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; six more for each target accuracy."""
-    return [*_FIRST, *(cost_of(what, target) for target in targets for what in _TO_TARGET), *_LAST]
+    """All measures, in the order of their columns; six more for each target."""
+    first = [one for one in _MEASURES.values() if one.topic in ("accuracy", "cost")]
+    to_targets = [cost_of(what, target) for target in targets for what in _TO_TARGET]
+    return [*first, *to_targets, *(one for one in _MEASURES.values() if one not in first)]
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:

@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.errors import ScenarioError
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
@@ -46,13 +46,6 @@ def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTab
     from fedsim.lab.compare.published import Published, beside_published  # loads the scenarios' grammar
 
     return beside_published(read_lines([path]).lines, Published.read(figures))
-
-
-def claims_of(tables: Sequence[ComparedTable]) -> Sequence[ComparedTable]:
-    """Of the tables beside published ones the claims and their verdicts; all of them where nothing is claimed."""
-    from fedsim.lab.compare.published import CLAIMS
-
-    return [table for table in tables if table.title == CLAIMS] or tables
 
 
 def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
@@ -93,14 +86,6 @@ def form_of(path: Path, said: Form | None) -> Form:
             f"--out is {str(path)!r}; allowed is a name that ends in {' or '.join(_ENDINGS)}, or say --csv or --markdown"
         )
     return form
-
-
-def write_file(path: Path, text: str) -> None:
-    """Write a comparison."""
-    try:
-        write_text(path, text)
-    except OSError as error:
-        raise RunFolderError(f"--out {str(path)!r} cannot be written: {error.strerror}") from None
 
 
 def write_tables(path: Path) -> None:
@@ -170,8 +155,8 @@ def _escaped(text: str) -> str:
 def _marked(cell: Cell, column: ComparedColumn) -> str:
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
-    ours = _escaped(_with_half(cell.ours, column))
-    said = "" if cell.published is None else f" *({_escaped(shown(cell.published, column))})*"
+    ours = _with_half(cell.ours, column)
+    said = "" if cell.published is None else f" *({shown(cell.published, column)})*"
     return (f"**{ours}**" if cell.within is False else ours) + said
 
 

@@ -190,12 +190,10 @@ class Comparison:
         compared = list(self._compared())
         columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], [said for said, _, _ in compared]).columns]
         for one in self._measures:
-            cells: list[Cell] = []
-            for _, place, at in compared:
-                pairs = self._pairs(place, at, one)
-                cells.append(_mean_difference(pairs) if self._are_all(pairs, place, at) else None)
+            found = (self._all_pairs(place, at, one) for _, place, at in compared)
+            cells = tuple(_mean_difference(pairs) if pairs else None for pairs in found)
             topic = f"{one.topic}, difference to the baseline"
-            columns.append(ComparedColumn(one.head, tuple(cells), topic, over_seeds=True, unit=one.unit, signed=True))
+            columns.append(ComparedColumn(one.head, cells, topic, over_seeds=True, unit=one.unit, signed=True))
         return ComparedTable(tuple(columns), ("Variant minus baseline, seed by seed in the same worlds.",) if compared else ())
 
     def _point(self, line: ComparedLine) -> dict[str, Cell]:
@@ -224,16 +222,16 @@ class Comparison:
         own, base = (self.lines.by_seed(line, self._figures[line], one.name) for line in (place, at))
         return {seed: (own[seed], base[seed]) for seed in own if seed in base}
 
-    def _are_all(self, pairs: Pairs, place: int, at: int) -> bool:
-        return len(pairs) == max(len(self._figures[place]), len(self._figures[at])) > 0
+    def _all_pairs(self, place: int, at: int, one: measures.Measure) -> Pairs:
+        """The pairs of two lines, if each of their runs is in one; else none."""
+        pairs = self._pairs(place, at, one)
+        return pairs if len(pairs) == max(len(self._figures[place]), len(self._figures[at])) else {}
 
     def _ratio(self, one: measures.Measure, place: int) -> float | None:
         """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio means nothing."""
         at = self.lines.baselines[place]
-        pairs = {} if at is None else self._pairs(place, at, one)
-        if at is None or not one.is_cost or not self._are_all(pairs, place, at):
-            return None
-        found = ratio_of(*zip(*pairs.values(), strict=True))
+        pairs = {} if at is None or not one.is_cost else self._all_pairs(place, at, one)
+        found = ratio_of(*zip(*pairs.values(), strict=True)) if pairs else None
         return None if found is None else found.mean
 
 

@@ -15,7 +15,7 @@ from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.executors.ray import Ray
+from fedsim.toolbox.ray import Ray
 
 _LISTEN_EVERY_S = 0.25
 _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost

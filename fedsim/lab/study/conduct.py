@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
-from fedsim.executors.named import make_executor
+from fedsim.executors import make_executor
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
@@ -23,7 +23,7 @@ from fedsim.simulation import Simulation
 
 if TYPE_CHECKING:
     from fedsim.lab.study.cluster import RayWorkers
-    from fedsim.toolbox.executors.ray import Ray
+    from fedsim.toolbox.ray import Ray
 
 _EXECUTORS = ("processes", "ray")
 

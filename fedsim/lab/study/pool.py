@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from rich.progress import Progress
 from rich.text import Text
 
-from fedsim.executors.processes import start
+from fedsim.executors import start
 from fedsim.language.units import show_seconds
 from fedsim.output.harmless import clean
 from fedsim.output.terminal import Console, bar

@@ -22,7 +22,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from fedsim.errors import CheckpointError, FedsimError, told
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.output.terminal import share_done
 from fedsim.records.lock import locked
 from fedsim.running.runner import Job, end_soon

@@ -117,14 +117,13 @@ class CFL(Grouped[CFLParams]):
     had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
     weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
     the cluster is cut in two such that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from
-    its model. A client that took no part in the round goes to the side that has the update with the largest cosine with the
-    last one that it sent to this cluster; one that has not sent any leaves it.
+    its model. A client that took no part in the round goes by its last update to this cluster to the side with the update most
+    like that by cosine; one that has not sent any leaves it.
 
     Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
     arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
-    as in a round, sends its update (d parameters), and goes to the side that had the update with the largest cosine with it.
-    For this the server keeps the updates of every split. Data that shift move nobody. With ``learning = "off"`` nothing is
-    split but by ``split_rounds``, then at random.
+    as in a round, sends its update (d parameters), and goes to the side with the update most like its own, which the server has
+    kept. Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
 
     State besides ``Grouped``'s, whose ``models`` has one for each node of the tree: ``children`` of each node, None for a leaf;
     ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent

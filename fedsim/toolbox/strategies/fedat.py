@@ -153,7 +153,6 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     async def _close(self, tier: int) -> None:
-        """The tier's updates become its model, and the tiers' models the global one."""
         state, how = self.state, self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received, state["received"][tier] = state["received"][tier], []
         weights = await how.weigh(self.server, received, how.weights(received))

@@ -20,7 +20,6 @@ class FLHCParams(LCFLParams):
     Attributes:
         measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
         clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
-        moment: after rounds of FedAvg.
         groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
         aggregation: weighted by samples, as in the paper.
     """
@@ -54,9 +53,8 @@ class FLHC(LCFL):
     """Federated learning with hierarchical clustering of local updates.
 
     Source: Briggs, Fan and Andras, "Federated learning with hierarchical clustering of local updates" (IJCNN 2020), Algorithm
-    1. After ``moment.rounds`` rounds of FedAvg every device that is there receives the global model, trains, and sends its
-    update (d parameters each way). The differences from the global model are clustered, and each cluster goes on from it. All
-    else is as in ``LCFL``.
+    1. After ``moment.rounds`` of FedAvg every device that is there receives the global model, trains, and sends its update (d
+    parameters each way). Their differences from it are clustered, and each cluster goes on from it. All else is as in ``LCFL``.
     """
 
     Params: ClassVar[type[LCFLParams]] = FLHCParams
@@ -68,7 +66,7 @@ class FLHC(LCFL):
         await super()._gather()
 
     async def distances(self, devices: list[int]) -> Found:
-        models = await self.server.models.values([self.state["own"][device] for device in devices])
-        starts = await self.server.models.values([self.state["began"][device] for device in devices])
-        updates = [model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)]
+        own, began = self.state["own"], self.state["began"]
+        values = await self.server.models.values([ref for device in devices for ref in (own[device], began[device])])
+        updates = [model.astype(np.float64) - start for model, start in zip(values[::2], values[1::2], strict=True)]
         return by_rows(updates, lambda rows: update_distances(rows, self.params.measure))

@@ -39,10 +39,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         measure: how far apart two devices are: by losses ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6); ``diff-norm`` of models; 1
             minus the cosine of the gradients at their own models (``grad-cos``) or of the last changes (``update-cos``).
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
-        moment: after rounds of FedAvg (``rounds``, published), or after a training of each device by itself (``local``,
-            Algorithm 1).
-        clusters_start: clusters begin at the global model (``global``, published) or at the mean of their members'
-            (``members``).
+        moment: after ``rounds`` of FedAvg (published), or a ``local`` training of each device by itself (Algorithm 1).
+        clusters_start: clusters begin at the ``global`` model (published), or at the mean of their ``members``'.
         as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest to all others.
     """
 
@@ -84,7 +82,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def second_campaign(self) -> str | None:
-        """The job of devices that have a model, before they are clustered; None if there is none."""
+        """The job of devices that have a model, before they are clustered."""
         return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
 
     def cohort_size(self, devices: int) -> int:
@@ -167,20 +165,18 @@ class LCFL(Grouped[LCFLParams]):
     Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the rounds of
     FedAvg before the clustering as in its published experiments.
 
-    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (a device that was never drawn, and is there
-    when they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters;
-    nothing if it draws its own), trains, and sends w_i (d parameters).
+    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (one that was never drawn, and is there when
+    they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters; nothing if
+    it draws its own), trains, and sends w_i (d parameters).
 
-    Exchange: each of the M devices with a w_i receives those of the others ((M - 1) d parameters), computes the objective L_i,
-    with ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars
-    of 4 bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. The other
-    measures need no exchange; for ``grad-cos`` each makes one step of length 1 on all of its data from w_i and sends the model
-    (d parameters).
+    Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes the objective L_i, with
+    ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4
+    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. Other measures need
+    no exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
 
-    Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself (d parameters each
-    way); with fewer than ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d
-    parameters), test them on their training data, join the best and say which (4 bytes): as soon as they can, but not before no
-    two clusters have the same model.
+    Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself; with fewer than
+    ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their
+    training data, join the best and say which (4 bytes): as soon as they can, but not while two clusters have the same model.
 
     State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
     and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
@@ -255,29 +251,30 @@ class LCFL(Grouped[LCFLParams]):
             await self._begin_campaign("warm-up", without)
 
     async def _begin_campaign(self, name: str, devices: Sequence[int]) -> None:
-        """Ask devices for a task each, those that are away when they are back."""
         server, deadline = self.server, self.params.moment.deadline
         self.state |= {"campaign": name, "campaign_asked": dict.fromkeys(devices, 0)}
         server.emit("campaign", what=name, devices=len(devices))
         if deadline is not None:
             server.timer("campaign-deadline", server.now + deadline)
-        for device in devices:
-            self._invite(device)
-        await self._look_whether_over()
+        await self._invite(*devices)
 
-    def _invite(self, device: int) -> None:
-        state, moment, contents = self.state, self.params.moment, dict[str, Any]()
-        if not self.server.clients.idle(device):
-            if self.server.clients.await_return(device):
-                state["campaign_waiting"].append(device)
-            return
-        if state["campaign"] == "exchange":
-            others = [state["own"][other] for other in state["exchanged"] if other != device]
-            contents = {"exchange": others, "place": Header(state["exchanged"].index(device))}
-        elif state["campaign"] == "warm-up" and not (isinstance(moment, AfterLocalTraining) and moment.start == "own"):
-            contents = {"warm-up": state["global"]}
-        state["campaign_asked"][device] += 1
-        state["campaign_open"][self.server.ask(device, contents, state["campaign"])] = device
+    async def _invite(self, *devices: int) -> None:
+        """Ask devices for what the campaign wants, those that are away when they are back."""
+        state, server, name = self.state, self.server, self.state["campaign"]
+        for device in devices:
+            if not server.clients.idle(device):
+                if server.clients.await_return(device):
+                    state["campaign_waiting"].append(device)
+                continue
+            contents: dict[str, Any] = {}
+            if name == "exchange":
+                others = [state["own"][other] for other in state["exchanged"] if other != device]
+                contents = {"exchange": others, "place": Header(state["exchanged"].index(device))}
+            elif name == "warm-up" and getattr(self.params.moment, "start", "common") == "common":
+                contents = {"warm-up": state["global"]}
+            state["campaign_asked"][device] += 1
+            state["campaign_open"][server.ask(device, contents, name)] = device
+        await self._look_whether_over()
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
@@ -290,17 +287,15 @@ class LCFL(Grouped[LCFLParams]):
                 state["own"][device], state["began"][device] = message["warm-up"], message["start"]
             else:
                 state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
-        elif message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts:
-            self._invite(device)
-        await self._look_whether_over()
+        again = message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts
+        await self._invite(*([device] if again else []))
 
     async def on_return(self, device: int) -> None:
-        if device not in self.state["campaign_waiting"]:
+        if device in self.state["campaign_waiting"]:
+            self.state["campaign_waiting"].remove(device)
+            await self._invite(device)
+        else:
             await super().on_return(device)
-            return
-        self.state["campaign_waiting"].remove(device)
-        self._invite(device)
-        await self._look_whether_over()
 
     async def _look_whether_over(self) -> None:
         """After the last task of a campaign, go on with those who came back: to the exchange, or to the clusters."""
@@ -320,7 +315,6 @@ class LCFL(Grouped[LCFLParams]):
             await self._make_clusters(found)
 
     async def _make_clusters(self, devices: list[int]) -> None:
-        """Cluster devices; a cluster gets its first model, and devices in none look for one."""
         state, server = self.state, self.server
         devices, labels = await self._cluster(devices)
         for group in range(max(labels) + 1):
@@ -381,7 +375,7 @@ class LCFL(Grouped[LCFLParams]):
         if state["admitting"] or len({model.name for model in state["models"]}) < len(state["models"]):
             return
         state["admitting"] = True
-        for device in (device for device, group in enumerate(state["group"]) if group < 0):
+        for device in self.members(-1):
             there = self.server.clients.idle(device)
             self.must_prepare(device)
             if not there:

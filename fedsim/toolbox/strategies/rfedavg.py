@@ -297,7 +297,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _cluster(
         self, entries: list[dict[str, Any]], devices: list[int], gradients: Floats32 | None
     ) -> tuple[Clusters, float | None]:
-        """The clusters, positions in ``entries``, and the threshold if there was one; at random without gradients."""
+        """Clusters, as positions in ``entries`` (random without gradients), and the threshold if there was one."""
         params, server, number, classes = self.params, self.server, self.state["round"], self.setting.classes
         generator, eps, shown = server.rng("clusters", number), None, None
         if gradients is None:

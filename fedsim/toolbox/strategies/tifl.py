@@ -206,13 +206,11 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
     First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters, each time);
-    the others when they can be. Tiers are equal-width bins over what is then known, and stay; who comes later is sorted in. A
-    round draws a tier, then K of its members uniformly (all if fewer), and goes on as FedAvg's. A tier with no member that can
-    be had is passed over.
+    the others when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
+    round draws a tier with a member that can be had, then K of its members uniformly (all if fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to test clients of each tier (d parameters), who test it and report their
-    accuracy (a scalar). Without learning there is none, and the probabilities stay uniform. When all credits are used up, tiers
-    are chosen uniformly.
+    With credits, every I rounds the model goes to test clients of each tier (d parameters), who report their accuracy on it (a
+    scalar). Without learning, and when all credits are used up, tiers are chosen uniformly.
 
     State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``profiles``, how often each
     was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last test.
@@ -316,7 +314,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             super()._open_round()
 
     def _test(self) -> None:
-        """Ask test clients of every tier; ``_tested`` takes in what they say."""
         state, params, server = self.state, self.params, self.server
         known = params.accuracy_from == "measurement"
         state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if known and part}
@@ -327,7 +324,6 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             server.timer("tested", server.now)
 
     async def _tested(self) -> None:
-        """Every test client has reported or is lost: see whether the probabilities change, and go on with the round."""
         state, params, before = self.state, self.params, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):

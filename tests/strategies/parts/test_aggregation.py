@@ -12,27 +12,24 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import fedsim
 from fedsim.federation.contents import Partial
 from fedsim.learning.refs import Ref
 from fedsim.plugin import Aggregation, Server, ServerOptimiser
-from fedsim.simulation import Simulation
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.server import SGD
 from fedsim.toolbox.optimisers import Adagrad, Adam, Yogi
 from tests.benchmarks.parts_matrix import CENTRAL, CLIP, KINDS, Played, combinations, judge, rounds_of
-from tests.strategies.clustered import Sections, played, weights, world
+from tests.strategies.runs import Weights, made, played, told, weights
 from tests.strategies.test_hierfavg import TREE
+from tests.strategies.worlds import Sections, world
 
 Floats = NDArray[np.float64]
-Weights = NDArray[np.float32]
 
 
 def a_server() -> Server:
-    server: Server = Simulation(fedsim.Scenario(population={"devices": 10})).installed.server
-    return server
+    return made({"population": {"devices": 10}}).server
 
 
 def krum_score(points: Floats, at: int, f: int) -> float:
@@ -151,9 +148,9 @@ ATTACKED: dict[str, Any] = {
 def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> None:
     """Attackers far away are never among them; those who are count alike."""
     _, records = played(ATTACKED | {"strategy": {"clients_per_round": 12} | strategy})
-    aggregates = [record.fields for record in records if record.kind == "aggregate"]
+    aggregates = told(records, "aggregate")
     assert len(aggregates) == 3
-    device_of = {record.fields["task"]: record.fields["device"] for record in records if record.kind == "task-end"}
+    device_of = {fields["task"]: fields["device"] for fields in told(records, "task-end")}
     for fields in aggregates:
         weights = dict(zip((device_of[task] for task in fields["tasks"]), fields["weights"], strict=True))
         assert sorted(weights.values()) == pytest.approx([0.0] * (12 - taken) + [1 / taken] * taken)
@@ -166,7 +163,7 @@ GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12,
 
 def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -> None:
     _, records = played(FEW | {"strategy": GROUPED | {"aggregation": {"kind": "krum", "malicious": 1}}})
-    aggregates = [record.fields for record in records if record.kind == "aggregate"]
+    aggregates = told(records, "aggregate")
     few = [fields for fields in aggregates if len(fields["tasks"]) < 5]
     assert few
     for fields in aggregates:
@@ -246,7 +243,7 @@ def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> 
 def test_each_group_has_a_state_of_its_own() -> None:
     strategy = GROUPED | {"clients_per_round": 6, "as": "published-code", "server": {"kind": "yogi", "beta1": 0.5}}
     run, records = played(FEW | {"strategy": strategy})
-    steps = Counter(record.fields["group"] for record in records if record.kind == "aggregate")
+    steps = Counter(fields["group"] for fields in told(records, "aggregate"))
     assert len(steps) == 2
     states = run.strategy.state["server"]
     assert {group: state["steps"] for group, state in states.items()} == steps

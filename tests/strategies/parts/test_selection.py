@@ -9,24 +9,22 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 
-import fedsim
 from fedsim.federation.server import Server
-from fedsim.simulation import Simulation
 from fedsim.testing import ScenarioTables
 from fedsim.toolbox.selection.by_speed import FedCS
-from fedsim.toolbox.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, told, weights
+from fedsim.toolbox.selection.favor import FAVOR, along, learnt, new_agent, principal_axes, q_values, weights
+from fedsim.toolbox.selection.favor import told as values_told
 from fedsim.toolbox.selection.least import LeastAvailable
 from fedsim.toolbox.selection.oort import Oort
-from tests.strategies.clustered import file_data, of_kind, played, ran, world
-from tests.strategies.clustered import weights as values
-from tests.strategies.curved import PULLS, curved
+from tests.strategies.runs import made, moved, of_kind, played, ran, told
+from tests.strategies.runs import weights as values
+from tests.strategies.worlds import PULLS, curved, file_data, world
 
 
-def server_of(devices: int) -> Server:
-    """The server at time 0 of a world in which everybody is there."""
-    scenario = fedsim.Scenario(learning="off", population={"devices": devices}, strategy={"clients_per_round": 1})
-    server: Server = Simulation(scenario).installed.server
-    return server
+def everybody(devices: int) -> Server:
+    """The server at time 0 of a world in which all are there."""
+    scenario = {"learning": "off", "population": {"devices": devices}, "strategy": {"clients_per_round": 1}}
+    return made(scenario).server
 
 
 def cohorts(starts: list[dict[str, Any]]) -> list[list[int]]:
@@ -41,9 +39,6 @@ def choosing(selection: ScenarioTables, clients: int, rounds: int, population: S
     return {"seed": 2, "strategy": strategy, "population": population, "stop": {"rounds": rounds}} | others
 
 
-# Power-of-choice.
-
-
 @pytest.mark.parametrize("losses", ["asked", "reported"])
 def test_power_of_choice_takes_the_highest_losses(losses: str, tmp_path: Path) -> None:
     selection = {"kind": "power-of-choice", "candidates": 4, "losses": losses}
@@ -51,7 +46,7 @@ def test_power_of_choice_takes_the_highest_losses(losses: str, tmp_path: Path) -
     _, records = played(curved(tmp_path, strategy, 6, epochs=2))
     center, strength = PULLS.T
     model, known = 5.0, np.full(4, np.inf)
-    for number, found in enumerate(cohorts([record.fields for record in records if record.kind == "task-start"])):
+    for number, found in enumerate(cohorts(told(records, "task-start"))):
         if losses == "asked":
             known = strength * (model - center) ** 2 / 2
         if losses == "asked" or number > 1:  # who has reported nothing is taken in the order of the draw
@@ -78,8 +73,7 @@ def test_candidates_are_drawn_by_their_samples(tmp_path: Path) -> None:
 def test_loss_queries_have_bytes_and_take_time(most: int | None, tmp_path: Path) -> None:
     selection = {"kind": "power-of-choice", "candidates": 5} | ({} if most is None else {"samples": most})
     found = ran(choosing(selection, 2, 3, {"devices": 8, "speed": "100 samples/s"}), tmp_path / "run")
-    purposes = found.summary["bytes"]["by_purpose"]
-    assert purposes == {"loss-query": 15 * 650 * 4, "loss": 15 * 4, "model": 6 * 650 * 4, "update": 6 * 650 * 4}
+    assert moved(found) == {"loss-query": 15 * 650 * 4, "loss": 15 * 4, "model": 6 * 650 * 4, "update": 6 * 650 * 4}
     began = {event["task"]: event["time"] for event in of_kind(found, "step-start") if event["step"] == "evaluate"}
     tests = [event for event in of_kind(found, "step-end") if event["step"] == "evaluate"]
     assert len(tests) == 15
@@ -96,8 +90,6 @@ def test_who_does_not_answer_in_time_is_not_chosen(tmp_path: Path) -> None:
     assert set(asked.values()) == {"done", "late"}
     assert {event["device"] for event in ends if event["round"] == 0} == {one for one in asked if asked[one] == "done"}
 
-
-# Oort.
 
 TEN = dict(enumerate([
     (10.0, 1, 5.0), (40.0, 2, 5.0), (20.0, 8, 20.0), (30.0, 9, 10.0), (5.0, 4, 40.0),
@@ -120,7 +112,7 @@ def test_oorts_utilities_by_hand_on_ten_devices() -> None:
 
 
 def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> None:
-    server = server_of(14)
+    server = everybody(14)
     oort = Oort(pacer_step="10 s", clip=0.9, exploration=0.5, decay=1.0)
     ranks = np.argsort(-oort.utilities(list(TEN.values()), 10, 10.0))
     values = np.sort(oort.utilities(list(TEN.values()), 10, 10.0))[::-1]
@@ -141,7 +133,7 @@ def test_oort_explores_the_slow_last() -> None:
     late = {10: (0.0, 0, 30.0), 11: (0.0, 0, 12.0), 12: (0.0, 0, 50.0)}
     oort, firsts = Oort(pacer_step="10 s", exploration=0.5, decay=1.0), set()
     for number in range(20):
-        explored = oort.select(server_of(15), {"known": TEN | late, "asked": dict.fromkeys(TEN, 1)}, 8, (9, number))[4:]
+        explored = oort.select(everybody(15), {"known": TEN | late, "asked": dict.fromkeys(TEN, 1)}, 8, (9, number))[4:]
         assert explored[2:] == [11, 10]
         firsts.add(tuple(explored[:2]))
     assert firsts == {(13, 14), (14, 13)}
@@ -150,7 +142,7 @@ def test_oort_explores_the_slow_last() -> None:
 def test_oorts_exploration_decays_and_who_was_asked_often_rests() -> None:
     oort = Oort(pacer_step="10 s")
     assert [oort.epsilon(number) for number in (1, 2, 100)] == pytest.approx([0.9, 0.9 * 0.98, 0.2])
-    server, state = server_of(6), {"known": dict.fromkeys(range(6), (1.0, 1, 1.0)), "asked": {2: 10, 4: 11}}
+    server, state = everybody(6), {"known": dict.fromkeys(range(6), (1.0, 1, 1.0)), "asked": {2: 10, 4: 11}}
     assert sorted(oort.select(server, state, 4, (5,))) == [0, 1, 3, 5]
     assert set(oort.select(server, state, 5, (6,))) > {0, 1, 3, 5}  # nobody else is there
 
@@ -194,9 +186,6 @@ def test_oort_hears_what_clients_report(strategy: dict[str, Any], others: dict[s
     assert installed.dispatch.population.samples[0] == 10
 
 
-# FedCS.
-
-
 def test_fedcs_greedy_by_hand() -> None:
     told = {0: (2.0, 1.0, 3.0), 1: (1.0, 4.0, 1.0), 2: (1.0, 5.5, 1.0), 3: (9.0, 1.0, 1.0), 4: (1.0, 1.0, 8.0)}
     # First 1 and 0 would end at 6, 2 at 7.5, 3 at 11, 4 at 10: 0, the first of the two (2 + 4). Then 1: 2 + max(4, 4) + 1 = 7;
@@ -226,7 +215,7 @@ def test_devices_tell_what_they_know_of_themselves_and_rounds_keep_to_the_time(t
     assert cohorts(of_kind(found, "task-start")) == [sorted(chosen)] * 2
     for begin, row in zip(of_kind(found, "round-start"), found.rounds, strict=True):
         assert row["time"] - begin["time"] <= 8.0
-    assert found.summary["bytes"]["by_purpose"]["resources"] == 2 * 12 * 3 * 4
+    assert moved(found)["resources"] == 2 * 12 * 3 * 4
 
 
 def test_a_device_without_room_for_the_training_says_so_and_is_not_chosen(tmp_path: Path) -> None:
@@ -235,9 +224,6 @@ def test_a_device_without_room_for_the_training_says_so_and_is_not_chosen(tmp_pa
     others: dict[str, Any] = {"learning": "off", "data": {"source": "digits"}, "model": {"kind": "mlp", "hidden": [200]}}
     sections = choosing({"kind": "fedcs", "time": "1 h", "candidates": 8}, 8, 1, population, **others)
     assert cohorts(of_kind(ran(sections, tmp_path / "run"), "task-start")) == [[1, 3, 5, 7]]
-
-
-# FLANP.
 
 
 def test_flanps_stages_by_hand(tmp_path: Path) -> None:
@@ -261,13 +247,13 @@ def test_flanps_stages_by_hand(tmp_path: Path) -> None:
     assert [(event["round"], event["data"]["clients"]) for event in of_kind(found, "stage")] == stages
     assert cohorts(of_kind(found, "task-start")) == expected
     assert found.rounds[-1]["time"] == pytest.approx(seconds)
-    assert found.summary["bytes"]["by_purpose"]["resources"] == 4 * 3 * 4  # once each
+    assert moved(found)["resources"] == 4 * 3 * 4  # once each
     (tensors,) = found.models().values()
     assert float(next(iter(tensors.values()))[0]) == pytest.approx(model, abs=1e-5)
 
 
 def test_the_least_available_come_first() -> None:
-    server = server_of(6)
+    server = everybody(6)
     state: dict[str, Any] = {"seen": {0: (0, 9), 1: (0, 2), 2: (0, 5), 3: (8, 1), 4: (6, 1), 5: (0, 8)}, "looked": 8}
     assert LeastAvailable().select(server, state, 3, (9,)) == [1, 4, 2]  # 3 of 10, 2 of 4, 6 of 10 times
     assert state["at_work"] == [1, 4, 2]
@@ -277,11 +263,6 @@ def test_the_least_available_come_first() -> None:
 # FAVOR's agent, and what it learns.
 
 SIZES = {"hidden": 5, "actions": 4}
-
-
-def agent(inputs: int = 3, seed: int = 1) -> np.ndarray[Any, Any]:
-    made = new_agent([], inputs=inputs, rng=np.random.default_rng(seed), **SIZES)
-    return made.astype(np.float32)
 
 
 def test_the_axes_are_sklearns() -> None:
@@ -302,7 +283,8 @@ def test_the_axes_are_sklearns() -> None:
 
 def test_a_step_by_hand() -> None:
     """Double Q-learning: the agent says which action comes next, the older one what that is worth; Adam as torch has it."""
-    own, older, size = agent(seed=1), agent(seed=2), weights(3, **SIZES)
+    agents = (new_agent([], inputs=3, rng=np.random.default_rng(seed), **SIZES) for seed in (1, 2))
+    (own, older), size = (made.astype(np.float32) for made in agents), weights(3, **SIZES)
     draw = np.random.default_rng(5)
     befores, afters = draw.normal(size=(2, 6, 3)).astype(np.float32)
     chosen, rewards = [0, 1, 2, 3, 1, 1], [-0.9, -0.5, 0.0, -0.1, -0.2, -0.3]
@@ -311,8 +293,8 @@ def test_a_step_by_hand() -> None:
     for _ in range(3):
         wanted = []
         for reward, after in zip(rewards, afters, strict=True):
-            best = int(np.argmax(told([own, after], **SIZES)))
-            wanted.append(reward + 0.8 * float(told([older, after], **SIZES)[best]))
+            best = int(np.argmax(values_told([own, after], **SIZES)))
+            wanted.append(reward + 0.8 * float(values_told([older, after], **SIZES)[best]))
         values = q_values(parameter, torch.tensor(befores), **SIZES)
         loss = torch.nn.functional.mse_loss(values[torch.arange(6), chosen], torch.tensor(wanted))
         adam.zero_grad()
@@ -341,8 +323,7 @@ def half_of_them_liars(folder: Path, rounds: int, **keys: Any) -> dict[str, Any]
 
 def test_it_comes_to_prefer_the_devices_that_help(tmp_path: Path) -> None:
     done, records = played(half_of_them_liars(tmp_path, 60))
-    asked = [record.fields for record in records if record.kind == "task-start"]
-    late = [fields["device"] for fields in asked if fields["round"] is not None and fields["round"] >= 40]
+    late = [fields["device"] for fields in told(records, "task-start") if fields["round"] is not None and fields["round"] >= 40]
     assert np.mean([device < 3 for device in late]) > 0.85
     expected = done.strategy.state["selection"]["values"]
     assert np.mean(expected[:3]) > np.mean(expected[3:])
@@ -352,7 +333,7 @@ def test_what_it_remembers_by_hand(tmp_path: Path) -> None:
     """Who was asked and what that was worth; the older agent is the one of up to ``refresh`` rounds ago; memory has an end."""
     done, records = played(half_of_them_liars(tmp_path, 7, memory=8, refresh=3, exploration=0.0))
     state = done.strategy.state["selection"]
-    asked = [record.fields["device"] for record in records if record.kind == "task-end" and record.fields["round"] is not None]
+    asked = [fields["device"] for fields in told(records, "task-end") if fields["round"] is not None]
     assert [action for _, action, _, _ in state["replay"]] == asked[-10:-2]  # what the last round brings nobody asks about
     assert len(state["local"]) == 6
     assert state["older"] is not state["agent"]
@@ -364,6 +345,5 @@ def test_what_it_remembers_by_hand(tmp_path: Path) -> None:
 
 
 def test_profiling_has_bytes_and_takes_time(tmp_path: Path) -> None:
-    summary = ran(half_of_them_liars(tmp_path, 2), tmp_path / "run").summary
-    purposes = summary["bytes"]["by_purpose"]
+    purposes = moved(ran(half_of_them_liars(tmp_path, 2), tmp_path / "run"))
     assert purposes == {"profile": 6 * 40, "local-model": 6 * 40, "model": 4 * 40, "update": 4 * 40}

@@ -12,7 +12,7 @@ import pytest
 
 import fedsim
 from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors.inline import Inline
+from fedsim.executors import Inline
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world
 from fedsim.toolbox.peers.rounds import Topology

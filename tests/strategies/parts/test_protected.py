@@ -1,11 +1,11 @@
-"""Private averaging: what is clipped, how much noise there is, and what it costs."""
+"""Private averaging: what is clipped, how much noise there is, what it costs; secure aggregation against the paper's counts."""
 
 import asyncio
 import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -13,10 +13,12 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.plugin import Server
-from fedsim.simulation import Simulation
+from fedsim.strategies.parts.secure import SecureAggregation
+from fedsim.testing import StrategyContract
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
-from tests.strategies.clustered import played, ran, world
+from tests.strategies.runs import initial_weights, made, model_after, model_of, moved, of_kind, played, ran, told, weights
+from tests.strategies.worlds import ROTATED, world
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +35,7 @@ def fedavg(**how: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def server() -> Server:
-    return Simulation(fedsim.Scenario(population={"devices": 10})).installed.server  # type: ignore[no-any-return]
+    return made({"population": {"devices": 10}}).server
 
 
 def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
@@ -95,13 +97,12 @@ def test_the_noise_of_the_server_is_what_is_said(server: Server, divide_by: int 
 
 def test_the_noise_of_the_devices_is_what_is_said() -> None:
     """Each brings its own, so that the mean of n has z C / sqrt(n)."""
-    sections = world(IID, 40, fedavg(where="local", noise=0.5, clip=3.0) | {"clients_per_round": 40}, 4)
-    run, records = played(sections | {"training": {"lr": 1e-9}})
-    start = asyncio.run(run.learner.value(run.learner.initial()))
-    (model, _), *_ = run.strategy.models().values()
-    noise = asyncio.run(run.learner.value(model)) - start
+    strategy = fedavg(where="local", noise=0.5, clip=3.0) | {"clients_per_round": 40}
+    sections = world(IID, 40, strategy, 4, training={"lr": 1e-9})
+    run, records = played(sections)
+    noise = model_of(run) - initial_weights(sections)
     assert noise.std() == pytest.approx(0.5 * 3.0 / math.sqrt(40) * 2, rel=0.1)  # of four rounds
-    discrepancies = [record.fields["discrepancy_start"] for record in records if record.kind == "round"]
+    discrepancies = [fields["discrepancy_start"] for fields in told(records, "round")]
     assert discrepancies == pytest.approx([0.5 * 3.0 * math.sqrt(650)] * 4, rel=0.01)  # of 40 times 650 draws each
 
 
@@ -174,7 +175,7 @@ def present(folder: Path, devices: int) -> dict[str, Any]:
     ],
     ids=str,
 )
-def test_epsilon_counts_how_clients_were_really_drawn(
+def test_epsilon_counts_how_clients_were_drawn(
     tmp_path: Path, strategy: dict[str, Any], there: int, uniform_rounds: int
 ) -> None:
     """4 of 12 devices, z = 1, six rounds, by Renyi's theory: 2.23 if each was drawn at random from all, 7.27 if none was."""
@@ -191,9 +192,8 @@ def test_epsilon_counts_how_clients_were_really_drawn(
 def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
     """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
     how = fedavg(noise=0.0, clip=1e-3)
-    run, _ = played(world(IID, 12, how, 1, population=present(tmp_path, 3)))
-    start, end = asyncio.run(run.learner.values([run.learner.initial(), run.strategy.state["model"]]))
-    assert 0.3e-3 < np.linalg.norm(end.astype(np.float64) - start) < 0.501e-3
+    sections = world(IID, 12, how, 1, population=present(tmp_path, 3))
+    assert 0.3e-3 < np.linalg.norm(model_after(sections).astype(np.float64) - initial_weights(sections)) < 0.501e-3
     private = Private(noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}).for_rounds_of(10)
     ((_, clip),) = rounds(server, private, [drawn(4, 0.5)])
     assert clip == pytest.approx(math.exp(-4 * 0.5 / 10))
@@ -241,3 +241,122 @@ def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(fedsim.ScenarioError, match=r"strategy.aggregation: .* needs the package dp-acc"):
         fedsim.Scenario(strategy=fedavg(account=True))
     fedsim.Scenario(strategy=fedavg(account=True, noise=0.0))
+
+
+# Secure aggregation.
+
+
+SECURE = {"neighbours": 4, "key": "32 B", "share": "48 B"}
+D = 650
+
+
+def secured(**others: Any) -> dict[str, Any]:
+    return {"kind": "fedavg", "clients_per_round": 8, "secure_aggregation": SECURE} | others
+
+
+@pytest.mark.parametrize(("neighbours", "k"), [(4, 4), (None, 7)])
+def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | None, k: int) -> None:
+    """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that comes down."""
+    secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | ({"neighbours": k} if neighbours else {})
+    run = ran(world(ROTATED, 12, secured(secure_aggregation=secure), 2), tmp_path / "run")
+    phases = {"secure-keys": (2 * k + 2) * 32, "secure-shares": 4 * k * 48, "secure-unmask": k * 48}
+    sent = {"model": 4 * D, "update": 4 * D} | phases
+    assert moved(run) == {purpose: 2 * 8 * size for purpose, size in sent.items()}
+
+
+def test_what_is_learnt_is_the_same(tmp_path: Path) -> None:
+    training = {"batch_size": 10_000}  # whole batches: the order of others is another draw, as devices have had more tasks
+    secure, plain = (world(ROTATED, 12, how, 3, training=training) for how in (secured(), secured(secure_aggregation=None)))
+    assert model_after(secure) == pytest.approx(model_after(plain), abs=1e-6)
+
+
+def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
+    """Keys up; keys down and shares up; shares and model down, training, update up; shares up; then 8 masks."""
+    up, down, latency, k = 1_000.0, 2_000.0, 0.5, 4
+    network = {"kind": "star", "device": {"up": "8 kbit/s", "down": "16 kbit/s", "latency": "500 ms"}}
+    strategy, people = secured(secure_aggregation=SECURE | {"mask_rate": "16 kbit/s"}), {"speed": "100 samples/s"}
+    run = ran(world(ROTATED, 8, strategy, 1, population=people, network=network), tmp_path / "run")
+    before = (64 / up + latency) + (2 * k * 32 / down + latency + 2 * k * 48 / up + latency)
+    most = max(row["samples"] for row in run.devices) / 100
+    training = (2 * k * 48 + 4 * D) / down + latency + most + 4 * D / up + latency
+    after = k * 48 / up + latency + 8 * 4 * D / 2_000
+    assert run.rounds[0]["time"] == pytest.approx(before + training + after, abs=1e-5)
+    (begin,) = of_kind(run, "round-start")
+    assert begin["time"] == pytest.approx(before, abs=1e-5)
+
+
+def test_who_drops_out_costs_a_mask_for_each_neighbour_and_is_not_in_the_sum() -> None:
+    secure = SecureAggregation(neighbours=2, mask_rate="4 B/s")
+    graph = secure.graph([5, 3, 8, 1])
+    assert graph == {5: [1, 3], 3: [5, 8], 8: [3, 1], 1: [8, 5]}
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8, 1], 10) == 10 * 4
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8], 10) == 10 * (3 + 2)
+    assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 8], 10) == 10 * (2 + 2 + 2)
+    assert secure.recovery_s(graph, [5, 3, 8], [5, 3, 8], 10) == 10 * 3  # who sent no shares has no mask
+
+
+def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
+    secure = SecureAggregation(neighbours=2, threshold=0.6)
+    graph = secure.graph([5, 3, 8, 1])
+    everybody = [5, 3, 8, 1]
+    assert secure.can_be_read(graph, everybody, everybody)
+    assert not secure.can_be_read(graph, everybody, [5, 3, 8])  # of 5 and 8 one share each
+    assert secure.can_be_read(graph, [5, 3, 8], [5, 3, 8])
+    half = SecureAggregation(neighbours=2)
+    assert half.can_be_read(graph, everybody, [5, 3])
+    assert not half.can_be_read(graph, everybody, [5, 8])  # of 5 and 8 none
+
+
+def unread(strategy: dict[str, Any], devices: int, rounds: int, slow: float) -> dict[str, Any]:
+    """Devices that are slow come too late for the last phase: their shares are missing."""
+    secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
+    speed = {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [1 - slow, slow]}
+    network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
+    strategy = strategy | {"secure_aggregation": secure}
+    return world(ROTATED, devices, strategy, rounds, population={"speed": speed}, network=network)
+
+
+def test_a_round_that_cannot_be_read_changes_no_model() -> None:
+    sections = unread({"kind": "fedavg", "clients_per_round": 8, "deadline": "6 s"}, 8, 2, slow=0.5)
+    run, records = played(sections)
+    assert told(records, "round")[0]["valid"] < 8
+    assert {weight for fields in told(records, "aggregate") for weight in fields["weights"]} == {0.0}
+    assert (initial_weights(sections) == model_of(run)).all()
+
+
+@pytest.mark.parametrize(("kind", "parts"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedper", None)])
+def test_masks_are_made_for_all_numbers_that_are_sent(tmp_path: Path, kind: str, parts: float | None) -> None:
+    """Of FedPer, with a hidden layer of 20, the first layer alone."""
+    network = {"kind": "star", "device": {"up": "100 Mbit/s", "down": "100 Mbit/s"}}
+    model = {"model": {"kind": "mlp", "hidden": [20]}} if parts is None else {}
+    numbers = 64 * 20 + 20 if parts is None else parts * D
+    rounds = []
+    for rate in (None, "40 kB/s"):
+        strategy = {"kind": kind, "clients_per_round": 8, "secure_aggregation": SECURE | {"mask_rate": rate}}
+        run = ran(world(ROTATED, 8, strategy, 1, network=network, **model), tmp_path / f"{rate is None}")
+        rounds.append(run.rounds[0]["time"])
+    assert rounds[1] - rounds[0] == pytest.approx(8 * 4 * numbers / 40_000, abs=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "state"), [("scaffold", "control"), ("feddyn", "moved")])
+def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str) -> None:
+    """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read and others were not."""
+    run, records = played(unread({"kind": kind, "clients_per_round": 5, "deadline": "9 s"}, 12, 8, slow=0.1))
+    assert {any(fields["weights"]) for fields in told(records, "aggregate")} == {True, False}
+    own = []
+    for number, remembered in run.dispatch.devices.states.items():
+        now = remembered["before_sum"] if number in run.strategy.state.get("take_back", ()) else remembered
+        own += [now[state]] if state in now else []
+    server, *devices = weights(run, [run.strategy.state[state], *own])
+    assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)
+    assert abs(server).max() > 1e-3
+
+
+class TestContract(StrategyContract):
+    strategy: ClassVar[dict[str, Any]] = {
+        "kind": "scaffold",
+        "clients_per_round": 7,
+        "deadline": "20 s",
+        "selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"},
+        "secure_aggregation": {"neighbours": 4, "patience": "5 s", "mask_rate": "100 kB/s"},
+    }

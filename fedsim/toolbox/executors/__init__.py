@@ -1,1 +1,0 @@
-"""Executors besides those of this process: work on Ray."""
