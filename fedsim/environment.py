@@ -171,7 +171,6 @@ class Environment(simpy.Environment):
         self.step()
 
     def join(self, work: "Future[Any]") -> Join:
-        """The result of ``work`` at this very instant."""
         join = Join(self, work)
         if self.active_process is not None:
             self.call(partial(setattr, self, "pending", (work, join.resolve)), JOIN)

@@ -31,7 +31,6 @@ class SetChange:
     value: Any
 
     def holds_in(self, sections: Mapping[str, Any]) -> bool:
-        """Whether the tables contain the change."""
         return _holds(self.value, at(sections, self.keys))
 
 

@@ -122,7 +122,6 @@ class Checkpointer:
         self._period = self._periods(recorder.last_time)
 
     def watch(self, record: Record) -> None:
-        """See whether it is time."""
         rounds, time = self._spec.rounds, self._spec.time
         if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
             self.request()
@@ -134,7 +133,6 @@ class Checkpointer:
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
-        """Save the run when this instant is over."""
         if not self._due:
             self._due = True
             self._run.simulation.between_instants(self._take)

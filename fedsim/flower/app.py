@@ -93,17 +93,12 @@ def is_within(folder: Path, file: str) -> bool:
     return file.startswith(inside) and not (sys.prefix.startswith(inside) and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
-def place_in(error: BaseException, folder: Path) -> str:
-    """Place of an error in the code of a folder: ``", in client_app.py, line 12"``; ``""`` if it arose elsewhere."""
-    return _innermost(traceback.extract_tb(error.__traceback__), folder)
-
-
-def _place_of_thread(thread: threading.Thread, folder: Path) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
-    return "" if frame is None else _innermost(traceback.extract_stack(frame), folder)
-
-
-def _innermost(frames: traceback.StackSummary, folder: Path) -> str:
+def place_in(what: BaseException | threading.Thread, folder: Path) -> str:
+    """Place of an error or a thread in the code of a folder: ``", in client_app.py, line 12"``; ``""`` if it is elsewhere."""
+    if isinstance(what, BaseException):
+        frames = traceback.extract_tb(what.__traceback__)
+    else:
+        frames = traceback.extract_stack(sys._current_frames().get(what.ident or 0))
     inside = [frame for frame in frames if is_within(folder, frame.filename)]
     return f", in {Path(inside[-1].filename).name}, line {inside[-1].lineno}" if inside else ""
 
@@ -127,7 +122,7 @@ def carried_out(function: Callable[[], T], patience_s: float, folder: Path, call
     thread.start()
     thread.join(min(patience_s, threading.TIMEOUT_MAX))
     if not answer.done():
-        raise _endless(called, patience_s, _place_of_thread(thread, folder))
+        raise _endless(called, patience_s, place_in(thread, folder))
     return answer.result()
 
 
@@ -186,7 +181,7 @@ class Turns:
         self._within.__enter__()
 
     def place(self) -> str:
-        return _place_of_thread(self.thread, self._folder)
+        return place_in(self.thread, self._folder)
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""

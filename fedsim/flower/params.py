@@ -23,16 +23,7 @@ _FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice tha
 _FAR = 1.5  # a factor between the samples that count and those that a model was given
 
 
-class _Time(Spec):
-    def check(self, population: PopulationSpec) -> None:
-        """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
-
-    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
-        raise NotImplementedError
-
-
-class SamplesTime(_Time):
+class SamplesTime(Spec):
     """As long as training takes on the examples that the reply tells of (``num-examples``), by the device's speed.
 
     A message that is no training takes a third of that an example, as a forward pass does.
@@ -43,11 +34,13 @@ class SamplesTime(_Time):
     """over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1."""
 
     def check(self, population: PopulationSpec) -> None:
+        """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
         if population.device is not None:
             why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
             raise ScenarioError(f"strategy.time is 'samples', but {why}")
 
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+        """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
         factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
@@ -66,9 +59,7 @@ class SamplesTaken:
     """The work that devices were taken to do where time goes by samples, and whether that can be true."""
 
     def __init__(self, time: SamplesTime) -> None:
-        self._time = time
-        self._ranges: dict[str, tuple[float, float, str]] = {}
-        self._warnings: dict[str, str] = {}
+        self._time, self._ranges, self._warnings = time, dict[str, tuple[float, float, str]](), dict[str, str]()
 
     def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
         """Note the ``examples`` of a reply to a message of a kind with such a config, and how many samples the model was given.
@@ -100,7 +91,7 @@ class SamplesTaken:
         return {"notes": notes, "warnings": list(self._warnings.values())}
 
 
-class FlopsTime(_Time):
+class FlopsTime(Spec):
     """As long as torch's operations take at the device's FLOP/s: counted in the first message of a kind, then by examples."""
 
     kind: Literal["flops"] = "flops"
@@ -122,7 +113,7 @@ class MessageCost(Spec):
     seconds: Seconds = 0.0
 
 
-class StatedTime(_Time):
+class StatedTime(Spec):
     """As long as the scenario says, whatever a device really does.
 
     Attributes:

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -167,50 +167,43 @@ def _has_of_flower(module: ModuleType) -> bool:
     return False
 
 
-_lock, _done = threading.Lock(), False
-
-
+@cache
 def replace_all() -> None:
-    """Put the replacements into their places, once a process."""
-    global _done
-    with _lock:
-        if _done:
-            return
-        _done = True
-        for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
-            _replace_clock(name, 1.0, begin_s)
-            _replace_clock(f"{name}_ns", 1e9, begin_s)
-        real_sleep = time.sleep
+    """Put the replacements into their places, once a process; the ServerApp does, before any ClientApp of the process."""
+    for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
+        _replace_clock(name, 1.0, begin_s)
+        _replace_clock(f"{name}_ns", 1e9, begin_s)
+    real_sleep = time.sleep
 
-        @wraps(real_sleep)
-        def sleep(seconds: float) -> None:
-            side = _side_of_caller()
-            if side is None or not 0 <= seconds < math.inf:
-                real_sleep(seconds)  # which raises an error where there is a side
-            elif isinstance(side, Sleeper):
-                side.slept_s += seconds
-            else:
-                side.sleep(seconds)
+    @wraps(real_sleep)
+    def sleep(seconds: float) -> None:
+        side = _side_of_caller()
+        if side is None or not 0 <= seconds < math.inf:
+            real_sleep(seconds)  # which raises an error where there is a side
+        elif isinstance(side, Sleeper):
+            side.slept_s += seconds
+        else:
+            side.sleep(seconds)
 
-        time.sleep = strategy_utils.sleep = sleep  # type: ignore[assignment]
-        of_messages.now = _now
-        make = client_app.make_ffn
-        client_app.make_ffn = lambda function, mods: make(_noted(function), mods)
-        _instead(Strategy, "start", _start)
-        for place in (app, default_workflows, app_utils):
-            _instead(place, "start_update_client_manager_thread", _follow_nodes)
-        _instead(SimpleClientManager, "wait_for", _wait_for)
-        read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
-        for name, how in (
-            ("fit_clients", (MessageType.TRAIN, compat.fitins_to_recorddict, read_fit)),
-            ("evaluate_clients", (MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres)),
-        ):
-            _instead(server, name, partial(_ask_all, how))
-        _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
-        _instead(app, "run_fl", _run_fl)
-        _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
-        for name in ("add_loss_centralized", "add_metrics_centralized"):
-            _instead(history.History, name, _note_history)
+    time.sleep = strategy_utils.sleep = sleep  # type: ignore[assignment]
+    of_messages.now = _now
+    make = client_app.make_ffn
+    client_app.make_ffn = lambda function, mods: make(_noted(function), mods)
+    _instead(Strategy, "start", _start)
+    for place in (app, default_workflows, app_utils):
+        _instead(place, "start_update_client_manager_thread", _follow_nodes)
+    _instead(SimpleClientManager, "wait_for", _wait_for)
+    read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
+    for name, how in (
+        ("fit_clients", (MessageType.TRAIN, compat.fitins_to_recorddict, read_fit)),
+        ("evaluate_clients", (MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres)),
+    ):
+        _instead(server, name, partial(_ask_all, how))
+    _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
+    _instead(app, "run_fl", _run_fl)
+    _instead(default_workflows, "default_centralized_evaluation_workflow", _note_state)
+    for name in ("add_loss_centralized", "add_metrics_centralized"):
+        _instead(history.History, name, _note_history)
 
 
 def _replace_clock(name: str, scale: float, begin_s: float) -> None:

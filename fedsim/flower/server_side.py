@@ -186,16 +186,15 @@ class Session(Grid):  # type: ignore[misc]
         self.strategy: Any = None  # the app's own, if it has one
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._sent: dict[str, Sent] = {}
-        self._by_task: dict[int, Sent] = {}
+        self._at_work: dict[int, Sent] = {}  # by device, which takes one message at a time
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
-        self._busy, self._awaited = set[int](), set[int]()
+        self._awaited = set[int]()
         self._open = 0  # messages that nobody has answered yet
         self._counts = Counter[int]()
         self._continued: list[Round] = []  # of tasks that begin when the turn is over: they are no selections of their own
         self._last: dict[int, tuple[Round | None, bool]] = {}  # of each device's last task: its round, whether it was done
-        self._waits = False  # whether the ServerApp does:
-        self._until: float | None = None  # until then at most (s),
-        self._missing: set[str] | None = None  # or until these are answered
+        self._until: float | None = None  # the ServerApp waits until then at most (s),
+        self._missing: set[str] | None = set()  # or until these are answered; None: for the time alone
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
         self._half = AppHalf(app, "server", int(server.rng("server-app").integers(1 << 32)))
@@ -220,13 +219,11 @@ class Session(Grid):  # type: ignore[misc]
             self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
-        if not self._waits or (self._until is not None and self._server.now >= self._until):
-            return True
-        return self._missing is not None and not self._missing
+        return self._missing == set() or (self._until is not None and self._server.now >= self._until)
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
         self._check_thread()
-        self._waits, self._missing = True, None if missing is None else set(missing)
+        self._missing = None if missing is None else set(missing)
         self._until = None if until is None else self._server.timer("app", until)
         if not self._open:
             self._idle += 1
@@ -235,7 +232,7 @@ class Session(Grid):  # type: ignore[misc]
                 raise SimulationError(told + self.turns.place())
         self.turns.wait()
         self._server.cancel_timer("app")
-        self._waits = False
+        self._missing = set()
 
     def _check_thread(self) -> None:
         if self.turns.closing:
@@ -339,10 +336,9 @@ class Session(Grid):  # type: ignore[misc]
             contents = {kind: Opaque(sent.message, float(sent.bytes)), "seeds": Header((self._client_seed, seed))}
             number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
-            self._by_task[sent.task] = sent
+            self._at_work[device] = sent
             self._last[device] = one, False
-            self._busy.add(device)
-        elif device not in self._awaited | self._busy and self._server.clients.await_return(device):
+        elif device not in self._awaited and device not in self._at_work and self._server.clients.await_return(device):
             self._awaited.add(device)
 
     def _doubt(self, sent: Sent) -> None:
@@ -407,8 +403,7 @@ class Session(Grid):  # type: ignore[misc]
     def on_task_end(self, end: TaskEnd) -> None:
         """A device has answered, or it will not."""
         self._settle()
-        sent = self._by_task.pop(end.task)
-        self._busy.discard(end.device)
+        sent = self._at_work.pop(end.device)
         done = end.outcome == "done"
         self._last[end.device] = sent.round if sent.leads else None, done
         if sent.round is not None and sent.leads:
@@ -440,9 +435,10 @@ class Session(Grid):  # type: ignore[misc]
             self._answer_for(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)
         elif what == "gone":
             sent = self._sent[f"message-{number}"]
-            if sent.task is None and sent.device in self._busy:  # it is there, but has others to answer first
+            working = self._at_work.get(sent.device)
+            if sent.task is None and working is not None:  # it is there, but has others to answer first
                 self._doubt(sent)
-            elif sent.task not in self._by_task:
+            elif working is not sent:
                 self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
         self._call()
 

@@ -58,7 +58,6 @@ class Registry:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Name -> title of all kinds."""
         return {name: self.known[name][1] if name in self.known else summary(self.find(name)) for name in self.kinds}
 
     def find(self, kind: str, key: str = "kind") -> Any:

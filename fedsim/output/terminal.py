@@ -60,7 +60,6 @@ class RunProgress:
             self._live.start()
 
     def take(self, record: Record) -> None:
-        """Note a record; show it if it is time to."""
         if record.kind == "round":
             self._round = record.fields["round"] + 1
             if record.fields["accuracy"] is not None:
@@ -80,7 +79,6 @@ class RunProgress:
             self._console.print(self._saved, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the live line away."""
         self._warn()
         if self._live is not None:
             self._live.stop()

@@ -72,7 +72,6 @@ class Ledger:
         self._idle[task] = True
 
     def note_edge(self, task: int) -> None:
-        """A task is one of an edge server."""
         self._at_edges[task] = 0.0
 
     def close_task(self, task: int, outcome: str) -> None:
@@ -93,7 +92,6 @@ class Ledger:
         self._at_edges = {task: moved for task, moved in self._at_edges.items() if task in running}
 
     def summary(self) -> dict[str, Any]:
-        """The ``bytes`` entry of ``summary.json``."""
         return {
             "down": self.down,
             "up": self.up,

@@ -32,7 +32,6 @@ class Live:
         self._next, self._asked = time.monotonic() + every_s, False
 
     def watch(self, _: "Record") -> None:
-        """See whether it is time."""
         if not self._asked and time.monotonic() >= self._next:
             self._asked = True
             self._simulation.between_instants(self._copy)

@@ -61,7 +61,6 @@ def _take(path: Path) -> int | None:
 
 
 def _holder(path: Path) -> str:
-    """Holder of the lock, for messages."""
     try:
         process, host = path.read_text(encoding="utf-8", errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"

@@ -40,14 +40,12 @@ class TableWriter:
         self._parts: dict[Path, str] = {}  # and their sha256
 
     def extend(self, rows: list[tuple[Any, ...]]) -> None:
-        """Add rows."""
         self._rows += rows
         if len(self._rows) >= _ROWS_A_BATCH:
             self._pack()
 
     @property
     def parts(self) -> Sequence[Path]:
-        """The files of the finished parts."""
         return list(self._parts)
 
     def flush(self) -> list[str]:
@@ -67,7 +65,6 @@ class TableWriter:
         self._rows, self._packed = [], self._nothing
 
     def copy_to(self, path: Path) -> None:
-        """Write the table as it is so far; the parts stay."""
         self._pack()  # first: it may make another part
         with replacing(path) as beside, pq.ParquetWriter(beside, self._schema, **self._how) as writer:
             waiting = self._nothing

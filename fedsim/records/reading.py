@@ -83,7 +83,6 @@ class RunFolder:
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """``summary.json``."""
         with self._reading(files.SUMMARY):
             value: dict[str, Any] = read_json(self._tables / files.SUMMARY)
             if not isinstance(value, dict):
@@ -92,7 +91,6 @@ class RunFolder:
 
     @cached_property
     def scenario(self) -> dict[str, Any]:
-        """``scenario.toml`` as plain tables."""
         with self._reading(files.SCENARIO):
             return read_toml(self.path / files.SCENARIO)
 
@@ -103,7 +101,6 @@ class RunFolder:
 
     @property
     def population(self) -> int:
-        """Number of devices."""
         return self.size(files.DEVICES) if self.has_all_devices else int(self.scenario["population"]["devices"])
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
@@ -141,7 +138,6 @@ class RunFolder:
 
     @contextmanager
     def _reading(self, name: str) -> Iterator[None]:
-        """Turns an error into one that names the file."""
         try:
             yield
         except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
@@ -150,7 +146,6 @@ class RunFolder:
             raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
 
     def rows(self, name: str) -> Records:
-        """A table as a list of dicts."""
         return as_rows(self.table(name))
 
     @cached_property
@@ -178,12 +173,10 @@ class RunFolder:
 
     @cached_property
     def rounds(self) -> Records:
-        """One row an aggregation."""
         return self.rows(files.ROUNDS)
 
     @cached_property
     def devices(self) -> Records:
-        """One row a device."""
         return self.rows(files.DEVICES)
 
     def models(self) -> dict[str, dict[str, Any]]:

@@ -38,7 +38,6 @@ class Recorder:
         self._tables = {name: TableWriter(folder / name, schema) for name, schema in tables.items() if folder is not None}
 
     def take(self, record: Record) -> None:
-        """Take in the next record."""
         time, kind, fields = record
         self.last_time = time
         if self.meters:
@@ -102,7 +101,6 @@ class Recorder:
 
     @property
     def parts(self) -> list[Path]:
-        """The files of the tables' finished parts."""
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> dict[str, Any]:

@@ -163,13 +163,11 @@ class EventChain:
         self.count = count
 
     def extend(self, rows: "Iterable[EventRow]") -> None:
-        """Take in the next records."""
         for row in rows:
             self.state = hashlib.sha256(self.state + repr(row).encode()).digest()
             self.count += 1
 
     def hexdigest(self) -> str:
-        """The chain's head."""
         return self.state.hex()
 
 

@@ -193,7 +193,6 @@ class Run:
         )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set the alarm that stops the run."""
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
@@ -252,7 +251,6 @@ class Run:
 
     @property
     def tells_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has a row for each device."""
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:

@@ -39,7 +39,6 @@ class Drift:
             self.rearm("drift", index, on_grid(when))
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set the alarm of an occasion."""
         self._dispatch.simulation.wake((kind, number), when, partial(self._ring, number))
 
     def _ring(self, index: int) -> None:

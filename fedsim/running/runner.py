@@ -158,7 +158,6 @@ class Job:
         return {"metrics": found} if found else {}
 
     def _copy_to(self, folder: Path) -> None:
-        """Write what there is of the run by now."""
         self.recorder.copy_to(folder)
         self._write_devices(folder)
         files.write_text(folder / files.SUMMARY, files.summary_text(self._summary(RUNNING)))
