@@ -296,19 +296,17 @@ def brute(world: World, weights: list[float]) -> list[tuple[float | None, float]
                     windows[flow] = 2 * window, now + trips[flow]
 
 
-@pytest.mark.parametrize(
-    ("seeds", "most_general"), [(range(200), 150), pytest.param(range(100, 2100), 1500, marks=pytest.mark.long)]
-)
-def test_random_networks_do_what_brute_force_says(seeds: range, most_general: int) -> None:
+def test_random_networks_do_what_brute_force_says() -> None:
+    """In 342, 885 and 2073 a window widens, or a link changes, in the instant in which the network becomes general."""
     general = 0
-    for seed in seeds:
+    for seed in (*range(1000), 2073):
         world = draw(seed)
         course = Course(world).begin()
         found = course.run()
         expected = brute(world, [course.flows[number].weight for number in range(len(world.sends))])
         assert np.array(found, dtype=float) == pytest.approx(np.array(expected), rel=1e-8, abs=1e-7), seed
         general += course.network._general
-    assert general > most_general
+    assert general > 750
 
 
 def test_a_reader_at_every_instant_changes_nothing() -> None:

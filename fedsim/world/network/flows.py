@@ -237,6 +237,9 @@ class Network(Endpoints):
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
+        grown = {}
+        if self._crowded and not self._general:
+            grown = {flow.id: self._rule(flow).sent(flow.id, now) for flow in self._running.values()}
         if self._round_trips:
             self._widen(now)
         for flow in self._leaving:
@@ -245,10 +248,9 @@ class Network(Endpoints):
         if self._changed:
             self._change_links(now)
         if self._crowded and not self._general:
-            sent = [(flow, self._rule(flow).sent(flow.id, now)) for flow in self._running.values()]
             self._general, self._rules = True, [self._sharing()]
-            for flow, wire in sent:
-                self._enter(flow, self._cap(flow), now, min(max(wire, 0.0), flow.wire))
+            for flow in self._running.values():
+                self._enter(flow, self._cap(flow), now, min(max(grown[flow.id], 0.0), flow.wire))
         for flow in self._entering.values():
             if self._protocol.slow_start and flow.size > 0:
                 self._open_window(flow, now)
