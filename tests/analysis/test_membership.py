@@ -8,6 +8,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -337,3 +338,10 @@ def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:
         points, share = principal_components(features)
         assert points.tolist() == [[0.0, 0.0]] * 4
         assert not share
+
+
+def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
+    made = History.__new__(History)
+    made.stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
+    made.moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2]})
+    assert made.order().tolist() == [2, 0, 1]

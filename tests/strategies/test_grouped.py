@@ -213,6 +213,19 @@ def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(tmp_pat
         assert not late
 
 
+@pytest.mark.parametrize("kind", ["flexcfl", "ifca-mig"])
+def test_a_device_may_lose_its_only_class(tmp_path: Path, kind: str) -> None:
+    """It gives away all that it has, and holds what it got for it."""
+    data = {"source": "digits", "partition": {"kind": "label-groups", "groups": 10}}
+    drift = {"kind": "swap-part", "probability": 1.0, "at": {"rounds": [6]}}
+    run = ran(world(data, 20, grouped(kind, groups=3), 10, drift=drift), tmp_path / "run")
+    tests = {event["device"]: event["data"] for event in of_kind(run, "shift-test")}
+    assert len(tests) >= 16
+    assert set(tests) == {event["device"] for event in of_kind(run, "shift")}
+    assert all(test["fired"] for test in tests.values())
+    assert min(row["samples"] for row in run.devices) > 0
+
+
 # Devices that join and leave while a run goes on, at every strategy.
 
 
