@@ -59,7 +59,9 @@ class SamplesTaken:
     """The work that devices were taken to do where time goes by samples, and whether that can be true."""
 
     def __init__(self, time: SamplesTime) -> None:
-        self._time, self._ranges, self._warnings = time, dict[str, tuple[float, float, str]](), dict[str, str]()
+        self._time = time
+        self._ranges: dict[str, tuple[float, float, str]] = {}
+        self._warnings: dict[str, str] = {}
 
     def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
         """Note the ``examples`` of a reply to a message of a kind with such a config, and how many samples the model was given.

@@ -8,7 +8,7 @@ from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Instruction, LocalResult, RunInfo
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
-from fedsim.toolbox.strategies.ditto import OwnModelClient
+from fedsim.toolbox.strategies.personal import OwnModelClient
 from fedsim.training import Contrast, Training
 
 

@@ -9,7 +9,7 @@ from fedsim.federation import Contents, Device, Instruction, LocalResult, Previo
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
-from fedsim.toolbox.strategies.ditto import OwnModelClient, Personal
+from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
