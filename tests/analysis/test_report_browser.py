@@ -88,10 +88,11 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
     assert page.ask("window.hacked") is None
     assert page.ask("document.querySelectorAll('.stage').length") == 3
     assert page.ask(_READY) == 2
-    assert all(drawn(page).get(colour, 0) > 20 for colour in ("#56b4e9", "#009e73", "#0072b2"))  # download, training, upload
+    for colour in ("#56b4e9", "#009e73", "#0072b2"):  # download, training, upload
+        assert any(drawn(page).get(colour, 0) > 20 for _ in range(100)), colour  # a busy machine paints some frames later
     page.resize(390, 800)
     page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
-    assert drawn(page).get("#009e73", 0) > 20
+    assert any(drawn(page).get("#009e73", 0) > 20 for _ in range(100))
 
 
 def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
