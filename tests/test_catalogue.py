@@ -16,6 +16,7 @@ import pytest
 import fedsim
 from fedsim.lab.catalogue import about, catalogue, schema
 from fedsim.lab.study.plan import read_study
+from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import Perceptron
 from fedsim.shipped import copy, shipped
 from fedsim.strategies.parts.selection import SELECTIONS
@@ -247,3 +248,24 @@ def test_the_wheel_alone_runs_lists_and_reports(tmp_path: Path) -> None:
     assert "fedavg" in installed("study", "communication", "--out", "study", "--dry-run")
     installed("report", "run")
     assert (tmp_path / "run.report.html").stat().st_size > 10_000
+
+
+class TwoForms(Spec):
+    """A table.
+
+    Attributes:
+        low, high: an end.
+    """
+
+    low: int = 1
+    high: int = 2
+    count: int = 3
+    """How many
+    there are."""
+
+
+def test_a_keys_text_stands_behind_it_or_in_its_class() -> None:
+    said = {key: told_of(TwoForms)[key] for key in TwoForms.model_fields}
+    assert said == {"low": "an end.", "high": "an end.", "count": "How many there are."}
+    made = type("Made", (TwoForms,), {"__module__": "a_module.that_has_gone"})
+    assert told_of(made) == told_of(TwoForms)

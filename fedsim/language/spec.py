@@ -160,7 +160,7 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
     """Class name -> body, as the module's source has it; none for a module without a source."""
     try:
         source = inspect.getsource(sys.modules[module])
-    except (OSError, TypeError):
+    except (KeyError, OSError, TypeError):
         return {}
     return {one.name: one.body for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ClassDef)}
 
