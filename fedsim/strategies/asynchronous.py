@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
@@ -26,6 +27,14 @@ class AsynchronousParams(StrategyParams):
     """with fewer clients at work than that, look for more after this time (s)."""
     selection: SelectionSpec = Random()
     """who is asked next (``parts/selection``); not one that asks candidates first."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_rounds(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "deadline" in data and "deadline" not in cls.model_fields:
+            why = "has the key 'deadline', which says when a round ends; without rounds nobody waits for a slow client"
+            raise PydanticCustomError("unknown_key", why)
+        return data
 
     def check(self, devices: int) -> None:
         if self.selection.asks:

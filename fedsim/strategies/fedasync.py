@@ -1,10 +1,11 @@
 """FedAsync: each update is mixed into the model as it arrives, the less the staler it is (Xie et al., 2019)."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedsim.federation import Client, Device, Instruction, TaskEnd
+from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.training import Training
@@ -16,10 +17,34 @@ class FedAsyncParams(AsynchronousParams):
     kind: Literal["fedasync"] = "fedasync"
     alpha: float = Field(default=0.6, gt=0.0, le=1.0)
     """weight of a fresh update in the new model."""
-    exponent: float = Field(default=0.5, ge=0.0)
-    """a of the staleness function (1 + tau)^-a; 0: all updates weigh the same (the paper's constant function)."""
+    alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
+    """the factor of alpha at each of ``alpha_decay_at``."""
+    alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
+    """numbers of versions, ascending (the paper: 0.5 at 800)."""
+    staleness: Literal["polynomial", "hinge"] = "polynomial"
+    """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 / (a (tau - b) + 1)."""
+    exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(default=0.5, ge=0.0)
+    """a of ``polynomial``; 0: the weight does not fall (the paper's constant function)."""
+    hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(default=10.0, gt=0.0)
+    """a of ``hinge``; the defaults are those of the paper's experiments."""
+    hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
+    """b of ``hinge``, in versions."""
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
     """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
+
+    @field_validator("alpha_decay_at")
+    @classmethod
+    def _ascending(cls, versions: list[int]) -> list[int]:
+        if versions != sorted(set(versions)):
+            raise ValueError(f"{versions} is not in ascending order; allowed are different numbers of versions from 1 on")
+        return versions
+
+    def weight(self, version: int, staleness: int) -> float:
+        """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have been made."""
+        alpha = self.alpha * self.alpha_decay ** sum(version >= at for at in self.alpha_decay_at)
+        if self.staleness == "hinge":
+            return alpha / (self.hinge_slope * max(staleness - self.hinge_from, 0) + 1)
+        return float(alpha * (1 + staleness) ** -self.exponent)
 
 
 class FedAsyncClient(Client[FedAsyncParams]):
@@ -32,9 +57,9 @@ class FedAsyncClient(Client[FedAsyncParams]):
 class FedAsync(Asynchronous[FedAsyncParams]):
     """Asynchronous federated optimisation.
 
-    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the polynomial staleness
-    function of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha (1 +
-    tau)^-a. tau is the number of versions made since the client's download, 0 for a fresh update.
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness
+    functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
+    tau is the number of versions made since the client's download, 0 for a fresh update.
 
     Each update makes a version. An ``evaluation.every`` of some tens lets updates be computed in cohorts, with the same result.
     """
@@ -43,7 +68,7 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     Client = FedAsyncClient
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        weight = float(self.params.alpha * (1 + staleness) ** -self.params.exponent)
+        weight = self.params.weight(self.state["version"], staleness)
         before = self.state["model"]
         model = self.server.models.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
         await self.publish(model, [self._entry(message, base) | {"weight": weight, "staleness": staleness}])

@@ -48,8 +48,13 @@ STALENESS = [0, 0, 2, 1, 0, 5]
     [
         ({"exponent": 0.5}, [0.6 / (1 + staleness) ** 0.5 for staleness in STALENESS]),
         ({"alpha": 0.3, "exponent": 0.0}, [0.3] * 6),
+        # Staleness 0, 0, 2, 1, 0, 5 with a = 2, b = 1: 1, 1, 1/3, 1, 1, 1/9. Alpha is halved at versions 2 and 4.
+        (
+            {"staleness": "hinge", "hinge_slope": 2.0, "hinge_from": 1, "alpha_decay": 0.5, "alpha_decay_at": [2, 4]},
+            [0.6, 0.6, 0.3 / 3, 0.3, 0.15, 0.15 / 9],
+        ),
     ],
-    ids=["polynomial", "constant"],
+    ids=["polynomial", "constant", "hinge"],
 )
 def test_fedasync_makes_the_hand_computed_sequence(keys: dict[str, Any], weights: list[float], three_wells: Any) -> None:
     three_wells["strategy"] = {"kind": "fedasync", "concurrency": 3, "alpha": 0.6, "rho": 0.7, "local_epochs": 2} | keys

@@ -107,7 +107,7 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "groups": 2, "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123"),
     ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, {}, r"strategy.aggregation.share is 0.5"),
     ({"aggregation": "trimed-mean"}, {}, r"did you mean 'trimmed-mean'"),
-    ({"server": {"kind": "sgd", "nesterov": True}}, {}, "strategy.server.*'nesterov' needs a 'momentum' above 0"),
+    ({"server": {"kind": "sgd", "nesterov": True}}, {}, "strategy.server.*'nesterov' is true, which counts only where 'momentum'"),
     (private(where="local", adaptive={"count_noise": 1.0}), {}, "'adaptive' is given and 'where' is 'local'"),
     (private(adaptive={"count_noise": 0.5}), {}, "'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
     (private(adaptive={}), {}, "strategy.aggregation.adaptive.count_noise is missing"),
