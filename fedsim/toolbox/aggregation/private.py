@@ -25,8 +25,6 @@ from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Prote
 Accountant = Literal["rdp", "pld"]
 WeightsList = list[NDArray[np.float32]]
 
-_INTERVAL = 1e-3  # between the losses that a distribution keeps; rounded up, so that epsilon is never too small
-
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
     """min(1, C / ||change||) change, float64 [d]."""
@@ -101,7 +99,8 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
     if accountant == "pld":
         losses: list[Any] = []
         for (asked, there), rounds in sorted(draws.items()):
-            one = from_gaussian_mechanism(noise, sampling_prob=asked / there, value_discretization_interval=_INTERVAL)
+            # losses are rounded up to multiples of the interval, so that epsilon is never too small
+            one = from_gaussian_mechanism(noise, sampling_prob=asked / there, value_discretization_interval=1e-3)
             losses.append(one if rounds == 1 else one.self_compose(rounds))
         return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
     found = [(_divergence(noise, asked / there), rounds) for (asked, there), rounds in sorted(draws.items())]
@@ -121,20 +120,20 @@ class AdaptiveClip(Spec):
 
 
 class Private(Aggregation):
-    """The mean of changes that are cut to the length C (L2), with noise: w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n.
+    """The mean of changes clipped to the L2 length C, with noise: w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n.
 
-    All updates count alike. The server clips what comes and adds the noise once to the sum (``central``), or each client clips
+    All updates weigh the same. The server clips changes and adds the noise once to the sum (``central``), or each client clips
     its change and adds N(0, (z C)^2) to it before it answers (``local``). With adaptive clipping the count of short changes has
-    its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost what z says
-    (Theorem 1). A client that drops out changes nothing of central noise: epsilon stays, and the step gets shorter. With local
-    noise n is the number of updates that came; each is protected by its own noise alone.
+    its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
+    client that drops out does not change central noise: epsilon stays, and the step gets shorter. With local noise n is the
+    number of updates that came; each is protected by its own noise alone.
 
-    Each record of a round has the epsilon that was spent until then, between a run and one in which the updates of one device
-    are 0, of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint, so a round
-    is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from those who are
-    there, each takes part with probability q, their share (the paper's Poisson sampling, an approximation of draws of exactly
-    K); in all other rounds (another selection, a sweep, late updates), and with local noise, q is 1. Where updates or losses
-    are looked at before they are clipped, the account is refused.
+    Each record of a round has the epsilon spent until then, between a run and one in which the updates of one device are 0, of
+    the aggregates alone, without other contents of answers (group, number of samples). Groups are disjoint, so a round is one
+    release for each device, even if no update came. Where all clients of a round are drawn uniformly from available ones, each
+    takes part with probability q, their share (the paper's Poisson sampling, an approximation of draws of exactly K); in all
+    other rounds (another selection, a sweep, late updates), and with local noise, q is 1. Where updates or losses are looked at
+    before they are clipped, the account is refused.
     """
 
     protection: ClassVar[Protection | None] = "private"
@@ -145,7 +144,7 @@ class Private(Aggregation):
     noise: float = Field(default=1.0, ge=0.0, le=1e6)
     """z, the noise multiplier. 0: changes are clipped, and nothing is private."""
     where: Literal["central", "local"] = "central"
-    """``central`` or ``local``, see above."""
+    """where noise is added."""
     adaptive: AdaptiveClip | None = None
     """how C adapts; None: it does not. With central noise alone."""
     divide_by: int | None = Field(default=None, ge=1)

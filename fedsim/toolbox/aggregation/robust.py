@@ -1,4 +1,4 @@
-"""Aggregations that tolerate malicious updates. Numbers of samples do not count, since a malicious client could say any."""
+"""Aggregations that tolerate malicious updates. Sample counts are ignored, since a malicious client could report any."""
 
 import itertools
 import math
@@ -96,8 +96,7 @@ class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
     Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II. A cohort of which ``share``
-    is not one update is refused. Where fewer come in a round, or to a group, one is cut off at either end, of one or two
-    updates none.
+    is less than one update is refused. Where fewer come, one is cut off at either end, of one or two updates none.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
@@ -133,7 +132,7 @@ def scores(distances: Floats, malicious: int) -> Floats:
 
 
 class _ByDistance(Robust):
-    """The model stays if fewer than ``least`` updates come in a round, or to a group, because no update could be trusted."""
+    """Selection of updates by their distances. With fewer updates than ``least`` the model stays: none could be trusted."""
 
     by_coordinate: ClassVar[bool] = False
     one: ClassVar[bool] = True
@@ -153,7 +152,7 @@ class _ByDistance(Robust):
         """Positions of the selected finite updates, at least one."""
         f = self.tolerated(len(models))
         order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
-        return [int(at) for at in order[: 1 if self.one else len(models) - f]]
+        return order[: 1 if self.one else len(models) - f].tolist()  # type: ignore[no-any-return]
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
         """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""

@@ -1,5 +1,6 @@
-"""The base of every strategy without a server: the same half on each device, and the books of all of them."""
+"""The base of every strategy without a server: the same half on each device, and the state of all devices."""
 
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
@@ -24,8 +25,8 @@ class PeerParams(StrategyParams):
     start: Literal["same", "own"] = "same"
     """all devices begin with the ``same`` initial model, or each with its ``own``."""
     deadline: PositiveSeconds | None = None
-    """a device waits so long for messages (s) when it has trained, and then goes on without them. None: it waits until they
-    come or are lost, which is refused where devices come and go.
+    """how long a device that has trained waits for messages (s). None: until they come or are lost, which is refused where
+    devices come and go.
     """
 
     def check_population(self, population: PopulationSpec) -> None:
@@ -41,16 +42,26 @@ class PeerParams(StrategyParams):
 
 
 P = TypeVar("P", bound=PeerParams)
+T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """The half on every device. One object serves all: all that belongs to a device is in that device's ``state``.
+    """The half on every device. One object serves all devices: everything of one device is in that device's ``state``.
 
     ``state["model"]`` is its model, ``state["round"]`` the rounds that it has finished. Called only while it can be reached.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params, self.setting = params, setting
+        self._draws: dict[int, Any] = {}
+
+    def _drawn(self, number: int, draw: Callable[[], T]) -> T:
+        """The draw of a round. The last eight are kept: devices are in few rounds at a time."""
+        if number not in self._draws:
+            if len(self._draws) >= 8:
+                self._draws.pop(next(iter(self._draws)))
+            self._draws[number] = draw()
+        return self._draws[number]  # type: ignore[no-any-return]
 
     def on_start(self, device: Peer) -> None:
         """The device takes part for the first time; it has its initial model."""
@@ -71,7 +82,7 @@ class PeerHalf(Generic[P]):
         """Its timer has gone off."""
 
     def on_return(self, device: Peer) -> None:
-        """It can be reached again; what it was doing when it disconnected is lost."""
+        """The device can be reached again; its work at the time when it disconnected is lost."""
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
@@ -92,12 +103,12 @@ class PeerClient(Client[PeerParams]):
 class Peers(Strategy[P]):
     """A strategy without a server, which sends nothing itself: an algorithm fills in ``Half``.
 
-    Its score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
+    The score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
     ``mean_accuracy`` and ``consensus``.
 
-    State: ``round``, of the run, from 0; ``over``, whether the last one is; ``rounds`` that each device has finished, and
-    ``steps``, all together; ``own``, each device's model; ``updates`` in this round: update, samples, start, device; ``away``,
-    devices that could not be reached when something was to be done, and act when they return.
+    State: ``round``, of the run, from 0; ``over``, whether the last round is over; ``rounds`` that each device has finished,
+    and ``steps``, their sum; ``own``, each device's model; ``updates`` in this round: update, samples, start, device; ``away``,
+    devices that could not be reached when they were to act, and act when they return.
     """
 
     Client = PeerClient
@@ -109,7 +120,7 @@ class Peers(Strategy[P]):
         self._half = self.Half(params, server.setting)
 
     def is_over(self) -> bool:
-        """Whether the round of the run is over: every device that is in it, and can be reached, has finished it."""
+        """Whether the round of the run is over: every device in it that can be reached has finished it."""
         number, rounds = self.state["round"], self.state["rounds"]
         waits = any(finished == number and self.server.peer(device).online for device, finished in rounds.items())
         return not waits and bool(max(rounds.values(), default=0) > number)

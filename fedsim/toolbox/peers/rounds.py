@@ -1,14 +1,14 @@
 """D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and average what they receive."""
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import networkx
 from pydantic import Field, model_validator
 
 from fedsim.errors import ScenarioError, nearest
-from fedsim.federation import Contents, Header, Peer, RunInfo
+from fedsim.federation import Contents, Header, Peer
 from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
@@ -19,16 +19,6 @@ _USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "gr
 Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
 G = TypeVar("G", bound="GraphParams")
-T = TypeVar("T")
-
-
-def _kept(drawn: dict[int, T], number: int, draw: Callable[[], T]) -> T:
-    """The draw of a round. The last eight are kept: devices are in few rounds at a time."""
-    if number not in drawn:
-        if len(drawn) >= 8:
-            drawn.pop(next(iter(drawn)))
-        drawn[number] = draw()
-    return drawn[number]
 
 
 class Topology(Spec):
@@ -39,7 +29,7 @@ class Topology(Spec):
     undirected graphs in networkx by its name: ``erdos_renyi``, ``watts_strogatz``, ``hypercube`` and so on.
     """
     parameters: dict[str, int | float | bool] = Field(default={})
-    """what the generator takes by name, but for the number of nodes, which is that of the devices."""
+    """arguments of the generator by name, without the number of nodes, which is that of the devices."""
     every: int | None = Field(default=None, ge=1)
     """the graph is drawn again after so many rounds; None: it stays."""
 
@@ -88,7 +78,7 @@ class GraphParams(PeerParams):
     """Parameters of strategies on a graph."""
 
     topology: Topology = Topology()
-    """who is whose neighbour."""
+    """the devices' graph."""
 
     def check(self, devices: int) -> None:
         self.topology.graph(devices, 0)
@@ -96,10 +86,6 @@ class GraphParams(PeerParams):
 
 class GraphHalf(PeerHalf[G]):
     """A device's half on a graph, which all devices know from a common seed."""
-
-    def __init__(self, params: G, setting: RunInfo) -> None:
-        super().__init__(params, setting)
-        self._graphs: dict[int, Neighbours] = {}
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
         """The neighbours of each device in a round, ascending."""
@@ -110,23 +96,24 @@ class GraphHalf(PeerHalf[G]):
             graph = topology.graph(devices, int(device.rng("topology", count).integers(1 << 31)))
             return tuple(tuple(sorted(graph.neighbors(one))) for one in range(devices))
 
-        return _kept(self._graphs, count, draw)
+        return self._drawn(count, draw)
 
 
 class RoundHalf(PeerHalf[R]):
     """A device's half in rounds of its own: it is at most a round ahead of those that send to it.
 
-    One that has been away, and hears of a later round, goes on with that one. It makes no round beyond ``stop.rounds``.
+    A device that has been away, and receives a message of a later round, goes on with that round. No round is beyond
+    ``stop.rounds``.
 
-    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round of
-    which each sender was heard; ``lost``, who is not waited for in this round; ``late``, whether the deadline has passed.
+    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round
+    received of each sender; ``lost``, senders not waited for in this round; ``late``, whether the deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
-    """Whether a device sends the model that it has and trains meanwhile; else it sends what it has trained."""
+    """Whether a device sends its model and trains meanwhile; else it sends the trained model."""
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        """To whom a device sends in a round."""
+        """The devices to which a device sends in a round."""
         raise NotImplementedError
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
@@ -134,7 +121,7 @@ class RoundHalf(PeerHalf[R]):
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """The weight of a sender's model in the average, where so many were received; the rest is that of its own."""
+        """The weight of a sender's model in the average of ``received`` models and the device's own, which has the rest."""
         raise NotImplementedError
 
     def on_start(self, device: Peer) -> None:
@@ -258,13 +245,9 @@ class EpidemicParams(PeerParams):
 
 
 class EpidemicHalf(RoundHalf[EpidemicParams]):
-    """Trains, sends to s others, and takes the mean of what it has and receives."""
+    """Trains, sends to s others, and takes the mean of its own model and those that it receives."""
 
-    def __init__(self, params: EpidemicParams, setting: RunInfo) -> None:
-        super().__init__(params, setting)
-        self._drawn: dict[int, tuple[list[list[int]], list[list[int]]]] = {}
-
-    def _draw(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
+    def _all(self, device: Peer, number: int) -> tuple[list[list[int]], list[list[int]]]:
         """The receivers and the senders of every device in a round, ascending."""
 
         def draw() -> tuple[list[list[int]], list[list[int]]]:
@@ -277,14 +260,14 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
                     senders[other].append(one)
             return receivers, senders
 
-        return _kept(self._drawn, number, draw)
+        return self._drawn(number, draw)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
-        return self._draw(device, number)[0][device.number]
+        return self._all(device, number)[0][device.number]
 
     def senders(self, device: Peer, number: int) -> Sequence[int]:
         """The devices that have drawn this one, known from the common seed, as in EL-Oracle."""
-        return self._draw(device, number)[1][device.number]
+        return self._all(device, number)[1][device.number]
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
         return 1.0 / (1.0 + received)
@@ -310,11 +293,11 @@ class GossipParams(GraphParams):
 class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
-    While it waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the answer,
-    those of lower numbers are declined. So no cycle of devices waits for one another.
+    While a device waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the
+    answer, those of lower numbers are declined. So no cycle of devices waits for one another.
 
-    State: ``from``, the model from which it trains; ``partner``, whom it has asked, or None; ``asking``, who waits, and their
-    models.
+    State: ``from``, the model from which it trains; ``partner``, the device asked, or None; ``asking``, the devices that wait
+    for an answer, and their models.
     """
 
     def on_start(self, device: Peer) -> None:
