@@ -89,7 +89,6 @@ PARAMETERS: list[Case] = [
     ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
     ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
     ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
-    ({"kind": "fpfc", "rho": 0.3}, {}, r"allowed is \(a - 1\) rho above 1"),
     ({"kind": "tifl", "tiers": 7, "clients_per_round": 6}, PEERS, "tiers is 7, more than the population's 6 devices"),
     ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),
     ({"kind": "tifl", "mode": "static", "probabilities": [0.5, 0.5]}, {}, "allowed are 5, one a tier"),
