@@ -59,13 +59,12 @@ def test_the_deadline_counts_from_the_download_and_the_last_upload_ends_a_round(
     assert run.rounds[0]["time"] == max(event["time"] for event in ends if event["step"] == "upload")
 
 
-@pytest.mark.parametrize("margin", ["0 s", "3 s"])
-def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], margin: str, tmp_path: Path) -> None:
+def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"jitter": 0.6, "slow_phases": {"factor": 0.2, "mean_normal": "20 s", "mean_slow": "5 s"}}
     small["population"] |= {"availability": {"kind": "always"}}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "margin": margin, "mitigation": False}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "mitigation": False}
     run = ran(small | {"stop": {"rounds": 20}}, tmp_path / "run")
-    budget = 15.0 - float(margin.split()[0])
+    budget = 15.0
     starts = {event["task"]: event["time"] for event in of_kind(run, "step-start") if event["step"] == "train"}
     stopped_in_time = 0
     for event in trainings(run):
@@ -195,18 +194,6 @@ def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
         assert min(row["selected"] for row in run.devices) > 0
 
 
-def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
-    small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
-    run = ran(small, tmp_path / "run")
-    downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
-    valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
-    ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
-    assert ends
-    assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
-
-
 @pytest.fixture
 def shaky(small: dict[str, Any]) -> dict[str, Any]:
     """Devices that vanish often, and rounds of CATA-Fed."""
@@ -233,14 +220,14 @@ def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_pa
 
 
 def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
-    shaky["strategy"] |= {"rejoin": True, "rejoin_delay": "25 s", "smallest_part": 5, "deadline": "2 s"}
+    shaky["strategy"] |= {"rejoin": True, "smallest_part": 5, "deadline": "2 s"}
     run = ran(shaky, tmp_path / "run")
     assert run.summary["rounds"] == 60
     returned = [(lost, following) for lost, following in lost_and_next(run) if following is not None]
     assert len(returned) > 10
     for lost, following in returned:
         assert following["round"] is None  # a size report comes first
-        assert following["time"] >= lost["time"] + 25.0
+        assert following["time"] >= lost["time"] + 60.0
     assert {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
     connected: set[int] = set()
     unsplit: set[int] = set()  # who has reported and not been split since

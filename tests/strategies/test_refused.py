@@ -87,7 +87,6 @@ PARAMETERS: list[Case] = [
     ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the population's 6 .* 1 to 6"),
     ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
     ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
-    ({"kind": "ifca", "groups": 3, "starts": "same"}, {}, "starts is 'same' with 3 groups.*allowed is 'different'"),
     ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
     ({"kind": "tifl", "tiers": 7, "clients_per_round": 6}, PEERS, "tiers is 7, more than the population's 6 devices"),
     ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),
@@ -135,7 +134,6 @@ PARAMETERS: list[Case] = [
     ({"kind": "hierfavg", "selection": OORT}, TREE, "'selection' is 'oort', which goes by what clients send"),
     ({"kind": "hierfavg"} | chosen_by("flanp", accuracy=1.0), TREE, "'selection' is 'flanp', which goes by what"),
     ({"kind": "hierfavg"} | chosen_by("favor", target=0.9), TREE, "'selection' is 'favor', which goes by what"),
-    ({"kind": "hierfavg", "cloud_aggregation": private()["aggregation"]}, TREE, "'cloud_aggregation' is"),
     ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
     ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
     # Without a server.
@@ -166,7 +164,6 @@ ACCOUNTS: list[tuple[Sections, str]] = [
 WHEN_IT_RUNS: list[Case] = [
     (relative(), INSTANT, "0 s in this population"),
     ({"kind": "cata-fed", "smallest_part": 5000, "deadline": "9 s"}, {"data": DIGITS}, r"or strategy\.mitigation = false"),
-    ({"kind": "cata-fed", "deadline": "9 s", "margin": "9 s"}, {"data": DIGITS}, "which leaves nothing of the deadline of 9 s"),
     ({"kind": "tifl", "mode": "credits"}, {"stop": {"simulated_time": "1 h"}}, "credits is missing: its default is the"),
     ({"kind": "fednova", "mu": 20}, {"training": {"lr": 0.1}}, r"strategy\.mu is 20.*allowed is less than 10"),
     ({"kind": "moon"}, {"model": {"kind": "logistic"}}, r"its layers are Linear; allowed are models with a torch\.nn\.Linear"),

@@ -234,23 +234,21 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own."""
+    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a cluster of its own.
+
+    Five neighbours, itself included, make a device's neighbourhood dense. The radius is the percentile 100 / (groups - 1) of
+    all distances: so wide that ``groups`` should exceed the number of clusters looked for.
+    """
 
     kind: Literal["dbscan"] = "dbscan"
-    eps: float | None = Field(default=None, ge=0.0)
-    """the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide that
-    ``groups`` should exceed the number of clusters looked for.
-    """
-    min_samples: int = Field(default=5, ge=1)
-    """so many neighbours, itself included, make a device's neighbourhood dense."""
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         require_square(distance, "distance")
         from sklearn.cluster import DBSCAN
 
-        eps = np.percentile(distance, 100 / (groups - 1)) if self.eps is None else self.eps  # of all entries, the diagonal too
+        eps = np.percentile(distance, 100 / (groups - 1))  # of all entries, the diagonal too
         positive = max(float(eps), float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
-        return canonical(DBSCAN(eps=positive, min_samples=self.min_samples, metric="precomputed").fit_predict(distance))
+        return canonical(DBSCAN(eps=positive, min_samples=5, metric="precomputed").fit_predict(distance))
 
 
 class RandomGroups(Clusterer):

@@ -32,8 +32,6 @@ class FedATParams(StrategyParams):
     """weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked."""
     aggregation: AggregationSpec = Weighted()
     """how a tier's updates become its model (``parts/aggregation``)."""
-    profiling_limit: PositiveSeconds | None = None
-    """a device whose profiling takes longer (s) counts as one of so long; None: it is waited for."""
     retry: PositiveSeconds = 60.0
     """a tier with nobody to ask, or from which nothing came, looks again after this time (s)."""
 
@@ -84,14 +82,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         self.server.begin_round(0)
         self._meet_all(tiers)
 
-    def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        if message.outcome in ("done", "late"):
-            self._place(device, latency)
-        elif message.outcome == "memory":  # it never can train
-            self.state["unable"] += 1
-            self.server.emit("tier-drop", device=device, latency=None)
-        else:
-            self._await(device)
+    def _drop(self, device: int) -> None:
+        super()._drop(device)
+        self.state["unable"] += 1
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         return [bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices]

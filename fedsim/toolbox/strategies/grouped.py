@@ -260,7 +260,6 @@ class MigratingParams(GroupedParams):
     instead: ClassVar[Mapping[str, str]] = {
         **GroupedParams.instead,
         **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
-        "shift_threshold": "moment.shift_threshold",
     }
     usual_shift: ClassVar[ShiftTest] = "never"
 
@@ -296,7 +295,7 @@ class MigratingClient(SynchronousClient[M]):
         first = device.first_label_counts
         reference = np.array(device.state["reference"]) if "reference" in device.state else first
         far = distance(device.label_counts, reference, self.params.shift)
-        most = self.params.moment.shift_threshold * float(first.sum()) / len(first)
+        most = 0.2 * float(first.sum()) / len(first)  # FlexCFL, Eq. 9
         return {"distance": Header(far), "threshold": Header(most)}
 
 

@@ -53,8 +53,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         "local_start": "moment.start",
         "warmup_iterations": "moment.steps",
         **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
-        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
-        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
+        "exchange_deadline": "moment.deadline",
+        **{key: f"clusterer.{key}" for key in ("start", "linkage", "threshold")},
     }
 
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
@@ -91,11 +91,13 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     def check(self, devices: int) -> None:
         self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
         self.refuse_more("groups", devices)
-        if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
+        if isinstance(self.clusterer, Dbscan) and self.groups < 2:
             raise ScenarioError(
-                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "
-                "'clusterer.eps'"
+                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more"
             )
+
+
+_MOST_ATTEMPTS = 3  # of a device at its warm-up, and at its exchange
 
 
 def _share_of(count: int, participation: float) -> int:
@@ -287,7 +289,7 @@ class LCFL(Grouped[LCFLParams]):
                 state["own"][device], state["began"][device] = message["warm-up"], message["start"]
             else:
                 state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
-        again = message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts
+        again = message.outcome in ("lost", "battery") and state["campaign_asked"][device] < _MOST_ATTEMPTS
         await self._invite(*([device] if again else []))
 
     async def on_return(self, device: int) -> None:
