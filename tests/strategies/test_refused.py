@@ -83,10 +83,7 @@ PARAMETERS: list[Case] = [
         )
     ),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
-    ({"kind": "fl-hc", "clusterer": {"linkage": "ward"}}, {}, "'clusterer.linkage' is 'ward'.*allowed is 'l2'"),
     ({"kind": "flexcfl", "groups": 7, "clients_per_round": 6}, PEERS, "groups is 7, more than the population's 6 .* 1 to 6"),
-    ({"kind": "flexcfl", "measure": "madc", "clusterer": "k-means"}, {}, "'measure' is 'madc', allowed is 'edc'"),
-    ({"kind": "flexcfl", "clusterer": {"kind": "hierarchical", "threshold": 0.3}}, {}, "allowed is 'groups' alone"),
     ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
     ({"kind": "tifl", "tiers": 7, "clients_per_round": 6}, PEERS, "tiers is 7, more than the population's 6 devices"),
     ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),

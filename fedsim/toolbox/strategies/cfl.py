@@ -106,17 +106,16 @@ class CFL(Grouped[CFLParams]):
 
     Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
-    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
-    had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
-    weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
-    the cluster is cut in two such that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from
-    its model. A client that took no part in the round goes by its last update to this cluster to the side with the update most
-    like that by cosine; one that has not sent any leaves it.
+    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all available clients
+    receive their cluster's model (d parameters), train, and send their update (d); the model moves by the weighted mean of
+    updates. When that mean is shorter than ``eps1`` while some update is at least ``eps2`` long, the cluster is cut in two such
+    that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. A client that took
+    no part in the round goes to the side with the update most like its own last one to this cluster; without one it leaves it.
 
     Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
-    arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
-    as in a round, sends its update (d parameters), and goes to the side with the update most like its own, which the server has
-    kept. Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
+    arrival or when it is selected: at each split it receives the parent's model (d, purpose ``cold-start``), trains, sends its
+    update (d), and goes to the side with the most similar update, which the server has kept. Shifts of data move no device.
+    With ``learning = "off"`` clusters are split by ``split_rounds`` alone, at random.
 
     State besides ``Grouped``'s, whose ``models`` has one for each node of the tree: ``children`` of each node, None for a leaf;
     ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
@@ -187,14 +186,15 @@ class CFL(Grouped[CFLParams]):
             state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
             if not state["waiting"]:
                 self.server.stop("every cluster has converged")
-        return [self._bisect(*cluster) for cluster in to_split]
-
-    def _bisect(self, group: int, entries: Entries, updates: list[NDArray[np.float32]], found: dict[str, float]) -> Cut:
-        self.server.compute("products", len(updates), self.setting.parameters)
-        self.server.compute("linkage", len(updates))
-        cosines = cosine_matrix(np.stack(updates))
-        first, second, cross = bipartition(cosines, self.params.split)
-        return group, entries, (first, second), found | {"similarity": cross}, shown_pairs("similarity", cosines)
+        cuts: list[Cut] = []
+        for group, entries, updates, found in to_split:
+            self.server.compute("products", len(updates), self.setting.parameters)
+            self.server.compute("linkage", len(updates))
+            cosines = cosine_matrix(np.stack(updates))
+            first, second, cross = bipartition(cosines, params.split)
+            record, shown = found | {"similarity": cross}, shown_pairs("similarity", cosines)
+            cuts.append((group, entries, (first, second), record, shown))
+        return cuts
 
     async def _clusters(self) -> list[ClusterUpdates]:
         received = self.state["received"]
@@ -213,7 +213,6 @@ class CFL(Grouped[CFLParams]):
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     def _random_cut(self) -> list[Cut]:
-        """One of the clusters that could be split, in two halves."""
         able = [group for group in range(len(self.state["models"])) if len(self._from(group)) > 1]
         if not able:
             return []
@@ -270,7 +269,6 @@ class CFL(Grouped[CFLParams]):
         return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
     async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
-        """Update minus starting model of each training, float32 [d] each."""
         known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]

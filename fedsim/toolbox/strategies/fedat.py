@@ -63,13 +63,12 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning system with asynchronous
     tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its compression, which ``[messages]`` can say.
 
-    First every device that can be reached does the whole task of a round once (down and up d parameters), and the server
-    measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes through rounds
-    of its own: clients at random receive the global model (d parameters), train, and send their update (d parameters); their
-    mean becomes the tier's model, and the global model the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m
-    is how often tier m was updated. Until then a tier's model is the initial one. Each update of a tier makes a version.
-    Devices that are away at first, and newcomers, are profiled when they can be reached, and join the tier whose latencies
-    theirs is among.
+    First every available device does the whole task of a round once (down and up d parameters), and the server measures its
+    latency. Tiers are then as many devices each, from the fastest to the slowest. Each has rounds of its own: random clients
+    receive the global model (d), train, and send their update (d); their mean becomes the tier's model, and the global model
+    the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's
+    model is the initial one. Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled
+    when they are available, and join the tier of their latency.
     """
 
     Params = FedATParams

@@ -49,8 +49,7 @@ class FedDyn(FedAvg[FedDynParams]):
     + K / N times what it makes of the s_k of the round's K clients.
 
     Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local solve is ``local_epochs`` of
-    SGD, where the paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite
-    moves neither side.
+    SGD, where the paper has the exact minimum. Lost answers and updates that are not finite move neither side.
     """
 
     Params = FedDynParams

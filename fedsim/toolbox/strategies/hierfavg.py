@@ -69,9 +69,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     the server (``edge-update``, d), whose model becomes the mean of these, weighted by the samples of the last edge round. With
     kappa2 = 1 that is FedAvg.
 
-    A client that is late or lost is out until the next round; one that is away when an edge round begins counts by what it has
-    done. With an edge server all is lost that its clients have done for it in the round (record ``updates-lost``), and none of
-    them is asked until it is back. The record ``round`` counts clients by their last task. A device's group is its edge server.
+    A client that is late or lost is out until the next round; one that is away when an edge round begins counts by its last
+    update. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and none of them is asked
+    until it is back. The record ``round`` counts clients by their last task. A device's group is its edge server.
     """
 
     Params = HierFAVGParams

@@ -66,8 +66,7 @@ class IFCA(Migrating[IFCAParams]):
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
     data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
     group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer chooses when it is
-    selected. With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all
-    models (m d parameters) and chooses at once.
+    selected. In IFCA-MIG (from the paper of FlexCFL) a shifted device receives all models (m d) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams

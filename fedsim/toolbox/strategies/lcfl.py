@@ -173,12 +173,12 @@ class LCFL(Grouped[LCFLParams]):
 
     Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes the objective L_i, with
     ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4
-    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. Other measures need
-    no exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
+    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures. Other measures need no
+    exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
 
-    Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself; with fewer than
-    ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their
-    training data, join the best and say which (4 bytes): as soon as they can, but not while two clusters have the same model.
+    Then the devices that came back are clustered once, and each cluster runs FedAvg by itself; with fewer than ``groups`` of
+    them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their training data,
+    join the best and send its number (4 bytes), as soon as they can and all clusters' models differ.
 
     State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
     and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
@@ -244,7 +244,7 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_timer(name)
 
     async def _gather(self) -> None:
-        """Ask those who are there and have sent no model for one."""
+        """Ask the available devices that have sent no model for one."""
         own = self.state["own"]
         without = [device for device in self.server.clients.online() if own[device] is None]
         if len(without) + sum(model is not None for model in own) < self.params.groups:
@@ -261,7 +261,7 @@ class LCFL(Grouped[LCFLParams]):
         await self._invite(*devices)
 
     async def _invite(self, *devices: int) -> None:
-        """Ask devices for what the campaign wants, those that are away when they are back."""
+        """Ask devices for their part in the campaign, those that are away on their return."""
         state, server, name = self.state, self.server, self.state["campaign"]
         for device in devices:
             if not server.clients.idle(device):

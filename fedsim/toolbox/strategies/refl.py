@@ -52,8 +52,8 @@ def stale_weights(
 
     (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda, which is
     ||f - (s + n f) / (n + 1)||^2 / ||f||^2, is how far a ``stale`` update s would move the mean f (``fresh``) of n fresh ones
-    (``count``), all as differences [d] from the model that they began with, and Lambda_max is the greatest of the round.
-    Without f it is 1 / (tau + 1).
+    (``count``), all as differences [d] from the model that they began with, and Lambda_max the round's largest; 1 / (tau + 1)
+    without f.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)

@@ -69,8 +69,7 @@ class TiFLParams(AggregatingParams):
 class Tiered(Strategy[P]):
     """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
 
-    ``begin`` is called when no device is being met any more. It sets ``cuts`` by the figures of the ``known`` devices, sorts
-    these in by ``tiers_of``, and trains.
+    ``begin`` is called when no device is being met any more. It sets ``cuts``, sorts the ``known`` devices in, and trains.
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
     ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each device; ``members``.
