@@ -16,7 +16,7 @@ from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
 from tests.strategies.runs import model_of, moved, of_kind, played, ran, weights
-from tests.strategies.worlds import Centre, file_data, module, opposite_groups, world
+from tests.strategies.worlds import ROTATED, Centre, file_data, module, opposite_groups, world
 
 
 class LeastSquares(Centre):
@@ -41,13 +41,7 @@ def with_module(loss: type[Centre], samples: list[np.ndarray], folder: Path, lr:
 
 def rotated_digits(devices: int, **strategy: Any) -> dict[str, Any]:
     """Handwritten digits, turned four ways; groups are found after a good local training."""
-    return {
-        "data": {"source": "digits", "partition": "rotations"},
-        "training": {"lr": 0.1, "batch_size": 10},
-        "population": {"devices": devices},
-        "strategy": {"kind": "lcfl", "local_epochs": 2} | strategy,
-        "stop": {"rounds": 1},
-    }
+    return world(ROTATED, devices, {"kind": "lcfl", "local_epochs": 2} | strategy, 1, seed=1)
 
 
 LOCAL: dict[str, Any] = {"moment": {"kind": "local", "epochs": 10}}

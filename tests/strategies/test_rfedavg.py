@@ -233,27 +233,6 @@ def test_class_shares_and_how_balanced_they_are() -> None:
     assert found == {"beta": [pytest.approx(5 / 3), None, pytest.approx(1.0)], "distance": pytest.approx([1 / 32, 0.5, 0.0])}
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        ([(1, 0, 0, 0), (0, 1, 0, 0), (0, 0, 0, 1)], [1 / 3, 1 / 3, 1 / 3]),
-        ([(1, 0), (1, 0), (0, 1)], [0.25, 0.25, 0.5]),
-        ([(1, 0), (0.5, 0.5)], [0, 1]),
-        ([(0.5, 0.5)], [1]),
-        ([(0.7, 0.3)] * 4, [0.25] * 4),
-        ([(0.5, 0.5), (1, 0), (0, 1)], [1 / 3] * 3),
-        ([(0.5, 0.5), (0.5, 0.5), (0.9, 0.1)], [0.5, 0.5, 0]),
-        # Nearest to equal shares is (1/2, 1/2, 0), which only an even mixture of those in the plane gives.
-        ([(1, 0, 0), (0, 1, 0), (0.5, 0.5, 0)], [1 / 3] * 3),
-        # The nearest mixture is the first cluster alone, though the second lies in the same supporting line.
-        ([(1 / 2, 1 / 2, 0), (1 / 2, 1 / 2, 0), (1, 0, 0)], [0.5, 0.5, 0]),
-    ],
-)
-def test_optimal_weights(columns: list[tuple[float, ...]], expected: list[float]) -> None:
-    weights = optimal_weights(np.array(columns).T)
-    assert weights == pytest.approx(expected, abs=1e-12)
-
-
 def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
     """The corners of {q >= 0, sum q = 1, B q = B weights}, by trying every set of independent columns."""
     rows = np.vstack((shares, np.ones(shares.shape[1])))
@@ -281,6 +260,8 @@ def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
     )
 )
 @example([[1, 0, 0], [1, 1, 0], [0, 1, 0], [2, 1, 0], [1, 0, 1]])
+@example([[1, 0, 0], [0, 1, 0], [1, 1, 0]])  # the least norm is that of an even mixture of all three
+@example([[1, 1, 0], [1, 1, 0], [1, 0, 0]])  # the third lies in the supporting line of the nearest mixture
 def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[list[int]]) -> None:
     counts = np.array(histograms)
     shares = class_shares(counts, [[device] for device in range(len(counts))])

@@ -318,18 +318,6 @@ def mixture(devices: int, d: int, groups: int, noise: float) -> np.ndarray:
     return directions[np.arange(devices) % groups] + noise * generator.standard_normal((devices, d))
 
 
-@given(lengths=st.lists(st.floats(0.01, 100), min_size=3, max_size=12), axes=st.data())
-def test_two_directions_are_told_apart_at_any_length(lengths: list[float], axes: st.DataObject) -> None:
-    along = np.array([0, 1, *axes.draw(st.lists(st.integers(0, 1), min_size=len(lengths) - 2, max_size=len(lengths) - 2))])
-    updates = np.zeros((len(lengths), 5))
-    updates[np.arange(len(lengths)), along * 3] = lengths
-    found = similarity.edc_features(updates, 2)
-    assert np.linalg.norm(found, axis=1) == pytest.approx(1.0, abs=1e-7)
-    assert np.abs(found @ found.T) == pytest.approx((along[:, None] == along).astype(float), abs=1e-7)
-    labels = kmeans(found, 2, np.random.default_rng(0))
-    assert labels.tolist() == along.tolist()
-
-
 def test_they_are_the_singular_value_decomposition() -> None:
     updates = mixture(90, 300, 4, 0.5)
     found, expected = similarity.edc_features(updates, 4), by_svd(updates, 4)
