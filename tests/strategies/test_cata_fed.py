@@ -45,20 +45,6 @@ def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) ->
     assert epochs(run) == dict(enumerate(expected))
 
 
-def test_the_deadline_counts_from_the_download_and_the_last_upload_ends_a_round(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
-    small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
-    run = ran(small, tmp_path / "run")
-    ends = [event for event in of_kind(run, "step-end") if event["round"] == 0]
-    downloads = {event["task"]: event["time"] for event in ends if event["step"] == "download"}
-    trained = {event["task"]: event["time"] for event in ends if event["step"] == "train"}
-    assert len(set(downloads.values())) == 6
-    assert all(time <= downloads[task] + 10.0 for task, time in trained.items())
-    assert max(trained.values()) > min(downloads.values()) + 10.0
-    assert run.rounds[0]["time"] == max(event["time"] for event in ends if event["step"] == "upload")
-
-
 def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"jitter": 0.6, "slow_phases": {"factor": 0.2, "mean_normal": "20 s", "mean_slow": "5 s"}}
     small["population"] |= {"availability": {"kind": "always"}}
@@ -174,24 +160,6 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     stragglers = {event["device"] for event in of_kind(run, "split")}
     assert stragglers == {device for device, size in samples.items() if size > fires_above * mean}
     assert bool(stragglers) == (fires_above < math.inf)
-
-
-@pytest.mark.parametrize("selection", ["proportional-fair", "round-robin", "random"])
-def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
-    sizes = [100] * 6 + [1000] * 6
-    run = run_of(tmp_path, sizes, rounds=12, clusters=2, clients_per_round=3, selection=selection)
-    cohorts: dict[int, list[int]] = {}
-    for event in of_kind(run, "task-start"):
-        if event["round"] is not None:
-            cohorts.setdefault(event["round"], []).append(event["group"])
-    assert all(len(cohort) == 3 for cohort in cohorts.values())
-    mixed = [len(set(cohort)) > 1 for cohort in cohorts.values()]
-    assert any(mixed) == (selection == "random")
-    if selection == "round-robin":
-        assert [cohort[0] for cohort in cohorts.values()] == [0, 1] * 6
-    if selection == "proportional-fair":
-        assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
-        assert min(row["selected"] for row in run.devices) > 0
 
 
 @pytest.fixture
@@ -335,17 +303,14 @@ def test_waits_are_conserved_and_a_selected_client_starts_again_at_none() -> Non
         assert len(set(np.array(state["cluster"])[chosen])) == 1
 
 
-@pytest.mark.parametrize(
-    ("selection", "expected"),
-    [("proportional-fair", pytest.approx(0.986, abs=0.003)), ("random", pytest.approx(0.977, abs=0.003))],
-)
-def test_jain_of_the_strategy_itself(selection: str, expected: Any) -> None:
+@pytest.mark.parametrize(("selection", "expected"), [("proportional-fair", 0.986), ("random", 0.977), ("round-robin", 0.977)])
+def test_jain_of_the_strategy_itself(selection: str, expected: float) -> None:
     run = connected(clusters=1, selection=selection)
     times = np.zeros(1000, dtype=np.int64)
     for number in range(1000):
         run.strategy.state["round"] = number + 1
         times[run.strategy.select()] += 1  # type: ignore[attr-defined]
-    assert jain(times) == expected
+    assert jain(times) == pytest.approx(expected, abs=0.003)
 
 
 def test_a_cluster_is_selected_in_proportion_to_its_size() -> None:
