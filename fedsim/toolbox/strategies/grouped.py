@@ -99,6 +99,7 @@ class Grouped(Synchronous[G]):
             self.server.emit("assign", device=device, group=group, before=None if before < 0 else before, why=why)
 
     def members(self, group: int) -> list[int]:
+        """The devices of a group, in ascending order."""
         return [device for device, own in enumerate(self.state["group"]) if own == group]
 
     def group_of(self, device: int) -> int | None:
@@ -112,6 +113,7 @@ class Grouped(Synchronous[G]):
         return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
+        """``count`` random groups, for runs without learning."""
         found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
         return found
 
