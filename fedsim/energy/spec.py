@@ -1,7 +1,7 @@
 """``[energy]``: what devices and the server's side draw, from which grid, and out of which batteries."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -212,9 +212,7 @@ class EnergySpec(Spec):
     Attributes:
         preset: what is drawn by a kind of device, or by several, of which each device is one.
         shares: of the presets; equal where none are given.
-        idle: by a device that is on.
-        idle_while: when that counts: while it is ``working`` on a task, or while it is ``there``, from its first task until it
-            leaves, unless its battery is flat. (Out of reach is not off; and who is never asked has no part in it.)
+        idle: by a device that is on. Counted while it works on a task; a battery drains by it all the time.
         compute: while it trains or tests, at full utilisation; slow phases take the same power for longer.
         utilisation: the part of ``compute`` that is drawn.
         receive, send: while a transfer lasts, its latency included.
@@ -233,7 +231,6 @@ class EnergySpec(Spec):
     )
     shares: list[float] | None = None
     idle: PowerDistribution | None = None
-    idle_while: Literal["working", "there"] = "working"
     compute: PowerDistribution | None = None
     utilisation: float = Field(default=1.0, ge=0.0, le=1.0)
     receive: PowerDistribution | None = None
@@ -284,7 +281,7 @@ class EnergySpec(Spec):
         if self.battery is not None:
             columns |= self.battery.draw(streams, devices, root)
         setting = {
-            "idle_while": self.idle_while,
+            "idle_while": "working",  # when ``idle`` counts: older versions knew ``there`` too
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1, context.overhead),
             "edge": (self.edge or PlaceSpec()).coefficients(cells or 0, context.overhead),

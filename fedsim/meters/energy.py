@@ -58,8 +58,8 @@ class EnergyMeter(Meter):
 
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
-        setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
-            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
+        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and ``edge`` (``idle_w``,
+            ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
     """
 
     round_columns = (
@@ -72,28 +72,21 @@ class EnergyMeter(Meter):
         | dict.fromkeys((*COEFFICIENTS, "capacity_j", "initial_j", "charge_w"), float)
         | dict.fromkeys((*(f"{phase}_j" for phase in PHASES), "grams"), float)
     }
-    fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
+    fixed = ("columns", "setting", "_zones")
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
-        devices = len(columns["zone"])
-        self._books = {phase: np.zeros(devices) for phase in PHASES}
-        self._grams = np.zeros(devices)
+        self._grams = np.zeros(len(columns["zone"]))
+        self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
         self.wasted = 0.0  # of tasks whose work was not used: not done, or without an epoch that counts
         self.grams: float | None = 0.0 if self._zones else None
-        self._while_there = setting["idle_while"] == "there"
-        self._by_battery = np.zeros(devices, dtype=np.bool_)  # whose battery says when they were off
-        if self._while_there and setting["batteries"]:
-            self._by_battery = columns["capacity_j"] < math.inf
-        self._idle_since = np.full(devices, math.inf)  # what has not been booked yet
-        self._idle_told: dict[int, tuple[float, float]] = {}  # by the battery of a device: when, and joules
         self._places_since = 0.0
         self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        self._at_edges: dict[int, float] = {}  # what tasks drew whose work is at an edge server, and may be lost there
-        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
+        self._at_edges: dict[int, float] = {}  # joules of tasks whose updates are at an edge server, and may be lost there
+        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin (s), its task, whether that is wasted
 
     def totals(self, time: float) -> dict[str, float | None]:
         self._settle(time, over=False)
@@ -138,19 +131,9 @@ class EnergyMeter(Meter):
         """Book what goes on all the time up to ``time`` (s), and all tails that are through, or all if the run is ``over``."""
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
-        if self._while_there:
-            for device in np.flatnonzero(self._idle_since < time).tolist():
-                self._end_idle(device, time)
-                self._idle_since[device] = time
         for device, (begin, _, _) in list(self._tails.items()):
             if over or begin + self._draws(device, "tail_s") <= time:
                 self._end_tail(device, math.inf if over else time)
-
-    def _end_idle(self, device: int, time: float) -> None:
-        since = self._idle_since.item(device)
-        if since < time:
-            self._book(device, "idle", self._draws(device, "idle_w") * (time - since), since, time)
-        self._idle_since[device] = math.inf
 
     def _end_tail(self, device: int, time: float) -> None:
         """The radio goes to sleep, or to work, at ``time`` (s), if it has not gone to sleep before."""
@@ -172,10 +155,7 @@ class EnergyMeter(Meter):
             self._at_edges[task] += joules
 
     def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
-        device = fields["device"]
         self._tasks[fields["task"]] = time, 0.0
-        if not self._by_battery[device] and self._idle_since.item(device) == math.inf:
-            self._idle_since[device] = time
 
     def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
         if fields["step"] in _MOVING:
@@ -207,7 +187,8 @@ class EnergyMeter(Meter):
         task, device = fields["task"], fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
-        joules = drawn + self._draws(device, "idle_w") * (time - begin)
+        idle = self._draws(device, "idle_w") * (time - begin)
+        joules = drawn + idle
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
@@ -215,20 +196,11 @@ class EnergyMeter(Meter):
             self._at_edges[task] = joules
         if device in self._tails and self._tails[device][1] == task:
             self._tails[device] = (*self._tails[device][:2], is_wasted)
-        if not self._while_there or fields["outcome"] == "left":
-            self._end_idle(device, time)
-
-    def on_departure(self, time: float, fields: dict[str, Any]) -> None:
-        self._end_idle(fields["device"], time)
+        self._book(device, "idle", idle, begin, time)
 
     def on_battery(self, time: float, fields: dict[str, Any]) -> None:
-        device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
-            self._end_tail(device, time)
-        if self._by_battery[device]:
-            since, before = self._idle_told.get(device, (time, idle))  # from its first task on
-            self._idle_told[device] = time, idle
-            self._book(device, "idle", idle - before, since, time)
+            self._end_tail(fields["device"], time)
 
     def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
         self._book_places(("edge" if "edge" in fields else "server",), "update_j", len(fields["tasks"]), time, time)

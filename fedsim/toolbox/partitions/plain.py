@@ -10,7 +10,6 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams
@@ -117,9 +116,8 @@ class PartitionFile(Partition):
     """Partition that a file describes.
 
     JSON: an object with one entry a device, in the order of the devices; an entry is a list of training indices, or an
-    object with ``train`` and perhaps ``test``. NPZ: arrays ``train_0``, ``train_1``, ... and perhaps ``test_0``, ... Indices
-    count from 0 within the published training and test sets. If no device has test indices, test samples follow the
-    devices' labels. A sample may be on several devices.
+    object with ``train`` and perhaps ``test``. Indices count from 0 within the published training and test sets. If no device
+    has test indices, test samples follow the devices' labels. A sample may be on several devices.
     """
 
     kind: Literal["file"] = "file"
@@ -131,7 +129,7 @@ class PartitionFile(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         path = Path(self.path)
-        entries = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        entries = _read_entries(path)
         if len(entries) != devices:
             raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
         train = [_index(path, f"{name}, train", entry["train"], dataset.train) for name, entry in entries.items()]
@@ -142,7 +140,7 @@ class PartitionFile(Partition):
         return federated(dataset, train, test)
 
 
-def _read_json(path: Path) -> dict[str, dict[str, Any]]:
+def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = read_json(path)
     except FileNotFoundError:
@@ -155,20 +153,6 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
     for name, entry in entries.items():
         if not isinstance(entry, dict) or "train" not in entry or not entry.keys() <= {"train", "test"}:
             raise DataError(f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', as in {_EXAMPLE}")
-    return entries
-
-
-def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
-    arrays = read_arrays(path, "data.partition.path")
-    devices = sum(name.startswith("train_") for name in arrays)
-    allowed = {f"{part}_{device}": (device, part) for device in range(devices) for part in ("train", "test")}
-    if not devices or not arrays.keys() <= allowed.keys():
-        found = ", ".join(name for name in arrays if name not in allowed) or "no arrays"
-        raise DataError(f"'{path}' holds {found}; allowed are train_0, train_1, ... and test_0, test_1, ...")
-    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
-    for name, array in arrays.items():
-        device, part = allowed[name]
-        entries[str(device)][part] = array
     return entries
 
 
@@ -236,7 +220,7 @@ class Permutations(Partition):
     """IID shards whose labels each group of devices permutes in its own way (Sattler et al. 2020, CFL).
 
     Device d belongs to group d mod ``groups``, which is its true group. The first group keeps the published labels. The
-    permutation holds for training and test labels alike.
+    permutation holds for training and test labels alike. Every device is tested on the whole published test set.
     """
 
     kind: Literal["permutations"] = "permutations"
@@ -245,20 +229,15 @@ class Permutations(Partition):
     """number of permutations."""
     agree: int = Field(default=2, ge=0)
     """labels on which two permutations agree at most; two never agree on all."""
-    test: Literal["whole", "share"] = "whole"
-    """``whole``: every device is tested on the whole published test set; ``share``: on its even share of it."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
         _require_members(self.groups, devices)
         maps = self._drawn(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        test = [dataset.test] * devices  # one array for all
-        if self.test == "share":
-            test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
-        truth = np.arange(devices) % self.groups
-        parts = zip(train, test, truth, strict=True)
-        shards = [Shard(mine, tested, label_map=maps[group] if group else None) for mine, tested, group in parts]
+        test, truth = dataset.test, np.arange(devices) % self.groups  # one array for all
+        parts = zip(train, truth, strict=True)
+        shards = [Shard(mine, test, label_map=maps[group] if group else None) for mine, group in parts]
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def _drawn(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:

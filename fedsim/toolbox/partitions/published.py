@@ -1,7 +1,7 @@
 """Partitions of published experiments: a few classes make most of a device's data, and sizes are far from equal."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -22,18 +22,19 @@ from fedsim.errors import ScenarioError
 from fedsim.language.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
 
-_LEAST_PER_CLASS = 2
+_LEAST_PER_CLASS = 2  # images of a device (``femnist``)
+_FIRST_OF_CLASS = 5  # samples of each of its classes that a device has at least (``power-law``)
 _MOST_SAMPLES = 100_000_000  # places of a sample in an index
 
 
 class PowerLaw(Partition):
     """Device u holds the classes u, u+1, ... (mod C), and lognormal amounts of each (Li et al. 2020; code of FedProx).
 
-    Training and test samples are pooled. Each device first gets ``minimum_per_class`` samples of each of its classes, in
-    file order; then the rest of each class is shared out in lognormal proportions. A request beyond the end of the class
-    is left out whole. A tenth of each device's samples is held back for testing. With MNIST, 1,000 devices and the defaults
-    this is FedProx's recipe (about 69,050 samples; mean 69, median 24, least 10); other ``classes_per_device`` give Table I
-    of FlexCFL. Devices with the same classes are a true group, which its first class names.
+    Training and test samples are pooled. Each device first gets 5 samples of each of its classes, in file order; then the
+    rest of each class is shared out in proportions lognormal(0, 2). A request beyond the end of the class is left out whole.
+    A tenth of each device's samples is held back for testing. With MNIST and 1,000 devices this is FedProx's recipe (about
+    69,050 samples; mean 69, median 24, least 10); other ``classes_per_device`` give Table I of FlexCFL. Devices with the same
+    classes are a true group, which its first class names.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -43,14 +44,10 @@ class PowerLaw(Partition):
 
     classes_per_device: int = Field(default=2, ge=1)
     """consecutive classes that a device holds."""
-    sigma: float = Field(default=2.0, ge=0.0, le=10.0)
-    """standard deviation of the logarithm of the shares."""
-    minimum_per_class: int = Field(default=5, ge=2, le=1_000_000_000)
-    """samples of each of its classes that every device has."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        parts, least, each = dataset.by_class(dataset.all), self.minimum_per_class, self.classes_per_device
+        parts, least, each = dataset.by_class(dataset.all), _FIRST_OF_CLASS, self.classes_per_device
         sizes = np.array([len(part) for part in parts])
         reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
         for label in np.flatnonzero(reserved > sizes)[:1]:
@@ -65,7 +62,7 @@ class PowerLaw(Partition):
         """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""
         devices, slots = labels.shape
         classes = len(left)
-        draws = generator.lognormal(0.0, self.sigma, (classes, -(-devices // classes), slots))
+        draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
         place = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
         used = np.zeros_like(draws)
         used[place] = draws[place]
@@ -120,26 +117,20 @@ class DittoPartition(Partition):
     Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and int(p n / r) + 1 test
     samples, r the published sets' ratio. A class that is used up starts again, so devices may share images, but a test image
     is never a training image. With Fashion-MNIST, 500 devices and the defaults: 61,251 + 11,254 samples, training sizes from
-    31 to 1,378 with median 88, exactly as published. Devices with the same classes are a true group,
-    which its first class names.
+    31 to 1,378 with median 88, exactly as published and the same in every run. Devices with the same classes are a true
+    group, which its first class names.
     """
 
     kind: Literal["ditto"] = "ditto"
     by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["run"] = 233
-    """of numpy's legacy generator, which the published split was drawn with: the split is then the same in every run. ``"run"``
-    follows the run's seed.
-    """
     classes_per_device: int = Field(default=5, ge=1)
     """consecutive classes that a device holds."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        seed = streams.word("world/data/ditto") >> 32 if self.seed == "run" else self.seed
-        # A generator of our own, of the one kind that gives the published split.
-        legacy = np.random.RandomState(seed)
+        legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
         shares = np.array([own / sum(own) for own in legacy.lognormal(1.0, 1.0, labels.shape)])
@@ -234,7 +225,7 @@ class ClassBias(Partition):
 class ClassImbalance(Partition):
     """Each device's majority class lies near the middle class, so that middle classes dominate globally (Wang et al., CCS).
 
-    The majority class, counted from 1, is Normal(``mean``, ``variance``) rounded, redrawn outside 1..C. B whole numbers
+    The majority class, counted from 1, is Normal(5, 10) (mean and variance) rounded, redrawn outside 1..C. B whole numbers
     uniform in 0..``largest`` are drawn and redrawn while all are 0; the largest is the amount of the majority class, the
     others go to random other classes. A training image is on two devices only where its class is used up (MNIST nearly
     suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a device, the devices of a class
@@ -242,21 +233,20 @@ class ClassImbalance(Partition):
 
     Attributes:
         classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the paper).
-        mean, variance: of the majority class's number, counted from 1.
         largest: the most samples that a device can hold of one class.
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
     by_label: ClassVar[bool] = True
     classes_per_device: int = Field(default=2, ge=1)
-    mean: float = 5.0
-    variance: float = Field(default=10.0, gt=0.0, le=1e6)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
-        majority = self._majority_chances(classes)
+        # The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C.
+        chances = np.diff([math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)])
+        majority = np.asarray(chances / chances.sum(), dtype=np.float64)
         counts = np.array([self._counts(majority, streams.generator("world/data/sizes", device)) for device in range(devices)])
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
@@ -269,14 +259,6 @@ class ClassImbalance(Partition):
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
-
-    def _majority_chances(self, classes: int) -> Floats:
-        """The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C."""
-        if not 0.5 <= self.mean <= classes + 0.5:
-            raise ScenarioError(f"data.partition.mean is {self.mean}; allowed is a class number from 1 to {classes}")
-        edges = (np.arange(classes + 1) + 0.5 - self.mean) / math.sqrt(2.0 * self.variance)
-        chances: Floats = np.diff([math.erf(edge) for edge in edges])
-        return np.asarray(chances / chances.sum(), dtype=np.float64)
 
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
         """One device's training samples of each class, int64 [C]."""
