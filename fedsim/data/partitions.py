@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field
 
 from fedsim.arrays import Ints
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
@@ -20,9 +21,9 @@ class Partition(Spec):
 
     kind: str
     usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
-    usually_augmented: ClassVar[bool] = False  # whether the recipe's source distorts training images
+    usually_augmented: ClassVar[bool] = False  # whether the publication distorts training images
     pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
-    by_label: ClassVar[bool] = False  # whether it goes by the samples' labels
+    by_label: ClassVar[bool] = False  # whether samples are dealt by their labels
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -75,9 +76,9 @@ def hold_out_tenths(dataset: Dataset, held: Sequence[Index], streams: Streams, t
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
-    """The published test samples, each to one device, in proportion to how many training samples of its class the devices hold.
+    """Deal each published test sample to one device, in proportion to the devices' training samples of its class.
 
-    Classes on which nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
+    Classes on which nobody trains are left out. With fewer test samples than devices some devices get none.
     """
     devices, parts = len(train), dataset.by_class(dataset.test)
     held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
@@ -89,9 +90,9 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
 
 def _proportional(held: Ints, available: Ints) -> Ints:
-    """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
+    """Whole numbers [devices, C] in proportion to ``held`` within each class; each column sums to ``available`` [C].
 
-    What rounding leaves over in a class goes to those who have been rounded down most so far: totals are in proportion too.
+    The remainder of a class goes to the devices rounded down most so far, so that totals are in proportion too.
     """
     given = np.zeros_like(held)
     owed = np.zeros(len(held))
@@ -100,10 +101,9 @@ def _proportional(held: Ints, available: Ints) -> Ints:
         given[:, label] = np.floor(expected)
         owed += expected - given[:, label]
         left = int(available[label] - given[:, label].sum())
-        if left > 0:
-            most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
-            given[most_owed, label] += 1
-            owed[most_owed] -= 1.0
+        most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
+        given[most_owed, label] += 1
+        owed[most_owed] -= 1.0
     return given
 
 
@@ -119,7 +119,7 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(4, 2)) + 50 samples a device (code of FedProx), a tenth of them held back for testing.
+    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device (code of FedProx), a tenth of them for testing.
 
     Goes with the source ``synthetic`` only, which draws each device's samples.
     """
@@ -127,9 +127,14 @@ class SyntheticSizes(Partition):
     kind: Literal["synthetic"] = "synthetic"
     usual_normalise: ClassVar[Normalise] = "none"
 
+    log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
+    log_std: float = Field(default=2.0, ge=0.0, le=3.0)
+    least: int = Field(default=50, ge=2, le=1_000_000_000)
+
     def sizes(self, devices: int, streams: Streams) -> Ints:
         """Samples of each device, int64 [devices]."""
-        return streams.generator("world/data/sizes").lognormal(4.0, 2.0, devices).astype(np.int64) + 50
+        draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
+        return draws.astype(np.int64) + self.least
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         return hold_out_tenths(dataset, np.split(dataset.all, self.sizes(devices, streams).cumsum()[:-1]), streams)

@@ -1,11 +1,8 @@
-"""The ledger of energy: joules by device and phase, and what they weigh in carbon, read off the records.
+"""The ledger of energy: joules by device and phase, and their carbon, read off the records.
 
-Phases are what a device does. ``idle`` is what it draws by being on; all others come on top of that: ``compute``, ``receive``
-and ``send`` (by the time of a transfer, its latency included, and by the bytes that moved), and ``tail``, for which the radio
-stays awake after a transfer, unless the device's next one begins; the last ones go on beyond the end of the run. Energy is
-booked when its phase is over. The server's side has two books of its own, ``server`` and ``edge``.
-
-Energy is drawn from a grid whose carbon intensity may differ by zone and by the hour of the day.
+``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A tail is the time for which
+the radio stays awake after a transfer, until the device's next one, even beyond the run's end. Energy is booked when its phase
+is over. The server's side has two books, ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
 """
 
 import math
@@ -28,10 +25,7 @@ _MOVING = {"download": "receive", "upload": "send"}
 
 
 class Zone:
-    """A part of the grid, whose carbon intensity goes through the ``hours`` of its own day (g/J, 24), again and again.
-
-    ``offset``: the local time of the day when the run begins (s).
-    """
+    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``: its time of the day at 0 s."""
 
     def __init__(self, hours: list[float], offset: float) -> None:
         self._hours, self._offset = hours, offset
@@ -117,7 +111,7 @@ class EnergyMeter(Meter):
             self.grams += grams
 
     def _book_places(self, places: Sequence[str], draw: str, amount: float, start: float, end: float) -> None:
-        """Of the server's side, whose zone is the first: so much of what it draws by a coefficient."""
+        """Book ``amount`` times a coefficient for places of the server's side, in the first zone."""
         for place in places:
             joules = self.setting[place][draw] * amount
             self.by_phase[place] += joules
@@ -128,7 +122,7 @@ class EnergyMeter(Meter):
         return self.columns[name].item(device)  # type: ignore[no-any-return]
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Book what goes on all the time up to ``time`` (s), and all tails that are through, or all if the run is ``over``."""
+        """Book the server's idle power up to ``time`` (s), and tails that are through, all of them if the run is ``over``."""
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
         for device, (begin, _, _) in list(self._tails.items()):
@@ -136,7 +130,7 @@ class EnergyMeter(Meter):
                 self._end_tail(device, math.inf if over else time)
 
     def _end_tail(self, device: int, time: float) -> None:
-        """The radio goes to sleep, or to work, at ``time`` (s), if it has not gone to sleep before."""
+        """End a tail at ``time`` (s), or when its duration is over."""
         if (tail := self._tails.pop(device, None)) is not None:
             begin, task, is_wasted = tail
             end = min(time, begin + self._draws(device, "tail_s"))
@@ -145,7 +139,7 @@ class EnergyMeter(Meter):
             self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Put what was drawn down to a task; to the waste where it has ended and is wasted."""
+        """Add joules to a task, or to the waste where it has ended and is wasted."""
         if task in self._tasks:
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules

@@ -102,7 +102,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"costs": {"device": {"per_hour": -1.0}}}, "costs.device.per_hour is -1.0; .*0"),
         ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR'.*a number"),
         ({"costs": {"currency": ""}}, "costs.currency is ''"),
-        ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is said, but network.kind has no cells"),
+        ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is given, but network.kind has no cells"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], says: str) -> None:
