@@ -43,7 +43,6 @@ class DataSpec(Spec):
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, data: Any) -> Any:
-        """Fill in what is usual for the partition."""
         if not isinstance(data, Mapping):
             return data
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
@@ -110,7 +109,6 @@ class DataSpec(Spec):
 
 
 def _kind(value: Any) -> Any:
-    """The kind that a name, a table or a spec means."""
     if isinstance(value, Mapping):
         return value.get("kind")
     return value if isinstance(value, str) else getattr(value, "kind", None)

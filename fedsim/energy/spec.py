@@ -67,7 +67,6 @@ _INTENSITY = TypeAdapter[float](GramsPerJoule)
 
 
 def _by_the_hour(value: Any) -> Any:
-    """One intensity stands for all hours."""
     if not isinstance(value, str):
         return value
     try:
@@ -184,7 +183,6 @@ class BatterySpec(Spec):
 
 
 def _preset(value: Any) -> Any:
-    """One preset's name stands for a list of one."""
     names = [value] if isinstance(value, str) else value
     for name in names if isinstance(names, list) else ():
         if name not in TITLES:

@@ -286,7 +286,6 @@ class Meters:
 
 
 def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:
-    """Result of a meter's hook, whose errors are reported by file and line."""
     try:
         return hook(*given)
     except FedsimError:

@@ -41,7 +41,6 @@ class Zone:
         return joules * (self._summed(end) - self._summed(start)) / (end - start)
 
     def _summed(self, time: float) -> float:
-        """The integral of the intensity from a midnight before the run to ``time`` (s)."""
         days, rest = divmod(time + self._offset, DAY_S)
         hour = int(rest // _HOUR_S)
         return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]

@@ -44,7 +44,6 @@ def _of(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
 
 
 def _metered(table: str) -> list[str]:
-    """The columns of the meters that have a section of the scenario, in ``round`` or ``device``."""
     return [column.name for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
 
 

@@ -62,7 +62,6 @@ class SwapPart(Shift):
 
 
 def _exchanged(data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64) -> Shard:
-    """``mine`` without the label ``gone``, and with the samples of ``come`` that ``yours`` has."""
     train = mine.train[data.train_labels(mine) != gone], yours.train[data.train_labels(yours) == come]
     test = mine.test[data.test_labels(mine) != gone], yours.test[data.test_labels(yours) == come]
     return Shard(np.concatenate(train), np.concatenate(test), mine.quarter_turns, mine.label_map)
@@ -183,7 +182,6 @@ class Rotation(Shift):
 
 
 def _firing(data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator) -> list[int]:
-    """The candidates that change, by one draw for each device of the population."""
     fires = generator.random(len(data.shards)) < probability
     return [device for device in np.sort(candidates).tolist() if fires[device]]
 

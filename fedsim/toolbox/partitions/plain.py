@@ -91,7 +91,6 @@ class Dirichlet(Partition):
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
 
     def _owners(self, size: int, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """The owner of each of a class's ``size`` samples, ascending."""
         shares = generator.dirichlet(np.full(devices, self.alpha))
         edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         edges[-1] = size
@@ -155,7 +154,6 @@ def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
-    """Pool indices for the indices that a device's entry gives within ``samples``."""
     try:
         numbers: NDArray[Any] = np.asarray(entry)
     except ValueError:  # lists within a list

@@ -60,7 +60,6 @@ class PowerLaw(Partition):
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: Ints, left: Ints, generator: np.random.Generator) -> Ints:
-        """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""
         devices, slots = labels.shape
         classes = len(left)
         draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
@@ -257,7 +256,6 @@ class ClassImbalance(Partition):
         return federated(dataset, gather(owner, index, devices), test, truth)
 
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
-        """One device's training samples of each class, int64 [C]."""
         classes = len(majority)
         chosen = generator.choice(classes, p=majority)
         others = generator.choice(np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False)

@@ -68,7 +68,6 @@ class PublishedImages(Source):
     train_size: ClassVar[int] = 60_000
 
     def _found(self, root: Path | None) -> list[Path]:
-        """The files, in their order."""
         for folder in [root / name for name in self.folders] if root is not None else ():
             found = [path for name in self.files if (path := self._present(folder, name)) is not None]
             if len(found) == len(self.files):
@@ -120,7 +119,6 @@ class Fashion(Mnist):
 
 
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
-    """The data set in four IDX files: training images, training labels, test images and test labels."""
     parts: list[Any] = []
     for images_path, labels_path in (files[:2], files[2:]):
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
@@ -185,7 +183,6 @@ class Cifar10(PublishedImages):
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
         raise DataError(f"'{path}' is truncated: records of {_RECORD} bytes are expected, {size} bytes are there")

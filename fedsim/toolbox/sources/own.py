@@ -238,7 +238,6 @@ class MapDataset(Source):
         return _raw_of(Path(self.factory.rpartition(":")[2]), arrays, self.vocabulary)
 
     def _arrays(self, args: Mapping[str, Any]) -> NamedArrays:
-        """The items as arrays, by their keys."""
         from torch import Tensor
         from torch.utils.data import Dataset, default_collate
 
