@@ -177,9 +177,8 @@ def test_what_is_written_is_read_and_what_is_damaged_is_refused(tmp_path: Path) 
     }
     for content, says in damaged.items():
         (tmp_path / "plain").write_bytes(content)
-        with pytest.raises(DataError, match=says) as caught:
+        with pytest.raises(DataError, match=f"'{tmp_path}/plain' .*{says}"):
             read_idx(tmp_path / "plain", 3)
-        assert f"'{tmp_path}/plain'" in str(caught.value)
     (tmp_path / "target").mkdir()
     with pytest.raises(DataError, match="cannot be read"):
         read_idx(tmp_path / "target", 3)
@@ -366,16 +365,11 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
     assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("mnits", r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"),
-        ("emnist", r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"),
-    ],
-)
-def test_what_cannot_be_fetched_is_refused(name: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match=says):
-        fetch(name, tmp_path)
+def test_what_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedsimError, match=r"'mnits' is unknown; allowed are .*did you mean 'mnist'"):
+        fetch("mnits", tmp_path)
+    with pytest.raises(FedsimError, match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*emnist'; .*nist"):
+        fetch("emnist", tmp_path)
 
 
 def test_tables_become_images_and_strange_ones_are_refused() -> None:

@@ -140,15 +140,18 @@ def test_carbon_from_a_file(tmp_path: Path) -> None:
             run(world(energy))
 
 
+def columns_of(energy: dict[str, Any], devices: int = 1) -> Any:
+    """The energy meter's columns of a scenario with such an ``[energy]``."""
+    spec = fedsim.Scenario(**world(energy)).energy
+    assert spec is not None
+    return spec.build(MeterContext(devices, None, Streams(1))).columns
+
+
 def test_presets_and_what_is_said_beside_them() -> None:
-    one = fedsim.Scenario(**world({"preset": "smartphone-4g", "idle": "1 W"}))
-    assert one.energy is not None
-    columns = one.energy.build(MeterContext(3, None, Streams(1))).columns
+    columns = columns_of({"preset": "smartphone-4g", "idle": "1 W"}, 3)
     assert columns["idle_w"].tolist() == [1.0] * 3
     assert columns["tail_s"][0] == pytest.approx(11.576, abs=1e-9)
-    both = fedsim.Scenario(**world({"preset": ["raspberry-pi-4", "laptop"], "shares": [0.25, 0.75]}))
-    assert both.energy is not None
-    idle = both.energy.build(MeterContext(4000, None, Streams(1))).columns["idle_w"]
+    idle = columns_of({"preset": ["raspberry-pi-4", "laptop"], "shares": [0.25, 0.75]}, 4000)["idle_w"]
     assert set(idle.tolist()) == {2.35, 4.0}
     assert 0.22 < (idle == 2.35).mean() < 0.28
 
@@ -177,9 +180,7 @@ def test_powers_of_the_devices_kinds(tmp_path: Path) -> None:
 def test_a_preset_that_is_a_kind_of_device_draws_what_the_kind_does(name: str) -> None:
     kind = find_kind(name, {}, "device")
     drawn = {"idle_w": kind.idle, "compute_w": kind.compute, "receive_w": kind.radio, "send_w": kind.radio}
-    energy = fedsim.Scenario(**world({"preset": name})).energy
-    assert energy is not None
-    columns = energy.build(MeterContext(1, None, Streams(1))).columns
+    columns = columns_of({"preset": name})
     assert {column: values.item() for column, values in columns.items() if values.item()} == drawn
 
 
