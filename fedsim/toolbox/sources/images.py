@@ -83,7 +83,7 @@ class PublishedImages(Source):
 
     @classmethod
     def advice(cls, root: Path | None) -> str:
-        """Which files are missing, and where they belong."""
+        """The missing files, and where they belong."""
         folder = cls.folders[0]
         lacking = [name for name in cls.files if root is None or cls._present(root / folder, name) is None]
         where = f"'{(root or Path('$FEDSIM_DATA')) / folder}'{'' if root else ' (neither it nor data.root is set)'}"
