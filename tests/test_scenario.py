@@ -99,7 +99,6 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("model", {"kind": "x" * 200_000}, "allowed are logistic"),
         ("training.lr", 1e300, "at most 1,000,000"),
         ("training.batch_size", 2**64, "at most 1,000,000,000"),
-        ("data.partition", {"kind": "ditto", "seed": -1}, "0 or more"),
         ("data.partition", {"kind": "class-imbalance", "largest": 2**64}, "at most 1,000,000,000"),
         ("stop.simulated_time", "inf s", "1e-09 s to 1e.10 s"),
         *(("strategy", strategy, message) for strategy, message in MODES),

@@ -82,7 +82,7 @@ class Run:
         batteries = None
         if scenario.energy is not None:
             meter = self.meters.of_sections["energy"]
-            batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, paths, root)
+            batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)

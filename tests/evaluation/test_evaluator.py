@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:
     """Devices that hold two digits each, so that a model of their own is better than one for all."""
-    small["data"] = {"source": "digits", "partition": {"kind": "power-law", "classes_per_device": 2, "minimum_per_class": 5}}
+    small["data"] = {"source": "digits", "partition": {"kind": "power-law", "classes_per_device": 2}}
     return fedsim.Scenario(**small | {"evaluation": evaluation})
 
 
