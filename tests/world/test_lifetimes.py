@@ -49,14 +49,10 @@ class TestArrivals:
         assert (many[few > 0] == few[few > 0]).all()
         assert (many > 0).sum() == 20
 
-    def test_a_schedule_names_its_devices_or_draws_them(self) -> None:
-        schedule = {"kind": "schedule", "times": ["1 h", "90 s"]}
-        named = schedule | {"devices": [3, 1]}
-        assert columns(devices=4, arrivals=named).arrival.tolist() == [0.0, 90.0, 0.0, 3600.0]
-        assert columns(devices=4, departures=named).departure.tolist() == [INF, 90.0, INF, 3600.0]
-        drawn = [columns(seed, devices=4, arrivals=schedule).arrival for seed in range(30)]
-        assert all(sorted(arrival) == [0.0, 0.0, 90.0, 3600.0] for arrival in drawn)
-        assert {int(np.argmax(arrival)) for arrival in drawn} == {0, 1, 2, 3}
+    def test_a_schedule(self) -> None:
+        schedule = {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}
+        assert columns(devices=4, arrivals=schedule).arrival.tolist() == [0.0, 90.0, 0.0, 3600.0]
+        assert columns(devices=4, departures=schedule).departure.tolist() == [INF, 90.0, INF, 3600.0]
 
 
 class TestDepartures:
@@ -77,25 +73,6 @@ class TestDepartures:
         )
         assert ((few < INF).sum(), (many < INF).sum()) == (10, 20)
         assert (many[few < INF] == few[few < INF]).all()
-
-    @given(st.integers(0, 200), st.integers(0, 4), st.data())
-    def test_who_is_drawn_to_leave_is_there(self, seed: int, newcomers: int, data: st.DataObject) -> None:
-        """Whoever is drawn, a schedule is refused only if more are to leave than have come."""
-        arrive = data.draw(st.lists(st.integers(1, 9), min_size=newcomers, max_size=newcomers))
-        leave = data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=5))
-        sections: dict[str, Any] = {"devices": 5, "departures": {"kind": "schedule", "times": [f"{t} s" for t in leave]}}
-        if arrive:
-            sections["arrivals"] = {"kind": "schedule", "times": [f"{t} s" for t in arrive]}
-        feasible = all(
-            sum(t <= time for t in leave) <= 5 - newcomers + sum(t < time for t in arrive) for time in leave
-        )  # at each time: departures so far, and devices that came before
-        if not feasible:
-            with pytest.raises(ScenarioError, match=r"departures\.times has a departure at \d s, when no device is there"):
-                columns(seed, **sections)
-            return
-        built = columns(seed, **sections)
-        assert sorted(built.departure[built.departure < INF]) == sorted(leave)
-        assert (built.departure > built.arrival).all()
 
 
 @pytest.mark.parametrize("leave", ["20 s", "5 s"])
