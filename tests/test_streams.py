@@ -58,12 +58,9 @@ def test_uniforms_are_uniform_and_uncorrelated(axis: str) -> None:
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
 
 
-def test_exponential_and_normal_have_their_moments() -> None:
+def test_normal_has_its_moments() -> None:
     streams = Streams(5)
-    exponential = np.array([streams.exponential("e", 3.0, 0, i) for i in range(20_000)])
     normal = np.array([streams.normal("n", 1, i) for i in range(20_000)])
-    assert exponential.mean() == pytest.approx(3.0, rel=0.03)
-    assert exponential.std() == pytest.approx(3.0, rel=0.05)
     assert normal.mean() == pytest.approx(0.0, abs=0.03)
     assert normal.std() == pytest.approx(1.0, rel=0.03)
 

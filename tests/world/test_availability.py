@@ -245,13 +245,6 @@ def test_seconds(tmp_path: Path) -> None:
     assert path.next_on(2, 120.0) == math.inf
 
 
-def test_a_pattern_that_comes_again(tmp_path: Path) -> None:
-    path = paths(tmp_path, "device,start,end\n0,0,10\n0,90,100\n1,0,100\n2,5,6\n", unit="s", every="100 s")
-    assert spans(path, 0, 200) == [(0, 10), (90, 110), (190, 210)]
-    assert spans(path, 1, 200) == [(0, math.inf)]
-    assert spans(path, 2, 300) == [(5, 6), (105, 106), (205, 206)]
-
-
 def test_times_of_day_are_local_and_may_go_over_midnight(tmp_path: Path) -> None:
     text = "device,start,end\n0,22:00,06:30\n1,22:00,06:30\n2,00:00,00:00\n1,12:00,13:00\n"
     path = paths(tmp_path, text, {"starts": "2024-03-04T05:00Z", "zone": ["UTC", "Asia/Tokyo", "UTC"]})
@@ -309,5 +302,3 @@ def test_bad_intervals(tmp_path: Path, text: str, message: str) -> None:
         paths(tmp_path, text, {"starts": "2024-03-04T00:00"})
     with pytest.raises(FedsimError, match=r"has dates; give population\.calendar\.starts"):
         paths(tmp_path, "device,start,end\n0,2024-03-04T08:00,2024-03-04T09:00\n")
-    with pytest.raises(FedsimError, match=r"end is '2 h': that is after the 3600 s of population\.availability\.every"):
-        paths(tmp_path, "device,start,end\n0,1 s,2 h\n", every="1 h")
