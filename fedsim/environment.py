@@ -33,10 +33,7 @@ _UNNAMED: Name = ("", 0)
 
 
 class Alarm(Event):
-    """A named event at the absolute time ``when`` (s), which can be cancelled and saved; made by ``Environment.at``.
-
-    ``ring`` is called when it happens; None after that, or once cancelled.
-    """
+    """A named event at ``when`` (s), which can be cancelled and saved; ``ring`` is None once called or cancelled."""
 
     _ok, _value = True, None  # it has been triggered
 
@@ -61,10 +58,7 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """The result of real work, for a process (``value = yield join``) or a handler (``value = await join``).
-
-    The clock stands still until the work is done.
-    """
+    """Result of real work: ``yield join`` in a process, ``await join`` in a handler; meanwhile the clock stands still."""
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
         super().__init__(env)

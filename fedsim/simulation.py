@@ -131,8 +131,6 @@ class Simulation:
         elif now < math.inf:
             self.now = now
 
-    # What the world and the server use.
-
     @property
     def world(self) -> Any:
         """The ``fedsim.plugin.World`` for processes that are started from Python."""
@@ -147,7 +145,7 @@ class Simulation:
         return process
 
     def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
-        """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
+        """See ``Environment.at``."""
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
@@ -221,8 +219,6 @@ class Simulation:
                 raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
             found.append((*event.name, event.when))
         return found
-
-    # What a person uses.
 
     async def run(self) -> str:
         """Run to the end; returns the reason given to ``stop``, or ``"nothing left to happen"``."""

@@ -1,8 +1,7 @@
 """Keyed randomness: every draw comes from a stream named by (seed, purpose, ids).
 
-No draw depends on another. Scalars come from a counter hash (a microsecond); generators (numpy Philox, 25 microseconds to make)
-serve whole arrays. Purposes of the world begin with ``"world/"``, a strategy's with ``"strategy/"``: one seed gives every
-strategy the same world.
+No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's Philox (25 to make). Purposes
+begin with ``"world/"`` or ``"strategy/"``: one seed gives every strategy the same world.
 """
 
 import hashlib

@@ -59,10 +59,7 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """The instant of time 0, and ``which`` of the ``zones`` each device is in, int [devices].
-
-    ``stated``: whether the scenario has it; else it is only assumed.
-    """
+    """The instant of time 0, ``which`` zone each device is in, int [devices], and whether the scenario has ``stated`` them."""
 
     starts: datetime
     zones: Sequence[tzinfo]

@@ -41,11 +41,7 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """Times of epochs; draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
-
-    ``jitter``: coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices].
-    ``reach_s``: how far to look ahead at first (s).
-    """
+    """Times of epochs; ``jitter``: their coefficient of variation (lognormal, mean 1), one for all or float64 [devices]."""
 
     def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams

@@ -167,10 +167,9 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds of devices (samples/s, float64 [devices]) and, from a file or kinds, their links.
+    """Speeds of devices (samples/s, float64 [devices]), perhaps ``links``: down, up (bytes/s), latency (s), float64 [devices].
 
-    ``links``: down and up (bytes/s) and perhaps latency (s), float64 [devices] each. ``which``: of the ``kinds`` with
-    ``names``, each device's, int [devices]; None without kinds.
+    ``which`` of the ``kinds``, with ``names``, each device is, int [devices]; None without kinds.
     """
 
     speed: Floats

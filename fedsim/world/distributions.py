@@ -25,10 +25,7 @@ _NEEDED: Any = object()
 
 
 class DeviceTable:
-    """Columns of a user's table, Parquet by its suffix, else CSV with a header; cells of a CSV are text, an empty one is None.
-
-    It must have ``columns`` and may have ``more``; ``key`` is the scenario's. ``DataError``: missing, malformed or empty.
-    """
+    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty."""
 
     def __init__(self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = ()) -> None:
         import pyarrow as pa

@@ -1,7 +1,4 @@
-"""Arrivals and departures of devices, and their effect on availability.
-
-A device is there from its arrival up to but not including its departure. All arrivals share one wake-up, and so do departures.
-"""
+"""Arrivals and departures; a device is there from its arrival up to but not including its departure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -90,10 +87,7 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
 
 
 class Lifetimes:
-    """Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; none for arrivals at time 0.
-
-    ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, if any.
-    """
+    """Emits ``arrival`` (not at time 0) and ``departure``; calls ``on_arrival`` when a newcomer can first be reached."""
 
     def __init__(
         self,

@@ -20,10 +20,7 @@ from fedsim.world.task import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way, between endpoints by their numbers.
-
-    ``flow`` is None if an end could not be reached from the start; ``alarm`` rings when an end no longer can.
-    """
+    """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings when an end no longer can."""
 
     id: int
     source: int
@@ -47,10 +44,9 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 
 
 class Messages:
-    """Carries messages between endpoints; ``under_way`` has those that have not ended, by their numbers.
+    """Carries messages between endpoints: ``under_way``, by their numbers; ``lost``: edge servers, of ``edges``, that are lost.
 
-    ``lost`` has the edge servers, of ``edges``, that are lost; ``on_edge_lost`` is called for each before its messages end.
-    ``until`` returns until when an endpoint can be reached (s); now if it cannot.
+    ``on_edge_lost`` is called before a lost edge server's messages end; ``until``: when an end is unreachable next (s).
     """
 
     def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:

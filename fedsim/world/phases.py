@@ -1,8 +1,4 @@
-"""Alternating random phases of a device: available and not, or at normal speed and slow.
-
-A path is a pure function of (seed, device); columns cache the phase found last. Thousands of devices are walked at once, to the
-same bits as one by one.
-"""
+"""Alternating random phases of a device, a pure function of (seed, device), with the phase found last as a cache."""
 
 import math
 from typing import NamedTuple

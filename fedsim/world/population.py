@@ -158,19 +158,13 @@ class PopulationSpec(Spec):
     speed: SpeedDistribution | None = None
     """training speed in samples/s, for the scenario's own model, or for the reference model if that is given."""
     capacity: Annotated[CapacityModel, CAPACITIES] | None = None
-    """speeds and links of real phones or hospitals, instead of ``speed`` and the network's device rates; alone in short form:
-    ``population = "hospitals-fets"``.
-    """
+    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short: ``population = "fedscale"``."""
     device: NameDistribution | None = None
-    """kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with shares, a list,
-    or a column of a file.
-    """
+    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a list, or from a file."""
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
     """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are ``like`` and what differs."""
     samples: SamplesByDevice | None = None
-    """training samples of devices without learning: ``{low, high}``, ``"long-tail"``, a list, or a column of a file; None: as
-    the data are dealt.
-    """
+    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's column; None: as dealt."""
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
     """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed`` is for the trained model."""
     jitter: JitterDistribution = Constant[Jitter](value=0.0)

@@ -117,10 +117,7 @@ class StepRunner:
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def _look_ahead(self, task: Task) -> None:
-        """Compute when the running computation ends; if that is far away look again later, twice as far.
-
-        Mostly a deadline comes before.
-        """
+        """Compute when the running computation ends, or look again later, twice as far: mostly a deadline comes before."""
         now, step, start = self._simulation.now, task.step, task.step_start
         epoch_s, epochs, limit, adaptive, draw = self._planned(task)
         if self.hosts is not None:

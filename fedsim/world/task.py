@@ -46,10 +46,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The device computes the loss of ``models`` on its training data, or on ``samples`` of them drawn for this task.
-
-    It is late if it takes longer than the limit.
-    """
+    """The device computes the loss of ``models`` on its training data, or ``samples`` of them; late if beyond the limit."""
 
     models: tuple[Any, ...]
     limit: Limit = NO_LIMIT
@@ -76,10 +73,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The device computes something without a ref: the time of a training on ``samples``, of ``flops``, and ``seconds``.
-
-    Its jitter is named by the number of the device's task; ``what`` is its purpose.
-    """
+    """The device computes without a ref: a training's time on ``samples``, of ``flops``, and ``seconds``; ``what``: purpose."""
 
     samples: float = 0.0
     flops: float = 0.0

@@ -28,11 +28,6 @@ def columns(seed: int = 1, **sections: Any) -> Population:
 
 
 class TestArrivals:
-    def test_half_of_the_devices_are_newcomers_unless_said_otherwise(self) -> None:
-        arrival = columns(devices=101, arrivals={"kind": "poisson", "rate": "30 /h"}).arrival
-        assert (arrival > 0).sum() == 50
-        assert (columns(devices=9, arrivals={"kind": "poisson", "rate": "30 /h", "newcomers": 9}).arrival > 0).all()
-
     def test_the_gaps_are_exponential_and_independent_and_the_newcomers_mixed(self) -> None:
         arrival = columns(devices=20_000, arrivals={"kind": "poisson", "rate": "30 /h", "newcomers": 10_000}).arrival
         newcomers = np.flatnonzero(arrival)
@@ -48,6 +43,7 @@ class TestArrivals:
         few, many = (columns(devices=40, arrivals={"kind": "poisson", "rate": "1 /s", "newcomers": n}).arrival for n in (7, 20))
         assert (many[few > 0] == few[few > 0]).all()
         assert (many > 0).sum() == 20
+        assert (columns(devices=101, arrivals={"kind": "poisson", "rate": "30 /h"}).arrival > 0).sum() == 50
 
     def test_a_schedule(self) -> None:
         schedule = {"kind": "schedule", "times": ["1 h", "90 s"], "devices": [3, 1]}

@@ -68,11 +68,7 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s), float64 [devices].
-
-    Each device cuts time into pieces of one length, at places of its own. In a piece it has one uniform draw u, and is on while
-    the share s(t) is above u: a window a day, and P(on at t) = s(t).
-    """
+    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s), float64 [devices]."""
 
     def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
         self._streams = streams
@@ -179,7 +175,7 @@ class Flash(AvailabilityModel):
     """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
 
     The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
-    Each device repeats a trace drawn at random, at the time of day at which the trace was recorded.
+    Each device repeats a random trace, at the time of day at which the trace was recorded.
     """
 
     kind: Literal["flash"] = "flash"
@@ -228,9 +224,7 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
     end, changes = on_grid(recorded.end), list[float]()
     for position, (begin, finish) in enumerate(tuple(map(on_grid, pair)) for pair in recorded.ready):
         if not last <= begin <= finish <= end:
-            raise DataError(
-                f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of order or bounds"
-            )
+            raise DataError(f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of order or bounds")
         last = finish
         append_on(changes, begin - start, finish - start)
     if end <= start:

@@ -21,8 +21,7 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 class FedScaleCapacity(CapacityModel):
     """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
 
-    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
-    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    The file is CSV with ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
     """
 
     kind: Literal["fedscale"] = "fedscale"

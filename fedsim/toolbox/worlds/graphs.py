@@ -27,10 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """Edge servers at ``nodes``, each with links ``receive`` and ``send`` (bytes/s) and a ``latency`` to the server (s).
-
-    ``of`` is each place's edge server, int64 [places]; ``between`` finds it: the first on the way to the server.
-    """
+    """Edge servers at ``nodes``: links (bytes/s), ``latency`` to the server (s), and each place's in ``of``, int64 [places]."""
 
     nodes: Sequence[Hashable]
     receive: float
@@ -40,10 +37,7 @@ class EdgeServers:
 
 
 class Graph(Network):
-    """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
-
-    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
-    """
+    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links between two nodes."""
 
     def __init__(
         self,
@@ -254,10 +248,7 @@ class GraphSpec(NetworkModel):
 
 
 def read_graph(path: Path) -> "networkx.Graph[str]":
-    """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
-
-    ``ScenarioError``: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
-    """
+    """The graph of a node-link file, with ``capacity`` in bytes/s; ``ScenarioError``: it is missing or malformed."""
     import networkx
 
     where = f"network.file {str(path)!r}"

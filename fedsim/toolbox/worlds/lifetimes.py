@@ -94,10 +94,7 @@ class ArrivalsFromFile(_TimesFromFile):
 
 
 class ExponentialStays(Turnover):
-    """A device stays for an exponential time, counted from its arrival.
-
-    Devices leave in a random order of their numbers: in the same world a larger share adds leavers and changes none.
-    """
+    """A device stays for an exponential time from its arrival; in the same world a larger share only adds leavers."""
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds

@@ -1,4 +1,4 @@
-"""Devices in regions of clouds: each pair has TCP connections of its own, as fast as a window and their round trip let them be.
+"""Devices in regions of clouds: each pair has TCP connections of its own, limited by a window and their round trip.
 
 ``cloud_regions.toml`` has measured connections with source, licence and date. Connections of other pairs follow from two rules
 that ``CloudFacts`` fits to these: the rate is a window over the round trip, and the round trip grows with the distance.
@@ -106,11 +106,7 @@ def cloud_facts() -> CloudFacts:
 
 
 class Regions(Network):
-    """Devices in the regions ``of``, dealt in turn, and a ``server`` in one of them.
-
-    Each pair of endpoints has ``connections`` of its own in each direction, as ``table`` has them between two regions. Within a
-    region that ``table`` omits only the devices' own links limit.
-    """
+    """Devices in the regions ``of``, dealt in turn; within a region that ``table`` omits only the devices' own links limit."""
 
     def __init__(
         self,

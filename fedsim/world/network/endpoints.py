@@ -145,10 +145,7 @@ class Endpoints(ABC):
         return self.latency_s(*way) + float(self._protocol.sending_s(size, rate, self.round_trip_s(*way)))
 
     def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
-        """Time (s) of a message between each device and the server without other flows, float64 [devices].
-
-        ``near``: between each device and its edge server, over its own link alone.
-        """
+        """Time (s) of a message between each device and the server (``near``: its edge server), alone, float64 [devices]."""
         latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
         return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)

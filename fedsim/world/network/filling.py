@@ -25,10 +25,7 @@ class Sharing(Protocol):
     def enter(
         self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
-        """Add a flow of ``size`` bytes, of which ``sent`` were sent before; the next ``share`` finds its rate.
-
-        ``cap`` is its largest rate (bytes/s), infinite only if a link of its route is not; ``weight`` is above 0.
-        """
+        """Add a flow of ``size`` bytes, ``sent`` of them before, whose rate is at most ``cap`` (bytes/s) or its links'."""
 
     def leave(self, flow_id: int, now: float) -> None:
         """Remove a flow before its end."""

@@ -29,9 +29,7 @@ class Protocol(Spec):
     header: Bytes = 0.0
     """header bytes of a packet."""
     slow_start: bool = False
-    """whether a transfer begins with a window of a few segments, which doubles every round trip until it limits no more
-    (RFC 5681, also after idle times). Off for congestion controls that keep their rate.
-    """
+    """whether transfers begin with a small window that doubles every round trip, also after idle times (RFC 5681)."""
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
     """segments of the first round trip (RFC 6928: 10)."""
     round_trip: Seconds = 0.0
@@ -45,9 +43,7 @@ class Protocol(Spec):
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
     """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP Reno's shares."""
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
-    """factor of the weight of an upload that begins while others to the same end are under way; 0.8 to 0.7 are nearer to real
-    uploads than 1 (docs/time.md).
-    """
+    """factor of the weight of uploads that begin while others to the same end are under way; see docs/time.md."""
 
     @cached_property
     def overhead(self) -> float:

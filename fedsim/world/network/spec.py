@@ -60,10 +60,7 @@ class NetworkModel(Spec):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
     ) -> Network:
-        """The network; ``rates``: down and up (bytes/s) instead of ``device``'s, perhaps latencies (s) if ``device`` has none.
-
-        ``ScenarioError``: a file is missing or malformed, or a node is unknown or cannot be reached.
-        """
+        """The network; ``rates``: down and up (bytes/s) instead of ``device``'s, and latencies (s) if ``device`` has none."""
         columns = self.columns(streams, devices, rates, root)
         return self._connect(simulation, columns, Transport(self.protocol, streams), root)
 

@@ -302,11 +302,7 @@ class StarDirection:
 
 
 class Star(Network):
-    """One server link each way, and each device behind a link of its own, bytes/s, infinity allowed.
-
-    Messages between devices take their own links alone. Until the network is general, the server's links are shared in
-    O(log n) an event.
-    """
+    """One server link each way, and each device behind its own; bytes/s, infinity allowed."""
 
     repeats = 1
 

@@ -31,9 +31,7 @@ _OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, w
 
 
 class DeviceFacts(NamedTuple):
-    """Properties of a device: training speed (samples/s) and FLOP/s, its own link (bytes/s), its latency to the server (s), its
-    training samples, the name of its kind, when it joins and leaves for good (s), and whether it is ``present`` now.
-    """
+    """Properties of a device: samples/s, FLOP/s, its link (bytes/s, s), samples held, kind, lifetime (s), if it is there."""
 
     speed: float
     flops: float | None
@@ -193,10 +191,7 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore all processes after everything else but alarms (``rearm``).
-
-        ``CheckpointError``: a process does not hold what it held, or wait for what it waited for.
-        """
+        """Restore processes after all but alarms; ``CheckpointError``: one does not hold what it held, or wait as it waited."""
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
         self.computed = state["computed"]
@@ -316,12 +311,12 @@ class World:
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
         number, population, network = self._device(device), self._processes.tasks.population, self._processes.network
-        arrival, departure = population.arrival.item(number), population.departure.item(number)
         flops = None if population.flops is None else population.flops.item(number)
-        down, up = network.access["down"].item(number), network.access["up"].item(number)
+        down, up = (rates.item(number) for rates in network.access.values())
         link, kind = (down, up, network.latency_s(SERVER, number)), self._processes.capacity.name(number)
-        held, present = population.samples.item(number), arrival <= self.now < departure
-        return DeviceFacts(population.speed.item(number), flops, *link, held, kind, arrival, departure, present)
+        life = population.arrival.item(number), population.departure.item(number)
+        present, held = life[0] <= self.now < life[1], population.samples.item(number)
+        return DeviceFacts(population.speed.item(number), flops, *link, held, kind, *life, present)
 
     def available(self, device: int | str) -> bool:
         """Whether a device can be reached now."""
