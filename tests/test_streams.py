@@ -144,16 +144,6 @@ def test_it_is_a_walk_along_a_random_permutation(
     assert run.server.clients.online() == [device for device in range(60) if run.tasks.is_idle(device)]
 
 
-def test_lifetimes_count() -> None:
-    arrivals = {"kind": "schedule", "times": ["10 s"] * 5, "devices": [0, 1, 2, 3, 4]}
-    departures = {"kind": "schedule", "times": ["20 s"] * 3, "devices": [4, 5, 6]}
-    here = {5.0: [5, 6, 7], 10.0: [*range(8)], 20.0: [0, 1, 2, 3, 7]}
-    for now, expected in here.items():
-        run = world(8, now, {"kind": "always"}, arrivals=arrivals, departures=departures)
-        assert run.server.clients.online() == expected
-        assert sorted(run.server.clients.sample(8, "x")) == expected
-
-
 @pytest.mark.parametrize("devices", [1_000, 1_000_000])
 def test_the_devices_looked_at_do_not_grow_with_the_population(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
     run = world(devices, 3 * 86400.0)

@@ -133,13 +133,6 @@ class TestMemory:
         assert run(sections, tmp_path / "r")["rounds"] == 6
         assert_sound(tmp_path / "r")
 
-    def test_tifl_drops_them(self, tmp_path: Path) -> None:
-        strategy = {"kind": "tifl", "clients_per_round": 2, "tiers": 2, "tiers_from": "latency", "mode": "uniform"}
-        run(self.sections() | {"strategy": strategy}, tmp_path / "r")
-        folder = RunFolder(tmp_path / "r")
-        assert {event["device"] for event in folder.events if event["kind"] == "tier-drop"} == {1, 3, 5, 7, 9, 11}
-        assert_sound(tmp_path / "r")
-
 
 @pytest.mark.parametrize(
     ("text", "what"),

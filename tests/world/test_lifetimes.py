@@ -147,14 +147,6 @@ class Site:
 
 
 class TestLifetimes:
-    def test_one_who_is_away_is_told_of_when_it_comes_on_unless_it_leaves_first(self) -> None:
-        on_from_5 = Traces([(100.0, [5.0, 10.0]), (100.0, [])], [0, 0, 0, 1, 0])  # the fourth never is
-        site = Site([2.0, 6.0, 1.0, 1.0, 12.0], [INF, INF, 5.0, INF, 105.0], on_from_5)
-        site.run()
-        assert site.told == [(5.0, 0), (6.0, 1)]
-        arrivals = [(time, device) for time, kind, device in site.records if kind == "arrival"]
-        assert arrivals == [(1.0, 2), (1.0, 3), (2.0, 0), (6.0, 1), (12.0, 4)]
-
     @settings(max_examples=60)
     @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9) | st.just(INF)), min_size=1, max_size=12), st.booleans())
     def test_everybody_is_told_of_once_at_the_first_instant_at_which_it_can_be_reached(
@@ -183,12 +175,3 @@ class TestLifetimes:
         assert not list(Site([0.0, 0.0]).simulation.env.alarms())
         lifetimes = Site([0.0, 5.0], [8.0, INF]).lifetimes
         assert [lifetimes.present(time).tolist() for time in (4.9, 5.0, 8.0)] == [[True, False], [True, True], [False, True]]
-
-
-def test_a_shift_changes_what_a_device_holds() -> None:
-    held = np.array([3, 5], dtype=np.int64)
-    built = PopulationSpec(devices=2).build(Streams(1), np.ones(2), held, 1.0)
-    assert built.version.tolist() == [0, 0]
-    built.shift(1, 4, 9)
-    assert (built.version.tolist(), built.samples.tolist()) == ([0, 4], [3, 9])
-    assert held.tolist() == [3, 5]  # what the data were dealt as stays known

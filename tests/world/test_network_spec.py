@@ -1,6 +1,5 @@
 """The network's section of a scenario: what it builds, what it refuses, and with which words."""
 
-import asyncio
 import json
 import math
 from pathlib import Path
@@ -13,9 +12,7 @@ from pydantic import TypeAdapter
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
-from fedsim.toolbox.worlds.graphs import TreeSpec
-from fedsim.world.network import SERVER, Network, NetworkSpec, StarSpec, ends
-from fedsim.world.network.spec import NetworkModel
+from fedsim.world.network import SERVER, Network, NetworkSpec, ends
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 
@@ -74,20 +71,6 @@ def test_devices_own_links_are_said_or_drawn_from_streams_of_their_own() -> None
     assert rates[0] != rates[1]
     drawn = Streams(1).generator("world/link-down").standard_normal(4)
     assert rates[0] == pytest.approx((1e6 * 2.0**drawn).tolist())
-
-
-@pytest.mark.parametrize(
-    ("spec", "senders", "seconds"),
-    [(StarSpec(), (2,), 0.0), (TreeSpec(cells=2, cell={"up": "1 kB/s"}, server={"up": "1.5 kB/s"}), (0, 2, 3), 2.0)],  # type: ignore[arg-type]
-)
-def test_nothing_said_takes_no_time_and_devices_of_one_cell_share_it(
-    spec: NetworkModel, senders: tuple[int, ...], seconds: float
-) -> None:
-    simulation = Simulation()
-    network = spec.build(simulation, Streams(1), 4)
-    flows = [network.send(device, SERVER, 1000.0, lambda: None) for device in senders]
-    asyncio.run(simulation.run())
-    assert {flow.ended for flow in flows} == {seconds}
 
 
 class TestGraph:
