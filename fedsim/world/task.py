@@ -14,8 +14,7 @@ from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flows import Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Cause of a task's early end: deadline (or no longer needed), device vanished, left for good, battery flat, run over, no
-room in memory."""
+"""Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 

@@ -203,10 +203,7 @@ class EdgeNodesSpec(EdgeLinks):
 
 
 class GraphSpec(NetworkModel):
-    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
-
-    Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
-    """
+    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` ("1 Gbit/s") each way."""
 
     kind: Literal["graph"] = "graph"
     file: str

@@ -362,6 +362,7 @@ class Network(Endpoints):
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
+        """The state for ``restore``."""
         state = {"started": self._started, "flows": self._flows, "running": list(self._running), "general": self._general}
         state |= {"transfers": self._transfers, "windows": self._windows, "round_trips": self._round_trips}
         return state | {"limits": self.limits, "rules": [vars(rule) for rule in self._rules]}
@@ -382,6 +383,7 @@ class Network(Endpoints):
                 self._take(flow.source, flow.destination)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm of a snapshot again."""
         if kind == "network":
             self._wakeup = self._env.at((kind, number), when, self._tell)
         else:

@@ -53,6 +53,7 @@ class Activity(simpy.Event):
         raise NotImplementedError
 
     def end(self, outcome: Outcome) -> None:
+        """Note the outcome, and fire if it is done or lost."""
         self.outcome = outcome
         if outcome in ("done", "lost"):
             self.succeed(self)
