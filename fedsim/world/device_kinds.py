@@ -295,7 +295,7 @@ class Rooflines:
         """Raise ``ScenarioError`` for a model that no device has room to train on ``samples``."""
         needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
         if needed > room:
-            sizes = f"training the model takes {show_bytes(needed)}, and the largest device has {show_bytes(room)}"
+            sizes = f"training the model takes {show_bytes(needed)}, and no device has room, at most {show_bytes(room)}"
             raise ScenarioError(f"population.device: {sizes}")
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:

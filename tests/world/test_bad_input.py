@@ -28,7 +28,7 @@ MISTAKES = {
     "population={device='laptop',reference_flops=1e6}": "'reference_flops' is for 'speed'",
     "population={device='laptop',kinds={a={like='labtop'}}}": "like is 'labtop'; allowed are .*did you mean 'laptop'",
     "population={device='a',kinds={a={flops='1 GFLOP/s'}}}": r"population\.kinds\.a\.bandwidth is missing",
-    "population={device='a',kinds={a={like='laptop',memory='1 kB'}}}": "training the model takes .* and the largest device has",
+    "population={device='a',kinds={a={like='laptop',memory='1 kB'}}}": "training the model takes .* no device has room",
     "population.arrivals.kind='poisson'": "population.arrivals.rate is missing",
     "population.arrivals={kind='poisson',rate='0 /h'}": "population.arrivals.rate is '0 /h': a rate .* above 0",
     "population.arrivals={kind='poisson',rate='30 h'}": "population.arrivals.rate is '30 h': a rate .*/s, /min, /h, /day",
