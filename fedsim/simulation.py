@@ -26,9 +26,7 @@ from fedsim.errors import SimulationError
 from fedsim.executors import Executor, Inline
 from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
-_WAITS = (
-    "a handler awaits something from outside of the run; use server.timer to wait, and server.value and the like for results"
-)
+_WAITS = "a handler waits for something that is no value of this run; use server.timer to wait, server.value for results"
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _NOTHING_LEFT = "nothing left to happen"
