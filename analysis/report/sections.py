@@ -212,7 +212,6 @@ def waiting(run: RunFolder) -> Markup | None:
 _ALMOST_WHITE = 250
 _DPI = 110  # 13 inches are 1,430 pixels, and are shown on 1,300 at most
 _OVER_SEEDS = ("energy", "traffic-purposes")
-_SAID_BY_MEANS = ("traffic-compared",)  # of single runs; over seeds ``traffic-purposes`` says it
 _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
@@ -225,8 +224,7 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
     """Pictures, except ``but``, of the runs in ``alone``, a series each, and of the means over seeds of ``series``."""
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
-    over_seeds = any(len(one.runs) > 1 for one in series)
-    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ()), *(_IN_CHART if len(every) > 1 else ())}
+    left_out = {but, *(_IN_CHART if len(every) > 1 else ())}
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
         if name not in left_out:
             yield from _drawn(name, *((every, series) if name in _OVER_SEEDS else (runs, alone)))

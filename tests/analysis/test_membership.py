@@ -15,7 +15,7 @@ import pytest
 from matplotlib.axes import Axes
 
 import fedsim
-from fedsim.analysis.clusterings import Clustering, draw_embedding, draw_similarity, principal_components, read_clusterings
+from fedsim.analysis.clusterings import draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
 from fedsim.analysis.style import PictureError, save
 from fedsim.errors import RunFolderError
@@ -76,9 +76,7 @@ def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
         assert at(membership, time) == replay(run, time)
     assert NO_GROUP not in membership.groups
     assert NO_GROUP not in membership.migrations["group"].tolist()
-    figure = draw_membership(run)
-    assert f"{(membership.final == NO_GROUP).sum()} without a group at the end" in " ".join(figure.get_suptitle().split())
-    assert "no group" in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "no group" in [text.get_text() for text in draw_membership(run).legends[0].get_texts()]
 
 
 def test_rows_are_in_order(grouped: RunFolder, membership: History) -> None:
@@ -105,13 +103,9 @@ def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, member
         np.testing.assert_allclose(widths, sorted(own["end"] - own["start"]))
     drawn_marks = {line.get_gid(): line.get_xydata() for line in rows.lines}
     place = {device: row for row, device in enumerate(membership.order())}
-    counts = membership.marks["kind"].value_counts()
-    assert set(counts.index) == set(MARKS)
+    assert set(membership.marks["kind"]) == set(MARKS)
     for kind, own in membership.marks.groupby("kind"):
         np.testing.assert_allclose(drawn_marks[kind], np.column_stack([own["time"], own["device"].map(place)]))
-    assert set(bars(figure.axes[3], "")) == {"moves", "shifts"}
-    for kind, shapes in bars(figure.axes[3], "").items():
-        assert sum(np.ptp(corners[:, 1]) for corners in shapes) == counts[kind.removesuffix("s")]
     assert sizes.lines[-1].get_ydata()[-1] == len(replay(grouped, membership.end))
     known = [row for row in grouped.rounds if row["ari"] is not None]
     np.testing.assert_array_equal(agreement.lines[1].get_ydata(), [row["ari"] for row in known])
@@ -186,7 +180,7 @@ def test_the_tree_of_the_splits(divided: RunFolder) -> None:
 
 def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     figure = draw_split_tree(divided)
-    panel, below = figure.axes
+    (panel,) = figure.axes
     lines = {str(line.get_gid()): line for line in panel.lines if str(line.get_gid()).startswith("cluster-")}
     spans = {name.partition("-")[2]: tuple(int(x) for x in line.get_xdata()) for name, line in lines.items()}
     assert spans == {"0": (0, 2), **dict.fromkeys("12", (2, 5)), **dict.fromkeys("3456", (5, 8))}
@@ -198,7 +192,6 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     assert ", mean norm 0.03, largest " in told[2]
     assert [text.get_text() for text in panel.texts if text.get_text().isdigit()] == ["1", "2", "3"]
     assert drawn(panel)["split"] == 3
-    assert len(below.lines[0].get_xdata()) == sum(row["accuracy"] is not None for row in divided.rounds)
     (splits,) = [item for item in draw_membership(divided).axes[0].collections if item.get_gid() == "splits"]
     ends = {row["round"]: row["time"] for row in divided.rounds}
     assert [path.vertices[0, 0] for path in splits.get_paths()] == pytest.approx([ends[1], ends[4]])
@@ -229,7 +222,7 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder)
     figure = draw_similarity(grouped)
     drawn = np.ma.filled(figure.axes[0].images[0].get_array(), np.nan)
     (clustering,) = read_clusterings(History(grouped))
-    order = clustering.order()
+    order = np.argsort(clustering.groups, kind="stable")
     groups = np.array(event["data"]["groups"])[order]
     assert groups.tolist() == sorted(event["data"]["groups"])
     off = ~np.eye(len(order), dtype=bool)
@@ -239,19 +232,6 @@ def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder)
     same = groups[:, None] == groups[None]
     assert expected[same & off].mean() > expected[~same].mean() + 0.2  # what the picture is there to show
     assert f"within {expected[same & off].mean():.2g}, across {expected[~same].mean():.2g}" in figure.axes[0].get_title()
-
-
-def test_like_ones_stand_together_within_a_group_and_distances_count_the_other_way() -> None:
-    near = np.array([[1.0, 0.5, 0.0, 0.9], [0.5, 1.0, 0.0, 0.8], [0.0, 0.0, 1.0, 0.0], [0.9, 0.8, 0.0, 1.0]])
-    devices, groups = np.arange(4), np.array([1, 1, 0, 1])
-    for alike, matrix in ((True, near), (False, 1 - near)):
-        assert Clustering("", "", devices, groups, matrix, alike, None).order().tolist() == [2, 0, 3, 1]
-    kinds = np.arange(8) % 2  # two kinds of devices that are still in one group, and one that is like nobody known
-    near = np.where(kinds[:, None] == kinds[None], 0.9, 0.1)
-    near[7] = near[:, 7] = np.nan
-    order = Clustering("", "", np.arange(8), np.zeros(8, np.int64), near, True, None).order()
-    assert sorted(order.tolist()) == list(range(8))
-    assert np.abs(np.diff(kinds[order[order != 7]])).sum() == 1
 
 
 def test_of_many_clusterings_six_are_drawn_on_one_scale(grouped: RunFolder, tmp_path: Path) -> None:
