@@ -27,6 +27,7 @@ _MARKS: dict[str, dict[str, Any]] = {
     "departure": _TICK | {"label": "a device leaves for good", "marker": "<"},
 }
 _MARKED = 30  # with more evaluations than this the points run into a line
+_UNLIKE = 4  # an axis is logarithmic where its lines end further apart than this factor
 _TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
 _POINTS = 400  # of a band: more than pixels are of no use
 _BAND = 0.2  # opacity
@@ -144,20 +145,25 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
 
 def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: CurveAxis) -> None:
     """Draw a line or a band a series, with a dot at its end."""
+    ends: list[float] = []
     for one, own in zip(series, curves, strict=True):
         drawn, look, several = band(own, axis.column), style.line_of(one.number, _WIDTH), len(own) > 1
         if drawn.empty:
             continue
         x, gid = drawn["at"].to_numpy() / axis.unit, f"band-{one.number}"
+        ends.append(float(x[-1]))
         if several:
             panel.fill_between(x, drawn["low"], drawn["high"], color=look["color"], alpha=_BAND, linewidth=0, gid=gid)
         marker = "o" if not several and len(x) <= _MARKED else ""
         panel.plot(x, drawn["mean"], gid=f"mean-{one.number}", marker=marker, markersize=3.5, **look)
         panel.plot(x[-1:], drawn["mean"][-1:], marker="o", markersize=6, **look)
     style.grid(panel)
-    panel.set_xlim(left=0)
-    panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=axis.column == "rounds"))
     panel.set_xlabel(axis.label)
+    if max(ends, default=0.0) > _UNLIKE * min(ends, default=0.0) > 0:
+        panel.set_xscale("log")
+    else:
+        panel.set_xlim(left=0)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=axis.column == "rounds"))
 
 
 def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:

@@ -35,20 +35,18 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
 
 
 @style.styled
-def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
+def draw_membership(run: RunFolder) -> Figure:
     """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers. Below it
     stand the sizes of the groups, and how well they agree with the true ones where these are known.
 
-    Rows are ordered by the devices' last groups, then by when they first had one; at most ``devices`` are shown, evenly spread
-    over that order. Group sizes count all devices.
+    Rows are ordered by the devices' last groups, then by when they first had one; at most 1,500 are shown, evenly spread over
+    that order. Group sizes count all devices.
     """
-    if devices < 1:
-        raise style.PictureError(f"the number of devices is {devices}; allowed is 1 or more")
     history = History(run)
     if history.moves.empty or not history.end:
         raise style.NothingToDrawError(f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw")
     order = history.order()
-    shown = order[style.evenly(len(order), devices)]
+    shown = order[style.evenly(len(order), MOST_LANES)]
     agreement = run.table(ROUNDS).select(["time", *_AGREEMENT]).to_pandas().dropna()
     splits = history.of("cluster-split")["time"].to_numpy(float)
     unit = style.unit_for(history.end, style.TIMES)

@@ -27,8 +27,8 @@ _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 MOST_PANELS, MOST_LANES = 8, 60
 _PICKED = 3  # the worst rounds, where none are asked for
 _COLUMNS = 4
-_LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
-_FEW_LANES = 16  # up to here lanes are high
+_LANE_IN = 0.13  # a lane's height
+_FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
 _COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
 _MEANING = {
@@ -64,11 +64,10 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
         raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
     by_round = dict([*attempts.sort_values(["samples", "task"], ascending=[False, True]).groupby("round")])
     most = min(MOST_LANES, max(map(len, by_round.values())))
-    lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
     columns = min(_COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
     room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
-    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * lane + 0.6)), layout=room)
+    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)), layout=room)
     grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
     end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)

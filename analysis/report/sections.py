@@ -15,12 +15,13 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
+from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
 from fedsim.files import flat
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
+from fedsim.output.harmless import visible
 from fedsim.records.reading import RunFolder
 
 _MOST_LANES = 3000  # of all timelines of a page, like the next one: what keeps it small, and fluid in a browser
@@ -86,7 +87,7 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
-    text = visible(tomli_w.dumps(scenario))
+    text = "\n".join(map(visible, tomli_w.dumps(scenario).split("\n")))
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 
 

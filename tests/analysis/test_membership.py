@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 import fedsim
 from fedsim.analysis.clusterings import draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
-from fedsim.analysis.style import PictureError, save
+from fedsim.analysis.style import save
 from fedsim.errors import RunFolderError
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.language.units import show_seconds
@@ -86,11 +86,9 @@ def test_rows_are_in_order(grouped: RunFolder, membership: History) -> None:
     first = membership.moves.groupby("device")["time"].min().reindex(order).fillna(np.inf).to_numpy()
     keys = list(zip(groups, first, order, strict=True))
     assert keys == sorted(keys)
-    figure = draw_membership(grouped, devices=5)
-    assert len(figure.axes[0].get_yticks()) == 5
-    assert "5 of " in figure.get_suptitle()
-    with pytest.raises(PictureError, match="allowed is 1 or more"):
-        draw_membership(grouped, devices=0)
+    assert NO_GROUP in membership.final.to_numpy()
+    labels = draw_membership(grouped).axes[0].get_yticklabels()
+    assert [label.get_text() for label in labels] == [str(device) for device in order]
 
 
 def test_each_stay_is_a_bar_and_each_happening_a_mark(grouped: RunFolder, membership: History, tmp_path: Path) -> None:

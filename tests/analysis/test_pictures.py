@@ -26,9 +26,9 @@ from tests.analysis.conftest import Ran
 
 def test_names_are_made_fit_to_draw() -> None:
     names = {"plain name": "plain name", "two\nlines\tand  more": "two lines and more", "_hidden": " _hidden", "": "unnamed"}
-    for name, shown in (names | {"a円\x00\u202e\ud800": "a□□□□"}).items():
+    for name, shown in (names | {"a円\x00\u202e\ud800": "a□���"}).items():
         assert style.short(name) == shown
-    assert style.short("begin" + "x" * 100 + "end", 20) == "beginxxxxxxxx…xxxend"
+    assert style.short("begin" + "x" * 100 + "end", 20) == "beginxxxxx…xxxxxxend"
 
 
 def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
             panel.set_title("a title\nof two lines")
         return style.finished(figure, [run], figure.axes[0].get_legend_handles_labels()[0])
 
-    (path,) = style.save(draw(), tmp_path / "picture", ["png"], 160)
-    assert np.array_equal(style.pixels(draw(), 160), np.asarray(Image.open(path)))
+    (path,) = style.save(draw(), tmp_path / "picture", ["png"])
+    assert np.array_equal(style.pixels(draw()), np.asarray(Image.open(path)))
 
 
 _DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]

@@ -40,10 +40,16 @@ def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, un
     figure = draw_accuracy([run, renamed, unlearned])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names[0] == "run: fedavg"
-    assert names[1].startswith(" _$x_{$ \\frac{ & <b> □□ □")
+    assert names[1].startswith(" _$x_{$ \\frac{ & <b> …")
     assert names[2] == "unlearned: fedavg (not evaluated)"
     first, _, second = figure.axes[0].lines[:3]
     assert first.get_color() != second.get_color()
+
+
+def test_rounds_are_on_a_log_scale_beside_a_run_of_many_more(run: RunFolder, ran: Ran) -> None:
+    many = ran("many", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40})
+    rounds, time, _ = draw_accuracy([run, many]).axes
+    assert (rounds.get_xscale(), time.get_xscale()) == ("log", "linear")
 
 
 def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -> None:
