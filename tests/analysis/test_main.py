@@ -90,33 +90,15 @@ def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> 
     assert not [module for module in loaded if module.startswith(ENGINE)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("clusters", "no clusters or tiers by data size"),
-        ("membership", "never puts a device into a group"),
-        ("similarity", "has recorded no similarity"),
-        ("embedding", "neither features nor similarities"),
-        ("split-tree", "never splits a cluster"),
-        ("batteries", "has a battery"),
-        ("costs", "several seeds"),
-        ("energy", "not counted"),
-    ],
-)
-def test_a_picture_that_a_plain_run_has_nothing_for(run: RunFolder, kind: str, message: str) -> None:
-    with pytest.raises(NothingToDrawError, match=message):
-        OF_ONE[kind].draw(run) if kind in OF_ONE else OF_SEVERAL[kind].draw([run])
-
-
 def test_runs_that_moved_nothing_or_learned_nothing(unlearned: RunFolder, ran: Ran) -> None:
     alone = ran("alone", population={"devices": 3}, strategy={"kind": "local"}, stop={"rounds": 1}, learning="off")
     for kind, message in (("timeline", "no simulated time passes"), ("traffic", "moved no bytes")):
         with pytest.raises(NothingToDrawError, match=message):
             OF_ONE[kind].draw(alone)
     other = ran("other", seed=2, learning="off")
-    several = [("traffic-purposes", [alone, alone], "moved any bytes")]
-    several += [("accuracy", [unlearned], "learning is off"), ("costs", [unlearned, other], "no round was evaluated")]
-    for kind, runs, message in several:
+    several = {"traffic-purposes": ([alone, alone], "moved any bytes"), "accuracy": ([unlearned], "learning is off")}
+    several |= {"costs": ([unlearned, other], "no round was evaluated"), "energy": ([unlearned], "not counted")}
+    for kind, (runs, message) in several.items():
         with pytest.raises(NothingToDrawError, match=message):
             OF_SEVERAL[kind].draw(runs)
 

@@ -3,12 +3,12 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -122,14 +122,20 @@ SPLITS: list[Split] = [
 FINAL = [5] + [6] * 11 + [3] * 3 + [4] * 5
 
 
+def rewritten(run: RunFolder, folder: Path, name: str, change: Callable[[list[dict[str, Any]]], list[Any]]) -> RunFolder:
+    """A copy of a run, made in ``folder`` unless it is there, with the changed rows of one of its tables."""
+    shutil.copytree(run.path, folder, dirs_exist_ok=True)
+    table = pq.read_table(folder / name)
+    pq.write_table(pa.Table.from_pylist(change(table.to_pylist()), schema=table.schema), folder / name)
+    return RunFolder(folder)
+
+
 def with_splits(run: RunFolder, folder: Path, splits: list[Split]) -> RunFolder:
     """A copy of a run in which clusters are split just before the ends of rounds, in the records of CFL."""
-    shutil.copytree(run.path, folder)
-    table = pq.read_table(folder / "events.parquet")
-    empty: dict[str, Any] = dict.fromkeys(table.column_names)
+    empty: dict[str, Any] = dict.fromkeys(run.events[0])
     moved = {"kind": "assign", "data": json.dumps({"before": None, "why": "start"})}
     rows = [empty | moved | {"time": 0.0, "device": device, "group": 0} for device in range(20)]
-    for row in table.to_pylist():
+    for row in pq.read_table(run.path / "events.parquet").to_pylist():
         for number, parent, children, members in splits if row["kind"] == "round" else []:
             if row["round"] == number:
                 data = {"children": children, "members": members, "mean_norm": 0.01 * (1 + parent), "max_norm": 0.5}
@@ -141,11 +147,8 @@ def with_splits(run: RunFolder, folder: Path, splits: list[Split]) -> RunFolder:
                         empty | what | {"kind": "assign", "group": child, "device": device, "data": why} for device in part
                     ]
         rows.append(row)
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "events.parquet")
-    devices = pq.read_table(folder / "devices.parquet")
-    final = [row | {"group": group} for row, group in zip(devices.to_pylist(), FINAL, strict=True)]
-    pq.write_table(pa.Table.from_pylist(final, schema=devices.schema), folder / "devices.parquet")
-    return RunFolder(folder)
+    finals = rewritten(run, folder, "devices.parquet", lambda old: [a | {"group": b} for a, b in zip(old, FINAL, strict=True)])
+    return rewritten(finals, folder / "split", "events.parquet", lambda _: rows)
 
 
 @pytest.fixture
@@ -203,16 +206,13 @@ def test_a_cluster_that_is_split_twice_is_damage(run: RunFolder, tmp_path: Path)
 
 def with_clusterings(run: RunFolder, folder: Path, changes: list[dict[str, Any]]) -> RunFolder:
     """A copy of a run whose clustering record comes once for each of the changes, and is changed so."""
-    shutil.copytree(run.path, folder)
-    table = pq.read_table(folder / "events.parquet")
-    rows = []
-    for row in table.to_pylist():
-        if row["kind"] == "clustering":
-            rows += [row | {"data": json.dumps(json.loads(row["data"]) | change)} for change in changes]
-        else:
-            rows.append(row)
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), folder / "events.parquet")
-    return RunFolder(folder)
+
+    def several(row: dict[str, Any]) -> list[dict[str, Any]]:
+        if row["kind"] != "clustering":
+            return [row]
+        return [row | {"data": json.dumps(json.loads(row["data"]) | change)} for change in changes]
+
+    return rewritten(run, folder, "events.parquet", lambda old: [new for row in old for new in several(row)])
 
 
 def test_the_matrix_is_ordered_by_group_without_its_diagonal(grouped: RunFolder) -> None:
@@ -316,10 +316,3 @@ def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:
         points, share = principal_components(features)
         assert points.tolist() == [[0.0, 0.0]] * 4
         assert not share
-
-
-def test_a_device_that_leaves_before_it_has_a_group_comes_last() -> None:
-    made = History.__new__(History)
-    made.stays = pd.DataFrame({"device": [0, 1, 2], "group": [1, NO_GROUP, 0], "start": 0.0, "end": [9.0, 3.0, 9.0]})
-    made.moves = pd.DataFrame({"time": [0.0, 0.0], "device": [0, 2]})
-    assert made.order().tolist() == [2, 0, 1]
