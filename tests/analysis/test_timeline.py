@@ -151,7 +151,7 @@ def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: Run
 def test_texts_do_not_overlap(run: RunFolder) -> None:
     figure = draw_timeline(run)
     figure.draw_without_rendering()
-    main, strip = figure.axes[0], figure.axes[-2]
+    main, strip = figure.axes[0], figure.axes[-1]
     for labels in (main.get_yticklabels(), main.child_axes[0].get_xticklabels(), strip.get_xticklabels()):
         boxes = [label.get_window_extent() for label in labels if label.get_text()]
         assert len(boxes) > 2
