@@ -66,7 +66,6 @@ def test_of_several_runs_only_what_is_asked_for(grouped: RunFolder, renamed: Run
     [
         (["--format", "pgn"], "--format is 'pgn'; allowed are png, svg (did you mean 'png'?)"),
         (["--only", "membership,acuracy"], "(did you mean 'accuracy'?)"),
-        (["--out", "RUN/pictures"], "lies in the run folder"),
         (["--out", "RUN/summary.json"], "lies in the run folder"),
     ],
 )

@@ -51,32 +51,26 @@ def bars(panel: Axes, prefix: str) -> dict[str, list[np.ndarray[Any, Any]]]:
     return {str(item.get_gid()): [np.asarray(path.vertices) for path in item.get_paths()] for item in found}
 
 
-def test_who_is_where_at_any_time(grouped: RunFolder, membership: History) -> None:
-    times = np.unique([event["time"] for event in grouped.events])
-    for time in np.concatenate([times[:-1:7], (times[1:] + times[:-1])[::5] / 2]):
-        here = replay(grouped, time)
-        assert at(membership, time) == here
-        for group in (NO_GROUP, 0, 1):
-            when, members = membership.sizes(group)
-            assert members[np.searchsorted(when, time, side="right") - 1] == list(here.values()).count(group)
-    ended, periods = 0, []  # a move belongs to the round in which it was recorded
-    for event in grouped.events:
-        ended += event["kind"] == "round"
-        periods += [ended] if event["kind"] == "assign" else []
-    assert membership.moves["period"].tolist() == periods
-
-
-def test_a_device_may_be_left_without_a_group(lived: Lived) -> None:
-    """CFL splits a cluster without those that never sent it an update."""
-    run = lived("cfl")
-    left = [event["time"] for event in run.events if event["kind"] == "assign" and event["group"] is None]
-    assert left
-    membership = History(run)
-    for time in np.unique(left):
-        assert at(membership, time) == replay(run, time)
-    assert NO_GROUP not in membership.groups
-    assert NO_GROUP not in membership.migrations["group"].tolist()
-    assert "no group" in [text.get_text() for text in draw_membership(run).legends[0].get_texts()]
+def test_who_is_where_at_any_time(grouped: RunFolder, lived: Lived) -> None:
+    """Also without a group: CFL splits a cluster without those that never sent it an update."""
+    left = lived("cfl")
+    assert any(event["kind"] == "assign" and event["group"] is None for event in left.events)
+    assert "no group" in [text.get_text() for text in draw_membership(left).legends[0].get_texts()]
+    for run in (grouped, left):
+        membership = History(run)
+        assert NO_GROUP not in (*membership.groups, *membership.migrations["group"])
+        times = np.unique([event["time"] for event in run.events])
+        for time in np.concatenate([times[:-1:7], (times[1:] + times[:-1])[::5] / 2]):
+            here = replay(run, time)
+            assert at(membership, time) == here
+            for group in (NO_GROUP, *membership.groups):
+                when, members = membership.sizes(group)
+                assert members[np.searchsorted(when, time, side="right") - 1] == list(here.values()).count(group)
+        ended, periods = 0, []  # a move belongs to the round in which it was recorded
+        for event in run.events:
+            ended += event["kind"] == "round"
+            periods += [ended] if event["kind"] == "assign" else []
+        assert membership.moves["period"].tolist() == periods
 
 
 def test_rows_are_in_order(grouped: RunFolder, membership: History) -> None:
@@ -198,12 +192,6 @@ def test_lines_last_as_long_as_their_clusters(divided: RunFolder) -> None:
     assert [path.vertices[0, 0] for path in splits.get_paths()] == pytest.approx([ends[1], ends[4]])
 
 
-def test_a_cluster_that_is_split_twice_is_damage(run: RunFolder, tmp_path: Path) -> None:
-    damaged = with_splits(run, tmp_path / "damaged", [*SPLITS, (6, 1, (7, 8), ([0], [1]))])
-    with pytest.raises(RunFolderError, match="group 1 is split twice"):
-        draw_split_tree(damaged)
-
-
 def with_clusterings(run: RunFolder, folder: Path, changes: list[dict[str, Any]]) -> RunFolder:
     """A copy of a run whose clustering record comes once for each of the changes, and is changed so."""
 
@@ -266,10 +254,11 @@ def test_cosines_over_the_rounds_are_drawn_as_they_were_recorded(tmp_path: Path)
         assert len(drawn) == (4 if kind == "cfl" else 2)
 
 
-def test_a_matrix_that_does_not_fit_is_damage(grouped: RunFolder, tmp_path: Path) -> None:
-    damaged = with_clusterings(grouped, tmp_path / "damaged", [{"similarity": [[1.0]]}])
+def test_a_second_split_and_a_matrix_that_does_not_fit_are_damage(run: RunFolder, grouped: RunFolder, tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="group 1 is split twice"):
+        draw_split_tree(with_splits(run, tmp_path / "twice", [*SPLITS, (6, 1, (7, 8), ([0], [1]))]))
     with pytest.raises(RunFolderError, match=r"does not fit its \d+ devices"):
-        draw_similarity(damaged)
+        draw_similarity(with_clusterings(grouped, tmp_path / "unfit", [{"similarity": [[1.0]]}]))
 
 
 def apart(points: np.ndarray) -> np.ndarray:

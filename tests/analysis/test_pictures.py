@@ -44,16 +44,8 @@ def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_
 
 
 def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
-    @style.styled
-    def draw() -> Figure:
-        figure = Figure(figsize=(6.1, 3.3))
-        for panel in figure.subplots(1, 2):
-            panel.plot([0, 1, 5], [2, 0, 1e6], label="a line")
-            panel.set_title("a title\nof two lines")
-        return style.finished(figure, [run], figure.axes[0].get_legend_handles_labels()[0])
-
-    (path,) = style.save(draw(), tmp_path / "picture", ["png"])
-    assert np.array_equal(style.pixels(draw()), np.asarray(Image.open(path)))
+    (path,) = style.save(draw_fairness([run]), tmp_path / "picture", ["png"])
+    assert np.array_equal(pixels(draw_fairness([run])), np.asarray(Image.open(path)))
 
 
 _DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]

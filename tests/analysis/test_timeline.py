@@ -67,18 +67,6 @@ def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history
     assert history.end == run.summary["simulated_s"]
 
 
-def test_steps_that_a_cut_off_run_left_open_last_to_its_end(cut_off: RunFolder, tmp_path: Path) -> None:
-    history = History(cut_off)
-    started, ended = (sum(event["kind"] == kind for event in cut_off.events) for kind in ("step-start", "step-end"))
-    assert len(history.steps) == started > ended
-    unended = history.steps[~history.steps["task"].isin(history.tasks["task"])]
-    assert (unended["outcome"] == "stopped").all()
-    assert (unended["end"] == history.end).sum() == started - ended
-    figure = draw_timeline(cut_off)
-    assert any(gid.endswith("-stopped") for gid in bars(figure))
-    save(figure, tmp_path / "cut-off")
-
-
 def test_orders_of_lanes_and_some_of_them(history: History) -> None:
     everyone, some = View(history), View(history, most=4)
     assert history.population["speed"][everyone.devices].is_monotonic_decreasing
@@ -310,6 +298,7 @@ def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, .
 def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     run: RunFolder = request.getfixturevalue(name)
     data = read_timeline(run, 1000, 100_000)
+    draw_timeline(run)
     tick = data.header["tick"]
     outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
     wanted, open_steps, last = [], {}, run.events[-1]["time"]
