@@ -138,8 +138,8 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         first: Any = records.iloc[0]
         start = opened.get(int(first["round"]), {"data": None, "time": first["time"]})
         row = {name: int(first[name]) for name in ("task", "round", "device")} | {"group": first["group"]}
-        row["samples"] = int(history.population.loc[row["device"], "samples"])
-        row["splits"] = (first["round"], first["device"]) in splits
+        device: Any = history.population.loc[row["device"]]
+        row |= {"samples": int(device["samples"]), "splits": (first["round"], first["device"]) in splits}
         rows.append(row | _course(records, start["time"], parsed(start["data"])))
     return pd.DataFrame(rows)
 
