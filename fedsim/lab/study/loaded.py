@@ -75,7 +75,7 @@ class LoadedStudy:
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
         """A picture of all its runs side by side, as ``LoadedRun.figure`` draws them.
 
-        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
+        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 

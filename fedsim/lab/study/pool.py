@@ -66,7 +66,7 @@ class StudyProgress:
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
-            self._live = Progress(*bar(self._console), console=self._console, transient=True)
+            self._live = Progress(*bar(), console=self._console, transient=True)
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 
