@@ -194,10 +194,6 @@ class Solver(ABC):
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device, self.tensors, self.kernels = device, tensors, kernels
 
-    def a_request(self, samples: int, width: int, steps: int) -> int:
-        """The number of solves of so many samples, rows of a batch array, and steps that is worth a request to a worker."""
-        return 1
-
     @abstractmethod
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train one device. The result is the same, bit for bit, whoever was trained before and in whichever thread."""
