@@ -1,8 +1,7 @@
 """Deferred learning: models are names until a number is wanted.
 
-Asking for one gathers its uncomputed ancestors and computes them in waves (``refs.waves``), all trainings of a wave as one
-cohort. Models that nobody asks for, a straggler's update say, are never computed. Handlers run one at a time, and so do the
-requests here.
+Then a model and its uncomputed ancestors are computed in waves (``refs.waves``), all trainings of a wave as one cohort. Models
+that nobody asks for, such as a straggler's update, are never computed.
 """
 
 import math
@@ -46,9 +45,7 @@ _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
 class Learning(Learner):
-    """Computes the models that names stand for, on the executor of a simulation, as soon as somebody asks for a number.
-
-    ``root`` is ``data.root``, where a relative path of a file starts.
+    """Computes models on a simulation's executor, when their numbers are asked for; ``root`` is ``data.root``.
 
     Raises:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.

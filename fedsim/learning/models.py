@@ -98,12 +98,12 @@ class PartedModel(Model):
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the tensors that are trained; None: all, or with ``lora`` the adapters. The others are frozen: every device
-    downloads them once, with its first model (``base`` in the ledger), and no message has them again.
+    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Every device downloads the others once, with its
+    first model (``base`` in the ledger).
     """
     keep: Patterns | None = None
-    """patterns of trained tensors that never leave a device: it begins with the initial ones and then has its own. A pattern
-    ``CLASS:NAME`` matches by the class of the layer too, as ``*Norm*:*`` does.
+    """patterns of trained tensors that stay on each device, from the initial ones on. A pattern ``CLASS:NAME`` matches by the
+    class of the layer too, as ``*Norm*:*`` does.
     """
     send: Patterns | None = None
     """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
@@ -154,8 +154,8 @@ class TorchModel(PartedModel):
     """A model that torch can train."""
 
     file: str | None = None
-    """a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors that are
-    not in it are drawn. A relative path starts as that of data does.
+    """a ``.safetensors`` file with first values of tensors, by name, as in ``models`` of a run folder; others are drawn. A
+    relative path starts as that of data does.
     """
 
     @abstractmethod

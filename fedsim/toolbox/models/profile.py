@@ -50,7 +50,7 @@ _PASSES = {
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), 0.9),
 }
 """Operation -> passes over its data that a CPU makes beside one. Fitted to some sixty single layers on one core of an AMD EPYC
-9004 with torch 2.13 (oneDNN, MKL), and to no model; those of recurrent layers to four such models, as the numbers below are."""
+9004 with torch 2.13 (by ``tests/benchmarks/roofline.py --layers`` of d6d1d37d); those of recurrent layers to four models."""
 
 _STEP = 107e3
 """Bytes in whose time a fused LSTM layer takes one step of a sequence, forward, whatever it computes in it; twice backward."""
