@@ -98,8 +98,8 @@ class PartedModel(Model):
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Every device downloads the others once, with its
-    first model (``base`` in the ledger).
+    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Every device downloads the others once, with
+    its first model (``base`` in the ledger).
     """
     keep: Patterns | None = None
     """patterns of trained tensors that stay on each device, from the initial ones on. A pattern ``CLASS:NAME`` matches by the
@@ -282,13 +282,12 @@ class CNN5(Layered):
 
 
 class ModuleModel(TorchModel):
-    """Any ``torch.nn.Module``, by the import path of something that makes one.
+    """Any ``torch.nn.Module``, by the import path of its class or of a function that makes it.
 
-    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] where each token asks for
-    one. Its loss is that of the objective unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. It
-    initialises itself, under a seed of the run's. Dropout is replaced by one whose masks are keyed; whatever else draws random
-    numbers in training is refused. Running statistics of batch norms are numbers of the model like its parameters: they travel
-    and are averaged (``fedbn`` keeps them), but no gradient moves them.
+    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] for one a token. Its
+    own method ``loss(outputs, y)``, with one loss a sample, [n], comes before the objective's. It initialises itself, under a
+    seed of the run's. Dropout is replaced by one with keyed masks; other random draws in training are refused. Running
+    statistics of batch norms are sent and averaged like parameters (``fedbn`` keeps them).
     """
 
     kind: Literal["module"] = "module"

@@ -185,8 +185,7 @@ def train_by_products(weights: Tensor, sizes: Sequence[int], solve: LocalSolve, 
 
 
 Way = Literal["weight space", "sample space", "products"]
-"""Way of training a device: compiled loops, with the first layer in one of two forms (see above), or torch's matrix
-products, which multiply faster but cost more to call."""
+"""Compiled loops with the first layer in one of two forms (see above), or torch's matrix products, which cost more to call."""
 
 _FASTER = 2.5  # how much faster multiplications are in matrix products than in loops
 _CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a kernel is changed, in loops and by products

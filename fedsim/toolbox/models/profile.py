@@ -2,9 +2,8 @@
 
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add) and those
 of LSTM layers, with the channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands
-and results; views move none. So each operation moves all its data through memory once: caches, and kernels that fuse several
-operations, make real devices faster. Other recurrent layers than LSTM are counted step by step, as torch computes them. A step
-of either costs something fixed besides.
+and results, as if each moved through memory once; views move none. Recurrent layers but LSTM are counted step by step, as torch
+computes them. Each step of a recurrent layer has a fixed cost besides.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
 ``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
