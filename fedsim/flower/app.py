@@ -74,9 +74,6 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         if not (isinstance(components.get(name), str) and ":" in components[name]):
             key = f"tool.flwr.app.components.{name}"
             raise ScenarioError(f"strategy.app is {place!r}, whose {_FILE} does not say {key} = 'module:attribute'")
-        module = components[name].partition(":")[0].replace(".", "/")
-        if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
-            raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")
     config, changes = flat(written.get("config", {})), flat(run_config)
     for key, value in changes.items():
         if key not in config:

@@ -72,7 +72,7 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
         ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
         ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
         ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
-        ("polls", "nonsense", r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message, in client_app"),
+        ("polls", "nonsense", r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message that .*, in client_app"),
         ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
     ],
 )
@@ -88,12 +88,6 @@ def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, messag
     folder = RunFolder(tmp_path / "run")  # what there was until then can be read
     assert folder.summary["status"] == "failed"
     assert len(folder.rounds) == (server == "fails")
-
-
-def test_a_client_s_exception_may_be_an_answer_as_it_is_in_flower(tmp_path: Path) -> None:
-    result = execute(odd("polls", "raises", client_errors="reply"), tmp_path / "run")
-    assert result.summary["rounds"] == 3
-    assert_sound(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
@@ -216,7 +210,6 @@ def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(planned: int
     named = "" if planned is None else f"[tool.flwr.app.config]\nserver.num_rounds = {planned}\n"
     components = '[tool.flwr.app.components]\nserverapp = "a:app"\nclientapp = "a:app"\n'
     (tmp_path / "pyproject.toml").write_text(components + named)
-    (tmp_path / "a.py").touch()
     app, shown = fedsim.Scenario(**scenario(str(tmp_path))), io.StringIO()
     progress = RunProgress(app.strategy.horizon(app.stop), Console(file=shown))
     progress.take(Record(10.0, "round", {"round": 1, "accuracy": None}))
