@@ -72,7 +72,7 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
         ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
         ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
         ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
-        ("polls", "nonsense", r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message that .*, in client_app"),
+        ("polls", "nonsense", r"of device 0 answered with .*, a dict; allowed is a Message that .*, in client_app"),
         ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
     ],
 )
