@@ -172,7 +172,9 @@ def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str,
     rate = np.where(told["direction"] == "down", links["link_down"], links["link_up"])
     most = rate * (end - told["begin"].to_numpy() + slack_s(end)) * SLACK
     for owner, changes in ((re.fullmatch(r"device ([0-9]+) (down|up)", link), own) for link, own in changed.items()):
-        rows = np.flatnonzero((told["device"] == int(owner[1])) & (told["direction"] == owner[2])) if owner else []
+        if owner is None:
+            continue
+        rows = np.flatnonzero((told["device"] == int(owner[1])) & (told["direction"] == owner[2]))
         if not len(rows):
             continue
         over = _rate(rate[rows[0]], changes)

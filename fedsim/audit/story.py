@@ -126,7 +126,8 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     in_rounds = np.append(aggregates["rounds"].reindex(events.index, fill_value=True), True)[last]
     of_group = np.append(events["group"], NOTHING)[last]
     found = pd.Series(len(events), due.index)  # the first record of a round by which each was to be aggregated
-    for group, own in due.groupby("group"):
+    for group in due["group"].unique():
+        own = due[due["group"] == group]
         for waits in (False, True):
             fits = ~in_rounds & np.isin(of_group, (NOTHING, group)) if waits else in_rounds
             place = np.searchsorted(rounds.index[fits], own.index)
@@ -154,7 +155,7 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
     told = pd.concat([*parts, *(part.assign(key="selected") for part in parts)])
     told = told[told.index < closes.reindex(told["round"]).to_numpy()]
     counts = told.groupby(["round", "key"])["by"].sum().to_dict()
-    for at, (row, data) in enumerate(recorded.items()):
+    for at, (row, data) in enumerate(zip(recorded.index.tolist(), recorded, strict=True)):
         number, time = (shown(events[name].iat[row]) for name in ("round", "time"))
         for key in ("valid", "slow", "disconnected", "selected"):
             waits, count = "selected" in data or key != "disconnected", counts.get((number, key), 0)

@@ -191,8 +191,8 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
     for name in ("start", "end"):
         for row in np.flatnonzero(rows[name].abs() > CLOCK_END_S)[:1]:
             raise wrong(row, f"{name} is {rows[name][row]:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)")
-    for at, row in enumerate(rows.itertuples()):
-        if problem := _problem(row):
+    for at, facts in enumerate(rows.itertuples()):
+        if problem := _problem(facts):
             raise wrong(at, problem)
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 

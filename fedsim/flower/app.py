@@ -166,7 +166,8 @@ class Turns:
 
     def _take(self) -> None:
         if not self._back.done():
-            self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{self.place()}"))
+            place = place_in(self.thread, self._folder)
+            self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{place}"))
 
     def wait(self) -> None:
         """Called in the thread: give the turn back; returns when it has it again, or raises ``Over``."""
@@ -176,9 +177,6 @@ class Turns:
             raise Over
         self._within = self._around()
         self._within.__enter__()
-
-    def place(self) -> str:
-        return place_in(self.thread, self._folder)
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""

@@ -63,8 +63,8 @@ class SamplesTaken:
         ``given`` is None if that was not counted, and 0 where torch was not used.
         """
         if examples is None:
-            message = f"replies to {kind!r} messages give no num-examples: such a message takes a device no time"
-            self._warnings.setdefault(kind, f"{message}, or that of population.samples; strategy.time can state another")
+            message = f"replies to {kind!r} messages give no num-examples: they take the time of population.samples, if any"
+            self._warnings.setdefault(kind, message)
             return
         trains = kind.partition(".")[0] == "train"
         passes, source = self._time.passes_over(config) if trains else (1.0, "")

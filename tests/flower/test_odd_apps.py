@@ -16,7 +16,7 @@ from fedsim.output.terminal import Console, RunProgress
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Record
 from fedsim.testing import assert_sound
-from tests.calls import call, done
+from tests.calls import done
 from tests.flower.runs import execute, scenario
 
 ODD = Path(__file__).parent / "apps" / "odd_app" / "odd_app"
@@ -141,16 +141,6 @@ def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
     sections["strategy"] |= strategy
     with pytest.raises(ScenarioError, match=message):
         execute(sections)
-
-
-def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
-    written = fedsim.Scenario(**scenario("odd_app")).to_toml()
-    (tmp_path / "app.toml").write_text(written)
-    with pytest.raises(ScenarioError, match=r"^strategy\.app is '.*', which is code, and would be run"):
-        fedsim.load(tmp_path / "app.toml")
-    result = call("run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet")
-    assert result.exit_code == 2
-    assert not (tmp_path / "run").exists()
 
 
 def test_replies_without_the_metric_or_the_number_are_named() -> None:
