@@ -1,7 +1,7 @@
 """Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does on this machine.
 
-All nodes see the study's folder at the same path. A run whose worker or node is lost, or that was interrupted, goes on from its
-newest checkpoint: each worker looks up the state of the run.
+All nodes see the study's folder at the same path. A run whose worker or node is lost is begun again elsewhere, from its newest
+checkpoint: each worker looks up the state of the run.
 """
 
 import signal
@@ -11,58 +11,92 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.lab.study.folder import state_of
-from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
+from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.ray import Ray
 
 _LISTEN_EVERY_S = 0.25
-_LOCK_WAIT_S = 120.0  # a file server may keep the lock of a lost node for so long
+_LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
 
 
 class RayWorkers:
-    """Carries out orders on Ray; see ``fedsim.lab.study.pool.WorkerPool``. The executor ends the workers."""
+    """Carries out orders on Ray; see ``fedsim.lab.study.pool.WorkerPool``."""
 
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
-        self._executor, self._progress, self._interrupted = executor, progress, False
+        import ray
+
+        self._ray, self._executor, self._progress = ray, executor, progress
+        head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        )
+        self._board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=head).remote()
+        self._interrupted = False
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self._interrupted = True
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        left = {self._executor.submit(_carry_out, one.scenario, one.folder): place for place, one in enumerate(orders)}
         ended: dict[int, Ended] = {}
-        while left:
-            done, _ = wait(left, _LISTEN_EVERY_S, FIRST_COMPLETED)
-            for future in [*left] if self._interrupted else done:
-                place = left.pop(future)
-                ended[place] = _ending(orders[place], future)
+        places: dict[Future[News], int] = {}
+        for place, order in enumerate(orders):
+            places[self._executor.submit(_carry_out, self._board, place, order.scenario, order.folder)] = place
+        while places:
+            done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
+            for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
+                if place not in ended:
+                    self._progress.take(place, news)
+            for future in done:
+                place = places.pop(future)
+                try:
+                    ended[place] = Ended(orders[place], **future.result())
+                except Exception as error:
+                    ended[place] = Ended(orders[place], "failed", failure(error))
                 self._progress.ended(place, ended[place])
         return [ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
-        pass
+        """Nothing to do: the executor ends the workers."""
 
 
-def _ending(order: RunOrder, future: Future[dict[str, Any]]) -> Ended:
-    if not future.done():
-        return Ended(order, "interrupted")
-    try:
-        return Ended(order, **future.result())
-    except Exception as error:
-        return Ended(order, "failed", failure(error))
+class _Board:
+    """An actor that collects the workers' news and tells them whether to stop."""
+
+    def __init__(self) -> None:
+        self._news: list[tuple[int, News]] = []
+        self._stop = False
+
+    def pin(self, place: int, news: News) -> bool:
+        if news:
+            self._news.append((place, news))
+        return self._stop
+
+    def taken_down(self, stop: bool) -> list[tuple[int, News]]:
+        """All news since the last call; from now on workers are asked to ``stop``."""
+        self._stop, news, self._news = stop, self._news, []
+        return news
 
 
-def _carry_out(scenario: str, folder: Path) -> dict[str, Any]:
+def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> News:
     """On a worker of the cluster: do one run, from where it was left, and return how it ended."""
+    import ray
+
     ending: dict[str, Any] = {}
+
+    def say(**news: Any) -> None:
+        if news.get("event") == "ended":
+            ending.update(news["run"])
+        elif ray.get(board.pin.remote(place, news)):
+            worker.stop(signal.SIGINT)
+
+    worker = Worker(say)
+    say()
     if folder.exists():
         with locked(folder, _LOCK_WAIT_S):
             pass
     state = state_of(folder, scenario)
-    if state == "done":  # by a worker that was lost before it could report that
+    if state == "done":  # by a worker that was lost before it could say so
         return outcome_of(RunFolder(folder).summary)
-    worker = Worker(lambda **news: ending.update(news.get("run", {})))
     worker.carry_out({"scenario": scenario, "folder": str(folder), "how": state})
     return ending
