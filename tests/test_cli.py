@@ -243,7 +243,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
 def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     out = tiny_run / inside
     before = sorted(tiny_run.rglob("*"))
-    verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "compare", "report")]
+    verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "report")]
     for words in (*verbs, ["run", "quickstart"], ["study", "communication"]):
         result = call(*words, "--out", str(out))
         assert result.exit_code == 2, words

@@ -200,7 +200,7 @@ def test_every_verb_takes_every_study(
     if name not in ("search", "stragglers/study"):  # which looks for what reaches its target; whose part says its own rounds
         words += ["--set", "stop.rounds=2"]
     called = [words, [*words, "--quiet"], ["report", out], ["compare", out], ["compare", out, "--all"]]
-    called += [["compare", out, "--out", tmp_path / f"compared{ending}"] for ending in (".csv", ".md")]
+    called += [["compare", out, form] for form in ("--csv", "--markdown")]
     if importlib.util.find_spec("tensorboard"):
         called.append(["tensorboard", out, "--out", tmp_path / "board"])
     for said in called:
