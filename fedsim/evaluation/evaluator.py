@@ -26,7 +26,7 @@ Figures = dict[str, float | None]
 
 NOT_MEASURED: Figures = dict.fromkeys(("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"))
 
-_FINE_TUNING = 1 << 62  # in place of a task's number, which it cannot be: its shuffles are its own
+_FINE_TUNING = 1 << 62  # stands for a task's number, and is greater than any: fine-tuning has shuffles of its own
 
 
 class EvaluationSpec(Spec):
@@ -73,11 +73,11 @@ class Measured(NamedTuple):
     figures are measured after the aggregation, the equation says before).
     """
     device: int | None = None
-    """whose it is; None where it is that of several."""
+    """its device; None for an update of several devices."""
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of all devices; None: everybody is there, nobody knows the groups."""
+    """The evaluator's view of all devices: who is present (None: all), the true groups (None: unknown), data versions."""
 
     present: Callable[[], NDArray[np.bool_] | None]
     truth: Callable[[], NDArray[np.int64] | None]
@@ -85,7 +85,7 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures aggregations when it is due, and knows when a run has come to its end.
+    """Measures models when a test is due, and decides when the run ends.
 
     Attributes:
         ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
@@ -155,7 +155,7 @@ class Evaluator:
     async def _figures(self, models: ModelAssignment, updates: Sequence[Measured], how: str) -> Figures:
         learner, row = self._learner, Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
-        if self._spec.train_loss == "first":  # before they are computed: how, is forgotten then
+        if self._spec.train_loss == "first":  # before updates are computed, which forgets how
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
         evaluation = await learner.evaluate(self._here(models))
         if evaluation is None:
@@ -168,7 +168,7 @@ class Evaluator:
         row |= {metric.name: evaluation.figure(metric, how) for metric in self._metrics}
         if updates:
             row["train_loss"] = await learner.train_loss(trained)
-            for name in [metric.name for metric in self._metrics]:  # which the trainers of updates that are known may report
+            for name in [metric.name for metric in self._metrics]:  # trainers may report them with updates
                 told = [(entry.update.numbers[name], entry.weight) for entry in updates if name in entry.update.numbers]
                 if total := sum(weight for _, weight in told):
                     row[name] = sum(value * weight for value, weight in told) / total
@@ -203,24 +203,19 @@ class Evaluator:
         }
 
     async def cosines(self, number: int, updates: Sequence[Measured], strategy: "Handlers") -> dict[str, list[float]]:
-        """Least, mean and largest cosine of two updates that were trained from a known start, by kind of pair, to six digits.
+        """Least, mean and largest cosine of two updates with known starts, by kind of pair, rounded to six digits.
 
         Kinds where the true groups are known: ``alike`` and ``unlike``, of one or of two true groups but in one group of the
         strategy's, ``settled``, of one true group in a group that has no other, and ``across`` groups. Where they are not:
         ``within`` and ``across``. The strategy's groups are those after the round; without groups all are in one. Empty where
         cosines are not wanted, or no test is due.
         """
-        known = [
-            (each.update, each.start, each.device) for each in updates if each.start is not None and each.device is not None
-        ]
+        known = [((one.update, one.start), one.device) for one in updates if one.start is not None and one.device is not None]
         if not (self._spec.cosines and self._learner.learns and self._is_due(number)) or len(known) < 2:
             return {}
-        devices, changes = (
-            [device for *_, device in known],
-            await self._changes([(update, start) for update, start, _ in known]),
-        )
+        pairs, devices = map(list, zip(*known, strict=True))
         with np.errstate(all="ignore"):
-            units = np.array([change / np.linalg.norm(change) for change in changes])
+            units = np.array([change / np.linalg.norm(change) for change in await self._changes(pairs)])
             cosines = units @ units.T
         groups, truth = self._groups(strategy), self._world.truth()
         together = groups[devices][:, None] == groups[devices]

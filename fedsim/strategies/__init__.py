@@ -44,10 +44,7 @@ STRATEGIES = _Strategies(
         "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
         "epidemic": (f"{_PEERS}.rounds:Epidemic", "Epidemic learning: each device sends its model to some at random"),
         "feddr": (f"{_TOOLS}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
-        "feddyn": (
-            f"{_TOOLS}.feddyn:FedDyn",
-            "FedDyn: local objectives regularised so that their optima become the global one",
-        ),
+        "feddyn": (f"{_TOOLS}.feddyn:FedDyn", "FedDyn: regularised local objectives whose optima become the global one"),
         "fedgroup": (f"{_TOOLS}.flexcfl:FedGroup", "FedGroup: FlexCFL without migration"),
         "fednova": (f"{_TOOLS}.fednova:FedNova", "FedNova: updates count by direction, whatever number of steps they are"),
         "fedper": (f"{_TOOLS}.fedper:FedPer", "FedPer: the layers next to the output stay on each device"),

@@ -16,10 +16,8 @@ class FedBuffParams(AsynchronousParams):
     kind: Literal["fedbuff"] = "fedbuff"
     buffer: int = Field(default=10, ge=1)
     """K, how many updates make a version."""
-    server_lr: float = Field(default=1.0, gt=0.0, le=1e6)
-    """eta_g, the server's step along their mean."""
     server: ServerOptimiserSpec | None = None
-    """what the server makes of that (``parts/server``); None: it is the next version."""
+    """the server's step along their mean (``parts/server``; the paper's eta_g is ``lr`` of ``sgd``); None: eta_g is 1."""
     staleness_discount: bool = True
     """whether an update of staleness tau counts 1/sqrt(1 + tau), or all count the same."""
     most_staleness: int | None = Field(default=None, ge=0)
@@ -47,7 +45,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
-        weight = params.server_lr * discount / params.buffer
+        weight = discount / params.buffer
         buffer.append(self._entry(message, base) | {"weight": weight, "staleness": staleness})
         if sum(each["weight"] > 0 for each in buffer) == params.buffer:
             self.state["buffer"] = []

@@ -293,7 +293,7 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """The entries at k positions that both sides find from a seed, scaled by the receiver."""
+    """The entries at k positions drawn at random, scaled by the receiver."""
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
     return _at(models[0], positions) * np.float32(scale)
@@ -308,12 +308,6 @@ class RandomK(Sparse):
 
     draws: ClassVar[bool] = True
     kind: Literal["random-k"] = "random-k"
-    positions: Literal["sent", "seed"] = "sent"
-    """``sent`` with the values, as a bitmap or as numbers; or found by both sides from a ``seed`` of 8 bytes."""
-
-    def bytes(self, parameters: int) -> float:
-        k = self.k(parameters)
-        return 4 * k + 8 if self.positions == "seed" and k < parameters else super().bytes(parameters)
 
     def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
         k = self.k(parameters)

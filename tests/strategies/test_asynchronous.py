@@ -85,17 +85,17 @@ def test_the_selection_says_who_is_asked_next(selection: str, even: bool, three_
 def test_fedbuff_makes_the_hand_computed_sequence(momentum: float, three_wells: dict[str, Any]) -> None:
     """Two updates a version, with the bases of their own; v <- momentum v + step, w <- w + 0.8 v."""
     server = {"kind": "sgd", "lr": 0.8, "momentum": momentum}
-    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server_lr": 0.5, "server": server}
+    three_wells["strategy"] = {"kind": "fedbuff", "concurrency": 3, "buffer": 2, "server": server}
     three_wells["stop"] = {"rounds": 3}
     versions, velocity = [float(initial_weights(three_wells)[0])], 0.0
     for number, buffer in enumerate([[(-2.0, 0), (-2.0, 0)], [(1.0, 0), (-2.0, 1)], [(-2.0, 2), (5.0, 0)]]):
         moves = [(local(versions[start], well) - versions[start]) / (1 + number - start) ** 0.5 for well, start in buffer]
-        velocity = momentum * velocity + 0.5 * sum(moves) / 2
+        velocity = momentum * velocity + sum(moves) / 2
         versions.append(versions[-1] + 0.8 * velocity)
     assert model_after(three_wells)[0] == pytest.approx(versions[-1], rel=1e-5)
     recorded = told(played(three_wells)[1], "aggregate")
     assert [entry["staleness"] for entry in recorded] == [[0, 0], [1, 0], [0, 2]]
-    assert recorded[2]["weights"] == pytest.approx([0.25, 0.25 / 3**0.5])
+    assert recorded[2]["weights"] == pytest.approx([0.5, 0.5 / 3**0.5])
 
 
 def test_fedbuff_does_not_use_an_update_that_is_too_stale() -> None:

@@ -44,7 +44,6 @@ PARAMETERS: list[Case] = [
     ({"kind": "fedbuff", "buffer": 0}, {}, "strategy.buffer is 0"),
     ({"kind": "fedbuff", "retry": "0 s"}, {}, "strategy.retry"),
     ({"kind": "fedbuff", "deadline": "3 s"}, {}, "strategy has the key 'deadline', which says when a round ends"),
-    ({"kind": "fedasync", "deadline": {"kind": "relative"}}, {}, "'deadline', which .* without rounds nobody waits"),
     ({"kind": "fedbuff", "every": "1 h"}, {}, "unknown key 'every'"),
     *(({"kind": "fedasync", "alpha_decay_at": at}, {}, r"strategy\.alpha_decay_at") for at in ([4, 2], [3, 3], [0])),
     ({"kind": "fedat", "tiers": 9}, PEERS, "tiers is 9, more than the population's 6 devices"),
@@ -105,7 +104,11 @@ PARAMETERS: list[Case] = [
     ({"kind": "lcfl", "groups": 2, "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123"),
     ({"aggregation": {"kind": "trimmed-mean", "share": 0.5}}, {}, r"strategy.aggregation.share is 0.5"),
     ({"aggregation": "trimed-mean"}, {}, r"did you mean 'trimmed-mean'"),
-    ({"server": {"kind": "sgd", "nesterov": True}}, {}, "strategy.server.*'nesterov' needs a 'momentum' above 0"),
+    (
+        {"server": {"kind": "sgd", "nesterov": True}},
+        {},
+        "strategy.server.*'nesterov' is true, which counts only where 'momentum'",
+    ),
     (private(where="local", adaptive={"count_noise": 1.0}), {}, "'adaptive' is given and 'where' is 'local'"),
     (private(adaptive={"count_noise": 0.5}), {}, "'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),
     (private(adaptive={}), {}, "strategy.aggregation.adaptive.count_noise is missing"),
@@ -122,15 +125,13 @@ PARAMETERS: list[Case] = [
     ({"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0), {}, "'flanp' makes a gradient of single updates"),
     # Selections.
     ({"kind": "fedbuff"} | chosen_by("flanp", accuracy=1.0), {}, rf"strategy\.selection is 'flanp', {ASKS_FIRST}"),
-    ({"kind": "fedasync"} | chosen_by("favor", target=0.9), {}, rf"strategy\.selection is 'favor', {ASKS_FIRST}"),
-    ({"kind": "local"} | chosen_by("favor", target=0.9), {}, r"strategy\.selection is 'favor'.*local training has none"),
+    ({"kind": "local"} | chosen_by("power-of-choice"), {}, r"strategy\.selection is 'power-of-choice'.*training has none"),
     (chosen_by("oort"), {}, "'pacer_step' is missing"),
     # Edge servers.
     ({"kind": "hierfavg"}, {"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
     ({"kind": "hierfavg"}, {"network": {"kind": "tree", "cells": 2}}, "network.edge"),
     ({"kind": "hierfavg", "selection": OORT}, TREE, "'selection' is 'oort', which goes by what clients send"),
     ({"kind": "hierfavg"} | chosen_by("flanp", accuracy=1.0), TREE, "'selection' is 'flanp', which goes by what"),
-    ({"kind": "hierfavg"} | chosen_by("favor", target=0.9), TREE, "'selection' is 'favor', which goes by what"),
     ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
     ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
     # Without a server.
@@ -150,7 +151,6 @@ PARAMETERS: list[Case] = [
 ACCOUNTS: list[tuple[Sections, str]] = [
     *((chosen_by("power-of-choice", losses=losses), BY_DATA) for losses in ("asked", "reported")),
     ({"selection": OORT}, BY_DATA),
-    (chosen_by("favor", target=0.9), BY_DATA),
     (chosen_by("flanp", accuracy=1.0), BY_DATA),
     ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
     *(({"kind": kind}, "clusters are made of updates that are not clipped") for kind in ("cfl", "lcfl", "fl-hc")),

@@ -17,7 +17,7 @@ AGGREGATIONS = Registry(
     {
         "weighted": (f"{_HERE}:Weighted", "the mean, weighted by training samples"),
         "mean": (f"{_HERE}:Mean", "the plain mean"),
-        "first": (f"{_TOOLS}.first:First", "the update of the client that was asked first, alone"),
+        "first": (f"{_HERE}:First", "the update of the client that was asked first, alone"),
         "median": (f"{_TOOLS}.robust:Median", "the median of each coordinate"),
         "trimmed-mean": (f"{_TOOLS}.robust:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
         "krum": (f"{_TOOLS}.robust:Krum", "the one update that is nearest to its nearest others"),
@@ -131,3 +131,18 @@ class Mean(Aggregation):
     """The plain mean."""
 
     kind: Literal["mean"] = "mean"
+
+
+class First(Aggregation):
+    """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+
+    uses_weights: ClassVar[bool] = False
+    kind: Literal["first"] = "first"
+
+    @property
+    def looks_at_each(self) -> str | None:
+        return "the aggregation 'first' takes a single update; allowed are 'weighted' and 'mean'"
+
+    def weights(self, entries: Sequence[Entry]) -> list[float]:
+        tasks = [entry["task"] for entry in entries]
+        return [float(task == min(tasks)) for task in tasks]

@@ -1,4 +1,4 @@
-"""Secure aggregation as a cost: the server learns the sum of a round's updates alone (SecAgg+).
+"""The cost of secure aggregation (SecAgg+), by which the server learns only the sum of a round's updates.
 
 Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020), the semi-honest protocol;
 with all clients as neighbours it is that of Bonawitz et al. (CCS 2017).
@@ -13,7 +13,7 @@ from pydantic import Field, field_validator
 from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Opaque, Server, TaskEnd, payloads
 from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds
+from fedsim.language.units import Bytes, LinkRate, PositiveSeconds
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
@@ -23,15 +23,14 @@ NeighbourLists = Mapping[int, Sequence[int]]
 
 
 class SecureAggregation(Spec):
-    """``strategy.secure_aggregation``: what SecAgg+ costs.
+    """``strategy.secure_aggregation``: the cost of SecAgg+.
 
     A round has three more phases. Before the training each client sends two public keys, receives those of its k neighbours,
-    sends each of them a share of each of its two secrets, and receives theirs with the model. After it, each client whose
-    update came sends one share a neighbour: of the key of one that has dropped out meanwhile, of the seed of another. The
-    server takes the masks off: one for each update, and one for each pair of a client that dropped out and a neighbour whose
-    update came. Over a whole round a client moves (2 k + 2) keys and 5 k shares besides its model and update. Where of some
-    client fewer than ``threshold`` of its neighbours' shares come, the sum cannot be read: the round changes no model. Its
-    computations on devices take no time.
+    sends each of them a share of each of its two secrets, and receives theirs with the model. After the training, each client
+    whose update came sends one share a neighbour. The server then removes the masks: one for each update, and one for each pair
+    of a client that dropped out and a neighbour whose update came. Over a whole round a client moves (2 k + 2) keys and 5 k
+    shares besides its model and update. Where fewer than ``threshold`` of the shares of some client's neighbours come, the sum
+    cannot be read: the round changes no model. Computations on devices take no time.
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
@@ -42,7 +41,7 @@ class SecureAggregation(Spec):
     """bytes of a public key."""
     share: Bytes = 32.0
     """bytes of an encrypted share."""
-    mask_rate: BytesPerSecond | None = None
+    mask_rate: LinkRate | None = None
     """bytes of float32 for which the server makes masks in a second; None: that takes no time."""
     patience: PositiveSeconds = 60.0
     """how long clients have for each of these phases (s)."""
@@ -53,13 +52,6 @@ class SecureAggregation(Spec):
         if neighbours is not None and neighbours % 2:
             raise ValueError(f"'neighbours' is {neighbours}; allowed are even numbers, half of them on each side of a ring")
         return neighbours
-
-    @field_validator("mask_rate")
-    @classmethod
-    def _above_0(cls, rate: float | None) -> float | None:
-        if rate == 0:
-            raise ValueError("'mask_rate' is 0 B/s, at which no round is ever closed; allowed is more")
-        return rate
 
     def check(self, clients: int) -> None:
         if self.neighbours is not None and self.neighbours >= clients:
@@ -113,11 +105,11 @@ class _Float32(NamedTuple):
 
 
 class SecurePhases:
-    """Phases before and after the training, each over when all have answered or are too late.
+    """Phases before and after the training; each ends when all clients have answered or are too late.
 
-    State, in that of the strategy: ``phase``; ``phase_open``, its tasks that have not ended, task -> device; ``phase_there``,
-    who answered; ``graph``, the neighbours of each client; ``masked``, those that have shared their secrets; ``unread``,
-    whether the sum of the updates cannot be read; ``take_back``, devices that do not know yet that their last could not.
+    State, in that of the strategy: ``phase``; ``phase_open``, its open tasks, task -> device; ``phase_there``, devices that
+    answered; ``graph``, the neighbours of each client; ``masked``, devices that shared their secrets; ``unread``, whether the
+    sum of the updates cannot be read; ``take_back``, devices that must still be told that their last sum could not be read.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -129,7 +121,7 @@ class SecurePhases:
         state |= {"phase": phase, "phase_open": {}, "phase_there": []}
         for device in filter(server.clients.idle, devices):
             near = self._near(device, phase)
-            if not near and phase != "secure-keys":  # it is alone, and has nothing to say
+            if not near and phase != "secure-keys":  # without neighbours there is nothing to send
                 state["phase_there"].append(device)
                 continue
             contents = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
@@ -157,9 +149,9 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: who has not answered is late; if all have, the next phase begins, or timer ``close`` is set.
+        """Timer ``phase``: open tasks are late; without open tasks the next phase begins, or timer ``close`` is set.
 
-        True: the cohort, which is now known, is to be asked to train.
+        True: the cohort is known now, and is to be asked to train.
         """
         state, server = self._state, self._server
         if state["phase_open"]:
@@ -188,9 +180,9 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Takes part in secure aggregation; where the server could not read the sum, takes back what came of the last answer.
+    """Takes part in secure aggregation; restores the state before its last answer where the server could not read that sum.
 
-    State: ``before_sum``, all that the device remembered before its last answer.
+    State: ``before_sum``, the device's whole state before its last answer.
     """
 
     jobs = PHASES

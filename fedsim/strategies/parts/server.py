@@ -1,12 +1,12 @@
-"""Server optimisers: what the server makes of an aggregated update, instead of taking it for the new model."""
+"""Server optimisers: steps from the model along the aggregated update."""
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.federation import Server
 from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.language.spec import OnlyWith, Spec
 from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.server"
@@ -48,14 +48,8 @@ class SGD(ServerOptimiser):
     """the server's learning rate."""
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     """of its velocity."""
-    nesterov: bool = False
+    nesterov: Annotated[bool, OnlyWith("momentum")] = False
     """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013)."""
-
-    @model_validator(mode="after")
-    def _has_momentum(self) -> Self:
-        if self.nesterov and not self.momentum:
-            raise ValueError("'nesterov' needs a 'momentum' above 0")
-        return self
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
         mix, delta = server.models.mix, [(aggregated, 1.0), (model, -1.0)]

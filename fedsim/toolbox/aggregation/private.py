@@ -4,7 +4,7 @@ Sources: McMahan et al., "Learning differentially private recurrent language mod
 "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
@@ -22,7 +22,6 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection, changes
 
-Sampling = Literal["poisson", "without-replacement", "none"]
 Accountant = Literal["rdp", "pld"]
 WeightsList = list[NDArray[np.float32]]
 
@@ -81,48 +80,31 @@ def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Gene
 
 
 @lru_cache(maxsize=256)
-def _divergence(noise: float, sampling: Sampling, asked: int, there: int) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence of one round at each."""
+def _divergence(noise: float, share: float) -> tuple[Any, Any]:
+    """Orders, and the Renyi divergence at each of one round in which a device takes part with probability ``share``."""
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
-    replaced = sampling == "without-replacement"
-    event: Any = dp.GaussianDpEvent(noise / 2 if replaced else noise)  # two updates are 2 C apart at most
-    if sampling == "poisson":
-        event = dp.PoissonSampledDpEvent(asked / there, event)
-    elif replaced and asked < there:
-        event = dp.SampledWithoutReplacementDpEvent(there, asked, event)
-    relations = dp.NeighboringRelation
-    accountant = RdpAccountant(neighboring_relation=relations.REPLACE_ONE if replaced else relations.ADD_OR_REMOVE_ONE)
-    verbosity = logging.get_verbosity()
+    accountant, verbosity = RdpAccountant(), logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out, which is harmless
-    accountant.compose(event)
+    accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)
     return accountant.orders, accountant.rdp
 
 
-def epsilon(
-    noise: float, sampling: Sampling, draws: Mapping[tuple[int, int], int], delta: float, accountant: Accountant = "rdp"
-) -> float:
-    """Epsilon of rounds, which need not hold with probability ``delta``; see ``Private`` for the other words.
-
-    Args:
-        noise: the noise's standard deviation over the longest that an update can be.
-        draws: (clients drawn, devices from which) -> how many rounds.
-    """
+def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
+    """Epsilon of all rounds at ``delta``; ``noise``: the noise's standard deviation over the length that no update exceeds."""
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     from dp_accounting.rdp import compute_epsilon
 
-    if sampling == "none":
-        draws = {(1, 1): sum(draws.values())}
     if accountant == "pld":
         losses: list[Any] = []
         for (asked, there), rounds in sorted(draws.items()):
             one = from_gaussian_mechanism(noise, sampling_prob=asked / there, value_discretization_interval=_INTERVAL)
             losses.append(one if rounds == 1 else one.self_compose(rounds))
         return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
-    found = [(_divergence(noise, sampling, *drawn), rounds) for drawn, rounds in sorted(draws.items())]
+    found = [(_divergence(noise, asked / there), rounds) for (asked, there), rounds in sorted(draws.items())]
     total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
     return float(compute_epsilon(found[0][0][0], total, delta)[0])
 
@@ -150,8 +132,9 @@ class Private(Aggregation):
     Each record of a round has the epsilon that was spent until then, between a run and one in which the updates of one device
     are 0, of the aggregates alone, without what else clients send (group, number of samples). Groups are disjoint, so a round
     is one release for each device, even if no update came. Where all clients of a round are drawn uniformly from those who are
-    there, q is their share; in all other rounds (another selection, a sweep, late updates) it is 1. Where updates or losses are
-    looked at before they are clipped, the account is refused.
+    there, each takes part with probability q, their share (the paper's Poisson sampling, an approximation of draws of exactly
+    K); in all other rounds (another selection, a sweep, late updates), and with local noise, q is 1. Where updates or losses
+    are looked at before they are clipped, the account is refused.
     """
 
     protection: ClassVar[Protection | None] = "private"
@@ -173,15 +156,10 @@ class Private(Aggregation):
     """whether epsilon is computed (needs the package dp-accounting)."""
     accountant: Accountant = "rdp"
     """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact and so smaller, for a tenth of a
-    second a round. With ``without-replacement`` only ``rdp`` is known.
+    second a round.
     """
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """of the (epsilon, delta) that is told; None: devices^-1.1, as in the paper."""
-    sampling: Sampling = "poisson"
-    """how a draw at random is counted. ``poisson``, as in the paper: each device by itself with probability q, an approximation
-    of draws of exactly K. ``without-replacement``: exactly K, and updates of a device that are replaced by others. ``none``:
-    every device is in every round. Local noise is always counted so, between any two updates.
-    """
+    """of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -189,8 +167,6 @@ class Private(Aggregation):
             raise ValueError(
                 "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
             )
-        if self.accountant == "pld" and self.sampling == "without-replacement":
-            raise ValueError("'accountant' is 'pld', which does not know 'sampling' = 'without-replacement'; allowed is 'rdp'")
         if self.adaptive is None:
             return self
         if self.where == "local":
@@ -254,5 +230,5 @@ class Private(Aggregation):
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
         if self.where == "local":  # any two updates of a device are 2 C apart at most
-            return {"epsilon": epsilon(self.noise / 2, "none", draws, delta, self.accountant)}
-        return {"epsilon": epsilon(self.noise, self.sampling, draws, delta, self.accountant)}
+            return {"epsilon": epsilon(self.noise / 2, {(1, 1): sum(draws.values())}, delta, self.accountant)}
+        return {"epsilon": epsilon(self.noise, draws, delta, self.accountant)}

@@ -136,10 +136,13 @@ class _ByDistance(Robust):
     """The model stays if fewer than ``least`` updates come in a round, or to a group, because no update could be trusted."""
 
     by_coordinate: ClassVar[bool] = False
+    one: ClassVar[bool] = True
+    """Whether the best update alone is taken."""
     least: ClassVar[tuple[int, int]] = (2, 3)
     """(a, b): of n updates f may be malicious if n >= a f + b."""
 
     malicious: int = Field(default=1, ge=0, le=1_000_000)
+    """f, malicious updates that are tolerated."""
 
     def tolerated(self, updates: int) -> int:
         """f, or the most for which n updates are enough; 0 where they never are."""
@@ -148,9 +151,9 @@ class _ByDistance(Robust):
 
     def taken(self, models: Models) -> list[int]:
         """Positions of the selected finite updates, at least one."""
-        f, best = self.tolerated(len(models)), getattr(self, "best", 1)
+        f = self.tolerated(len(models))
         order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
-        return [int(at) for at in order[: len(models) - f if best is None else best]]
+        return [int(at) for at in order[: 1 if self.one else len(models) - f]]
 
     async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
         """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
@@ -189,24 +192,16 @@ class Krum(_ByDistance):
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017), section
     4. It tolerates f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, the model stays as it was,
     and the record ``aggregate`` says how many they would tolerate (``bears``).
-
-    Attributes:
-        malicious: f.
     """
 
     kind: Literal["krum"] = "krum"
 
 
 class MultiKrum(_ByDistance):
-    """The mean of the updates with the best scores of Krum, which see.
+    """The mean of the n - f updates with the best scores of Krum, which see."""
 
-    Attributes:
-        malicious: f.
-        best: how many; None: n - f.
-    """
-
+    one: ClassVar[bool] = False
     kind: Literal["multi-krum"] = "multi-krum"
-    best: int | None = Field(default=None, ge=1)
 
 
 @pure
@@ -225,9 +220,6 @@ class Bulyan(_ByDistance):
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML 2018),
     section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer it is as Krum.
-
-    Attributes:
-        malicious: f.
     """
 
     by_coordinate: ClassVar[bool] = True

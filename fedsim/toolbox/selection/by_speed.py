@@ -18,7 +18,7 @@ from fedsim.toolbox.selection import lowest
 
 
 class BySpeed(Selection):
-    """Candidates say in 12 bytes how long they take to receive a model, to train for a round, and to send a model (s)."""
+    """Candidates answer with their times to receive a model, to train for a round, and to send a model (s): 12 bytes."""
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {}
@@ -29,37 +29,36 @@ class BySpeed(Selection):
 
 
 class FedCS(BySpeed):
-    """As many clients as can be through by a deadline, chosen greedily.
+    """As many clients as are expected to finish by a deadline, chosen greedily.
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous resources" (ICC 2019), Protocol 2
-    and Algorithm 3. Candidates drawn at random say how long they take (12 bytes; ``resources``). Then the candidate that lets
-    the expected round grow least is added, again and again, if that is still within ``time``, up to the number that is wanted.
-    As in the paper the model goes to all at once (the slowest download counts), all train side by side, and updates are sent
-    one after another. What the world does to a device on the way is in none of the three numbers, so that a round may well be
-    longer.
+    and Algorithm 3. Candidates drawn at random send their times (12 bytes; ``resources``). The candidate that lengthens the
+    expected round least is then added, again and again, while the round stays within ``time``, up to the wanted number. As in
+    the paper the model goes to all at once (the slowest download counts), all train side by side, and updates are sent one
+    after another. The times know nothing of jitter, outages and shared links, so a round may take longer.
     """
 
     kind: Literal["fedcs"] = "fedcs"
     time: PositiveSeconds
-    """T_round (s), from the question's answers on."""
+    """T_round (s), from the last answer on."""
     candidates: int = Field(default=20, ge=1)
-    """how many are asked; at least as many as are wanted."""
+    """how many devices are asked; at least as many as are wanted."""
     patience: PositiveSeconds | None = None
-    """candidates who have not answered by then (s) are not chosen; None: all are waited for."""
+    """candidates who have not answered by then (s) are not chosen; None: the round waits for all."""
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
-        return self.greedy(count, {device: tuple(told["resources"]) for device, told in answers.items()})
+        return self.greedy(count, {device: tuple(answer["resources"]) for device, answer in answers.items()})
 
-    def greedy(self, count: int, told: Mapping[int, tuple[float, float, float]]) -> list[int]:
-        """At most ``count`` devices that are expected to be through by ``time``, in the order in which they were added.
+    def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
+        """At most ``count`` devices that are expected to finish by ``time``, in the order in which they were added.
 
-        ``told``: device -> how long it takes to receive a model, to train, and to send a model (s).
+        ``times``: device -> time to receive a model, to train, and to send a model (s).
         """
-        left, chosen = dict(told), list[int]()
-        received = sent = 0.0  # when the last of the chosen has the model, and how long after that the last update is here
+        left, chosen = dict(times), list[int]()
+        received = sent = 0.0  # when the last of the chosen has the model, and the time from then to the last update
         while left and len(chosen) < count:
             after = {device: (max(received, down), max(sent, training) + up) for device, (down, training, up) in left.items()}
             best = min(after, key=lambda device: sum(after[device]))
@@ -71,7 +70,7 @@ class FedCS(BySpeed):
 
 
 class FLANP(BySpeed):
-    """The fastest clients, of whom there are twice as many in each stage, up to as many as a round may ask.
+    """The fastest clients, twice as many in each stage, up to as many as a round may ask.
 
     Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated learning" (2022), Algorithm 1
     (rules from memory): a stage of n clients is over when the squared norm of the gradient of their loss is at most 2 mu V, V =
@@ -96,7 +95,7 @@ class FLANP(BySpeed):
     accuracy: float = Field(gt=0.0, le=1e12)
     """2 mu c: a stage is over when the gradient's squared norm, times the samples of its clients, is at most this."""
     patience: PositiveSeconds | None = None
-    """who has not said how fast it is by then (s) is asked again in the next round; None: all are waited for."""
+    """a device that has not sent its times by then (s) is asked again in the next round; None: the round waits for all."""
 
     def fewest(self, count: int) -> int:
         return min(self.first, count)
@@ -122,7 +121,7 @@ class FLANP(BySpeed):
         return {"steps": Header(result.steps)}
 
     async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
-        if not received or "stage" not in state:  # a strategy has chosen by itself (in a sweep)
+        if not received or "stage" not in state:  # the strategy has chosen clients without it (in a sweep)
             return
         stage, total = state["stage"], sum(entry["samples"] for entry in received)
         if server.models.learns and not await self._square(server, state["round"], received, total) * total <= self.accuracy:

@@ -70,7 +70,6 @@ RULES: list[tuple[dict[str, Any], int, Callable[[Floats], Floats]]] = [
     ({"kind": "trimmed-mean", "share": 0.0}, 3, lambda points: points.mean(axis=0)),
     ({"kind": "krum", "malicious": 2}, 8, lambda points: krum(points, 2, 1)),
     ({"kind": "multi-krum", "malicious": 2}, 8, lambda points: krum(points, 2, 6)),
-    ({"kind": "multi-krum", "malicious": 1, "best": 2}, 7, lambda points: krum(points, 1, 2)),
     ({"kind": "bulyan", "malicious": 1}, 8, lambda points: bulyan(points, 1)),
     ({"kind": "bulyan", "malicious": 2}, 11, lambda points: bulyan(points, 2)),
     # With fewer updates than f needs, the model stays as it was.
@@ -139,7 +138,6 @@ ATTACKED: dict[str, Any] = {
     [
         ({"aggregation": {"kind": "krum", "malicious": 2}}, 1),
         ({"aggregation": {"kind": "multi-krum", "malicious": 2}}, 10),
-        ({"aggregation": {"kind": "multi-krum", "malicious": 2, "best": 4}}, 4),
         ({"aggregation": {"kind": "bulyan", "malicious": 2}}, 8),
         ({"kind": "fedat", "tiers": 1, "aggregation": {"kind": "multi-krum", "malicious": 2}}, 10),
     ],

@@ -205,31 +205,23 @@ def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server:
 def test_epsilon_is_that_of_an_accountant_written_here(noise: float, rounds: int, q: float) -> None:
     for delta in (1e-5, 1e-2):
         exact, draws = exact_epsilon(noise, rounds, delta, q), {(round(100 * q), 100): rounds}
-        assert epsilon(noise, "poisson", draws, delta, "pld") == pytest.approx(exact, rel=3e-3, abs=2e-3)
-        assert exact <= epsilon(noise, "poisson", draws, delta) * 1.001
-        assert epsilon(noise, "poisson", draws, delta) < 2.5 * exact + 0.5
+        assert epsilon(noise, draws, delta, "pld") == pytest.approx(exact, rel=3e-3, abs=2e-3)
+        assert exact <= epsilon(noise, draws, delta) * 1.001
+        assert epsilon(noise, draws, delta) < 2.5 * exact + 0.5
     assert exact_epsilon(1.0, 6, 12**-1.1, 1 / 3) == pytest.approx(1.404, abs=2e-3)  # of the test above
     halves = {(round(100 * q), 100): rounds - rounds // 2} | ({(round(200 * q), 200): rounds // 2} if rounds > 1 else {})
     for accountant in ("rdp", "pld"):
-        whole, parts = (epsilon(noise, "poisson", drawn, 1e-2, accountant) for drawn in (draws, halves))
+        whole, parts = (epsilon(noise, drawn, 1e-2, accountant) for drawn in (draws, halves))
         assert parts == pytest.approx(whole, rel=1e-3)
 
 
 @needs_accounting
-def test_without_replacement_is_dp_accountings_own_and_at_least_what_full_rounds_give_half_the_noise() -> None:
-    import dp_accounting as dp
+def test_epsilon_is_dp_accountings_own_and_local_noise_is_accounted_between_any_two_updates() -> None:
+    from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, get_epsilon_gaussian
     from dp_accounting.rdp import RdpAccountant
 
-    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
-    accountant.compose(dp.SampledWithoutReplacementDpEvent(30, 6, dp.GaussianDpEvent(0.55)), 3)
-    assert epsilon(1.1, "without-replacement", {(6, 30): 3}, 1e-3) == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-9)
-    assert epsilon(1.1, "without-replacement", {(1, 1): 3}, 1e-3) == epsilon(0.55, "none", {(1, 1): 3}, 1e-3)
-
-
-@needs_accounting
-def test_local_noise_is_accounted_between_any_two_updates() -> None:
-    from dp_accounting import get_epsilon_gaussian
-
+    own = RdpAccountant().compose(PoissonSampledDpEvent(0.2, GaussianDpEvent(1.1)), 3).get_epsilon(1e-3)
+    assert epsilon(1.1, {(6, 30): 3}, 1e-3) == pytest.approx(own, rel=1e-9)
     how = Private(noise=4.0, where="local", delta=1e-5)
     found, exact = how.spent({(10, 100): 1}, 100), get_epsilon_gaussian(2.0, 1e-5)
     assert exact <= found["epsilon"] < 1.3 * exact  # Renyi's is above it
