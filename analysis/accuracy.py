@@ -26,9 +26,11 @@ _MARKS: dict[str, dict[str, Any]] = {
     "arrival": _TICK | {"label": "a device arrives", "marker": ">"},
     "departure": _TICK | {"label": "a device leaves for good", "marker": "<"},
 }
+_EPSILON: dict[str, Any] = {"color": style.PURPLE, "linestyle": "--", "linewidth": 1.3}
 _MARKED = 30  # with more evaluations than this the points run into a line
-_UNLIKE = 4  # an axis is logarithmic where its lines end further apart than this factor
+_UNLIKE = 4  # series whose axes end further apart than this factor do not fit on one linear axis
 _TOGETHER = 8  # series that have a colour over seeds; the eye tells no more apart
+_OTHERS: dict[str, Any] = {"color": "#D0D0D0", "linewidth": 0.7}
 _POINTS = 400  # of a band: more than pixels are of no use
 _BAND = 0.2  # opacity
 _WIDTH = 1.7  # of a line, in points
@@ -46,9 +48,9 @@ class CurveAxis(NamedTuple):
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Test accuracy against rounds, simulated time, and the bytes moved until then; other metrics in rows of their own.
 
-    Of one run shifts of data, devices that come and go, and deadlines that were reached stand below the line. A run without
-    any evaluation is only named. Runs are called after their folders, unless ``series`` has one for each, with its name and
-    look.
+    Of one run shifts of data, devices that come and go, and deadlines that were reached stand below the line, and a second axis
+    has the privacy that was spent. A run without any evaluation is only named. Runs are called after their folders, unless
+    ``series`` has one for each, with its name and look.
     """
     series = each_alone(runs) if series is None else series
     names = figures_of(runs)
@@ -64,7 +66,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         cut = f"\nthe axis begins at {low:.2g}" if low > _CUT else ""
         row[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}{cut}")
     if len(runs) == 1:
-        return style.finished(figure, runs, _mark(grid[0], runs[0], axes))
+        return style.finished(figure, runs, _draw_epsilon(grid[0], curves[0][0], axes) + _mark(grid[0], runs[0], axes))
     return style.finished(figure, runs, _handles([one.name for one in series], series, curves, marker="o", markersize=3.5))
 
 
@@ -74,9 +76,9 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
     Of runs without any accuracy the first metric is drawn. A band begins where every seed has been evaluated, and ends where
     the first seed does, so all of it is of the same runs. Runs of one scenario are a series, unless ``series`` says which are.
-    Of more than eight the first are drawn.
+    Of more than eight the first are drawn, over the means of the others in grey.
     """
-    series = (group_by_scenario(runs) if series is None else series)[:_TOGETHER]
+    series = group_by_scenario(runs) if series is None else series
     every = [run for one in series for run in one.runs]
     if len(every) == len(series):
         raise style.NothingToDrawError("no scenario was run with several seeds; the picture of accuracy shows each run")
@@ -85,11 +87,16 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
     figure = Figure(figsize=(style.WIDTH_IN, 5.2))
     panels = figure.subplots(1, 3, sharey=True)
     for panel, axis in zip(panels, axes_of(curves)[::-1], strict=True):
-        _plot(panel, series, curves, axis)
+        for own in curves[_TOGETHER:]:
+            drawn = band(own, axis.column)
+            panel.plot(drawn["at"] / axis.unit, drawn["mean"], gid="other", **_OTHERS)
+        _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis)
     panels[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}")
-    handles = _handles([one.label for one in series], series, curves)
+    handles = _handles([one.label for one in series[:_TOGETHER]], series, curves)
     words = "from the lowest to the highest of the seeds; lines are means"
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
+    if len(series) > _TOGETHER:
+        handles.append(Line2D([], [], label=f"the other {len(series) - _TOGETHER}", **_OTHERS))
     return style.finished(figure, every, handles)
 
 
@@ -103,7 +110,7 @@ def figures_of(runs: Iterable[RunFolder]) -> list[str]:
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
     """The curves of a test's figure, of each series' runs that were evaluated; ``NothingToDrawError`` if none was.
 
-    A curve has the evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes`` and the ``value``.
+    A curve has the evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, the ``value`` and ``epsilon``.
     """
     every = [[_course(run, name).dropna(subset="value") for run in one.runs] for one in series]
     curves = [[curve for curve in own if len(curve)] for own in every]
@@ -116,7 +123,21 @@ def _course(run: RunFolder, name: str) -> pd.DataFrame:
     table = run.table(ROUNDS).to_pandas()
     moved = table.filter(["bytes_down", "bytes_up", "bytes_peer"]).sum(axis=1).cumsum()
     value = table[name].astype(float) if name in table else np.nan
-    return pd.DataFrame({"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "value": value})
+    course = {"rounds": table["round"] + 1, "time": table["time"], "bytes": moved, "value": value}
+    return pd.DataFrame(course | {"epsilon": table["epsilon"].astype(float)})
+
+
+def _draw_epsilon(panels: Iterable[Axes], curve: pd.DataFrame, axes: Sequence[CurveAxis]) -> list[Line2D]:
+    if curve["epsilon"].isna().all():
+        return []
+    for panel, axis in zip(panels, axes, strict=True):
+        right = panel.twinx()
+        right.plot(curve[axis.column] / axis.unit, curve["epsilon"], gid="epsilon", **_EPSILON)
+        right.set_ylim(bottom=0)
+        right.tick_params(labelright=axis is axes[-1])
+        right.spines["right"].set_visible(True)
+    right.set_ylabel("epsilon")
+    return [Line2D([], [], label="epsilon, the privacy spent (right axis)", **_EPSILON)]
 
 
 def axes_of(curves: Sequence[Sequence[pd.DataFrame]]) -> list[CurveAxis]:
@@ -144,8 +165,8 @@ def band(curves: Sequence[pd.DataFrame], column: str) -> pd.DataFrame:
 
 
 def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.DataFrame]], axis: CurveAxis) -> None:
-    """Draw a line or a band a series, with a dot at its end."""
-    ends: list[float] = []
+    """A line or a band a series, with a dot at its end; the axis is logarithmic where their ends lie far apart."""
+    ends = []
     for one, own in zip(series, curves, strict=True):
         drawn, look, several = band(own, axis.column), style.line_of(one.number, _WIDTH), len(own) > 1
         if drawn.empty:
@@ -158,17 +179,21 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
         panel.plot(x, drawn["mean"], gid=f"mean-{one.number}", marker=marker, markersize=3.5, **look)
         panel.plot(x[-1:], drawn["mean"][-1:], marker="o", markersize=6, **look)
     style.grid(panel)
-    panel.set_xlabel(axis.label)
-    if max(ends, default=0.0) > _UNLIKE * min(ends, default=0.0) > 0:
+    if max(ends, default=0.0) > _UNLIKE * min(ends, default=1.0):
         panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:,g}")
+        panel.set_xlabel(f"{axis.label}, log scale")
+        if axis.column == "rounds":
+            panel.set_xlim(left=1)
     else:
         panel.set_xlim(left=0)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7, steps=[1, 2, 5, 10], integer=axis.column == "rounds"))
+        panel.set_xlabel(axis.label)
 
 
 def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
-    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=True)]
-    lines = zip(labels, series, strict=True)
+    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=False)]
+    lines = zip(labels, series, strict=False)
     return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
 
 

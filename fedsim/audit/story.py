@@ -1,6 +1,8 @@
 """Can it have happened in this order: do causes precede effects, and did every update count, and count once?"""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -103,67 +105,82 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
     than the aggregation's. Updates that were lost with an edge server are not left out either.
     """
     events, aggregates = evidence.events, evidence.said("aggregate")
-    done = evidence.tasks[evidence.tasks["outcome"] == "done"]
-    done = done[~done["task"].isin(events["task"][evidence.idle])].drop_duplicates("task")
-    ended = pd.Series(done.index, done["task"])
-    named, lost = (
-        of.explode().dropna().astype(np.int64) for of in (aggregates["tasks"], evidence.said("updates-lost")["tasks"])
-    )
-    gone = pd.Series(lost.index, lost).groupby(level=0).min()
-    once = named[~named.duplicated()].to_frame("task").assign(at=lambda own: own.index)
-    yield from findings("task {task} is aggregated twice", named[named.duplicated()].to_frame("task"))
-    known = (ended.reindex(once["task"]).to_numpy() < once["at"]) & ~(gone.reindex(once["task"]).to_numpy() < once["at"])
-    text = "an aggregation counts task {task}, which had not ended done, with something trained, by then"
-    yield from findings(text, once, ~known)
-
+    named, rounds = (aggregates[name].to_dict() for name in ("tasks", "rounds"))
+    lost = evidence.said("updates-lost")["tasks"].to_dict()
+    idle_ends = set(np.flatnonzero(evidence.idle).tolist())
     starts = events[events["kind"] == "task-start"]
-    prepared = starts.groupby("device")["task"].shift()[evidence.continues[starts.index]].dropna()
-    trained = events["task"][(events["kind"] == "step-end") & (events["step"] == "train") & (events["round"] != NOTHING)]
-    due = done[done["task"].isin(trained)]
-    settled = pd.concat([pd.Series(of.index, of) for of in (once["task"], lost, prepared)]).groupby(level=0).min()
-    rounds = events[events["kind"] == "round"]
-    last = latest(events["kind"] == "aggregate", np.zeros(len(events)))[rounds.index]  # -1: there is none before
-    in_rounds = np.append(aggregates["rounds"].reindex(events.index, fill_value=True), True)[last]
-    of_group = np.append(events["group"], NOTHING)[last]
-    found = pd.Series(len(events), due.index)  # the first record of a round by which each was to be aggregated
-    for group in due["group"].unique():
-        own = due[due["group"] == group]
-        for waits in (False, True):
-            fits = ~in_rounds & np.isin(of_group, (NOTHING, group)) if waits else in_rounds
-            place = np.searchsorted(rounds.index[fits], own.index)
-            if waits:
-                place = np.maximum(place, np.searchsorted(rounds["time"][fits], own["time"], side="right"))
-            found[own.index] = np.minimum(found[own.index], np.append(rounds.index[fits], len(events))[place])
-    left = found.to_numpy() < settled.reindex(due["task"]).fillna(len(events)).to_numpy()
-    yield from findings("task {task} was done in time, but no aggregation counts it", due, left)
+    before = starts.groupby("device")["task"].shift()[evidence.continues[starts.index]].dropna().astype(np.int64).to_dict()
+    wanted = events["kind"].isin(("aggregate", "round", "updates-lost")) | events.index.isin([*before])
+    wanted |= (events["kind"] == "task-end") & (events["outcome"] == "done")
+    wanted |= (events["kind"] == "step-end") & (events["step"] == "train")
+    columns = (events[name][wanted].tolist() for name in ("time", "kind", "task", "round", "group"))
+    trained, idle, ended, counted = set[int](), set[int](), set[int](), set[int]()
+    owed: dict[int, tuple[float, int]] = {}  # tasks that trained for a round and ended done: when, and of which group
+    all_due, of_group = True, NOTHING
+    for row, time, kind, task, number, group in zip(events.index[wanted].tolist(), *columns, strict=True):
+        if kind == "step-end":
+            if row in idle_ends:
+                idle.add(task)
+            elif number != NOTHING:
+                trained.add(task)
+        elif kind == "task-start":
+            trained.discard(before[row])
+            owed.pop(before[row], None)
+        elif kind == "task-end" and task not in idle:
+            ended.add(task)
+            counted.discard(task)
+            if task in trained:
+                owed[task] = time, group
+        elif kind == "updates-lost":
+            for each in lost[row]:
+                ended.discard(each)
+                owed.pop(each, None)
+        elif kind == "aggregate":
+            all_due, of_group = rounds[row], group
+            for each in named[row]:
+                if each in counted:
+                    yield f"task {each} is aggregated twice"
+                elif each not in ended:
+                    yield f"an aggregation counts task {each}, which had not ended done, with something trained, by then"
+                owed.pop(each, None)
+                counted.add(each)
+        elif kind == "round":
+            for late, (since, of) in [*owed.items()]:
+                if all_due or (since < time and of_group in (NOTHING, of)):
+                    del owed[late]
+                    yield f"task {late} was done in time, but no aggregation counts it"
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
     """Each round's counts are those of its tasks, and the rounds' table says what the records say."""
-    events, summary, recorded = evidence.events, evidence.run.summary, evidence.said("round")["data"]
-    table = evidence.run.table(files.ROUNDS).to_pylist()
+    events, summary, recorded = evidence.events, evidence.run.summary, evidence.said("round")["data"].to_dict()
+    table = evidence.run.table(files.ROUNDS)
     agree = len(recorded) == len(table) == summary["rounds"]
-    ends, goes_on = evidence.tasks[evidence.tasks["round"] != NOTHING], events[evidence.continues]
-    first = pd.Series(ends.index, ends["round"]).groupby(level=0).min().reindex(goes_on["round"]).to_numpy()
-    text = "task {task} goes on with one of round {round}, of which none has ended"
-    closes = pd.Series(recorded.index, events["round"][recorded.index]).groupby(level=0).min()
-    over = closes.reindex(goes_on["round"]).to_numpy() < goes_on.index
-    yield from findings(text, goes_on, ~(first < goes_on.index) | over)
-    idle = latest(evidence.idle, events["task"])[ends.index] >= 0  # slow, even if they were carried out to their end
-    outcomes = ends["outcome"].astype(object).mask(idle & (ends["outcome"] == "done"), "late").map(_COUNTS)
-    parts = [ends.assign(key=outcomes, by=1), goes_on.assign(key="valid", by=-1)]  # both count as one
-    told = pd.concat([*parts, *(part.assign(key="selected") for part in parts)])
-    told = told[told.index < closes.reindex(told["round"]).to_numpy()]
-    counts = told.groupby(["round", "key"])["by"].sum().to_dict()
-    for at, (row, data) in enumerate(zip(recorded.index.tolist(), recorded, strict=True)):
-        number, time = (shown(events[name].iat[row]) for name in ("round", "time"))
-        for key in ("valid", "slow", "disconnected", "selected"):
-            waits, count = "selected" in data or key != "disconnected", counts.get((number, key), 0)
-            if key in data and (data[key] != count if waits else data[key] > count):  # others close before they hear of a loss
-                yield f"round {number}: {key} is {data[key]}, its tasks say {count}"
-        for key, value in ({"round": number, "time": time} | data).items() if agree else ():
-            if table[at].get(key, "missing") != value:
-                yield f"round {number}: {key} is {table[at].get(key)!r} in the table and {value!r} in the records"
+    rows = iter(table.to_pylist())
+    idle = latest(evidence.idle, events["task"]) >= 0  # slow, even if they were carried out to their end
+    slow = idle & (events["outcome"] == "done").to_numpy()
+    ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
+    wanted = ends | (events["kind"] == "round") | evidence.continues
+    told = events.assign(outcome=np.where(slow, "late", events["outcome"]))[wanted]
+    ended: dict[int, Counter[str]] = defaultdict(Counter)
+    for row, time, kind, task, of, outcome in told[["time", "kind", "task", "round", "outcome"]].itertuples():
+        if kind == "task-end":
+            ended[of]["selected"] += 1
+            ended[of][_COUNTS.get(outcome, outcome)] += 1
+        elif kind == "task-start":  # both count as one
+            if of not in ended:
+                yield f"task {task} goes on with one of round {shown(of)}, of which none has ended"
+            ended[of].subtract(("selected", "valid"))
+        else:
+            data, number, counts = recorded[row], shown(of), ended.pop(of, Counter())
+            for key in ("valid", "slow", "disconnected", "selected"):
+                waits = "selected" in data or key != "disconnected"  # others may close before they hear of a loss
+                if key in data and (data[key] != counts[key] if waits else data[key] > counts[key]):
+                    yield f"round {number}: {key} is {data[key]}, its tasks say {counts[key]}"
+            here: dict[str, Any] = next(rows, {})
+            for key, value in ({"round": number, "time": time} | data).items() if agree else ():
+                if here.get(key, "missing") != value:
+                    yield f"round {number}: {key} is {here.get(key)!r} in the table and {value!r} in the records"
     if not agree:
         yield f"there are {len(recorded)} recorded rounds, {len(table)} in the table, {summary['rounds']} in the summary"
         return

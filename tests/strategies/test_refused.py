@@ -107,7 +107,7 @@ PARAMETERS: list[Case] = [
     (
         {"server": {"kind": "sgd", "nesterov": True}},
         {},
-        "strategy.server.*'nesterov' is true, which counts only where 'momentum'",
+        "strategy.server.*'nesterov' is true, .* only where 'momentum'",
     ),
     (private(where="local", adaptive={"count_noise": 1.0}), {}, "'adaptive' is given and 'where' is 'local'"),
     (private(adaptive={"count_noise": 0.5}), {}, "'adaptive.count_noise' is 0.5; with noise 1 allowed is more than 0.5"),

@@ -1,7 +1,8 @@
 """Runs carried out side by side by worker processes, one run a process at a time; a thread waits for each process.
 
-A worker that dies takes one run with it and is replaced. When this process dies, its workers notice, save their runs and end;
-file descriptors that they inherit (``keep``, a lock) are held until the last of them is gone.
+A worker that dies takes one run with it and is replaced. One that has used much memory is replaced after its run, since a
+process does not return memory to the system. When this process dies, its workers notice, save their runs and end; file
+descriptors that they inherit (``keep``, a lock) are held until the last of them is gone.
 """
 
 import json
@@ -111,11 +112,12 @@ class WorkerPool:
 
     Args:
         progress: receives the news of the runs, from one thread at a time.
+        most_bytes: of memory; a worker that has used more takes no further run.
         keep: file descriptors that the workers inherit.
     """
 
-    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = ()) -> None:
-        self._progress, self._keep = progress, keep
+    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
+        self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
         self._threads = ThreadPoolExecutor(workers)
         self._workers: list[_Process] = []
         self._idle: list[_Process] = []
@@ -151,32 +153,32 @@ class WorkerPool:
         news = self._watch(worker, place, order)
         ended = Ended(order, "interrupted")  # also of a worker that was interrupted before it had installed its handlers
         if news is not None:
-            ended = Ended(order, **news)
+            ended = Ended(order, **news["run"])
         elif not self._interrupted:
             code = worker.wait()
             reason = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
             ended = Ended(order, "failed", f"its process ended with {reason}")
         with self._lock:
             self._progress.ended(place, ended)
-        if news is None:
+        if news is None or news["peak_bytes"] > self._most_bytes:
             self._dismiss(worker)
         else:
             self._idle.append(worker)
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Let a worker carry out an order; returns how the run ended, None if the worker dies before."""
+        """Let a worker carry out an order; returns its last news, None if the worker dies before."""
         assert worker.stdin is not None
         assert worker.stdout is not None
         if self._interrupted:  # before the worker was started
-            return {"status": "interrupted"}
+            return {"run": {"status": "interrupted"}, "peak_bytes": 0}
         with suppress(BrokenPipeError):  # the worker died before it began: its output ends
             worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
             worker.stdin.flush()
         for line in worker.stdout:
             news: News = json.loads(line)
             if news["event"] == "ended":
-                return dict(news["run"])
+                return news
             with self._lock:
                 self._progress.take(place, news)
         return None

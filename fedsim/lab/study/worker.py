@@ -8,6 +8,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -53,7 +54,8 @@ class Worker:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
         gc.collect()  # a run's objects point at each other
-        self._say(event="ended", run=ending)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:

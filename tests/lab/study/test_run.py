@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ import pytest
 import fedsim
 from fedsim.analysis.report.gather import gather
 from fedsim.lab.compare.show import write_tables
+from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
+from fedsim.testing import quiet_world
 from tests.benchmarks import script
 from tests.calls import call, done
 from tests.lab.conftest import finish, write
@@ -330,6 +332,22 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         assert part in text
     assert ("\x1b[31m" in text, "\x1b" in text) == (False, terminal)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("most_bytes", "hired"), [(1 << 40, 1), (0, 2)])
+def test_a_worker_that_has_had_much_memory_is_replaced(
+    most_bytes: int, hired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes, begun = [], pool.start
+    monkeypatch.setattr(pool, "start", lambda *words, **how: processes.append(begun(*words, **how)) or processes[-1])
+    text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
+    orders = [RunOrder(str(number), text, tmp_path / str(number), "new") for number in range(2)]
+    with closing(StudyProgress(Console(quiet=True))) as progress:
+        progress.begin(orders, 0)
+        with closing(pool.WorkerPool(1, progress, most_bytes=most_bytes)) as workers:
+            assert [run.status for run in workers.run(orders)] == ["done", "done"]
+    assert len(processes) == hired
 
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
