@@ -3,20 +3,17 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 from matplotlib.figure import Figure
 
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, as_file_name, run_names, save
-from fedsim.analysis.timeline import MOST_LANES, ORDERS
 from fedsim.errors import nearest
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
 from fedsim.records.reading import RunFolder
 
-_LONG, _CLOSE_UP = 15, 5  # a run of more rounds than this also gets a picture of its first few
 KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 
 
@@ -25,25 +22,20 @@ KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 @click.option("--out", type=click.Path(path_type=Path), help="The folder for the pictures; by default RUN-figures beside RUN.")
 @click.option("--only", metavar="KINDS", help=f"Draw only these, with commas between: {', '.join(KINDS)}.")
 @click.option("--format", "formats", default=",".join(FORMATS), show_default=True, help="File formats, with commas between.")
-@click.option("--rounds", metavar="A:B", help="Timelines: rounds A to B-1 only, numbered from 0.")
-@click.option("--devices", default=MOST_LANES, show_default=True, help="Timeline, membership: at most so many devices.")
-@click.option("--order", default=ORDERS[0], show_default=True, help=f"Timeline: lanes by {', '.join(ORDERS)}.")
 @explained("analysis")
-def main(
-    runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str, rounds: str | None, devices: int, order: str
-) -> None:
+def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str) -> None:
     """Draw the timelines, clusters, groups and traffic of each RUN, and the accuracy, fairness and traffic of all side by side.
 
     Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in ``traffic-purposes``.
     """
-    endings, span = _chosen("--format", formats, FORMATS), _rounds(rounds)
+    endings = _chosen("--format", formats, FORMATS)
     wanted = KINDS if only is None else _chosen("--only", only, KINDS)
     folders = [RunFolder(path) for path in runs]
     first = folders[0].path.resolve()
     target = first.with_name(f"{first.name}-figures") if out is None else out
     if target.exists() and not target.is_dir():
         raise PictureError(f"--out {str(target)!r} is a file; give a folder")
-    for kind, name, draw in _pictures(folders, span, devices, order):
+    for kind, name, draw in _pictures(folders):
         if kind in wanted:
             try:
                 say(*save(draw(), target / name, endings))
@@ -51,18 +43,11 @@ def main(
                 say(f"no {name}: {error}", err=True)
 
 
-def _pictures(
-    runs: Sequence[RunFolder], rounds: tuple[int, int] | None, devices: int, order: str
-) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
+def _pictures(runs: Sequence[RunFolder]) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
     names = [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
-    how: dict[str, dict[str, Any]] = {"stragglers": {"rounds": rounds}, "membership": {"devices": devices}}
-    how["timeline"] = {"devices": devices, "order": order, "rounds": rounds}
     for run, name in zip(runs, names if len(runs) > 1 else [""], strict=True):
         for kind, picture in OF_ONE.items():
-            draw = partial(picture.draw, run, **how.get(kind, {}))
-            yield kind, f"{kind}{name}", draw
-            if kind == "timeline" and rounds is None and run.summary["rounds"] > _LONG:
-                yield kind, f"timeline-first-rounds{name}", partial(draw, rounds=(0, _CLOSE_UP))
+            yield kind, f"{kind}{name}", partial(picture.draw, run)
     for kind in OF_ANY if len(runs) == 1 else OF_SEVERAL:
         yield kind.partition("-")[0], kind, partial(OF_SEVERAL[kind].draw, runs)
 
@@ -73,15 +58,6 @@ def _chosen(option: str, text: str, allowed: Sequence[str]) -> list[str]:
         if word not in allowed:
             raise PictureError(f"{option} is {text!r}; allowed are {', '.join(allowed)}{nearest(word, allowed)}")
     return words
-
-
-def _rounds(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    first, colon, stop = text.partition(":")
-    if not (colon and first.isdecimal() and stop.isdecimal() and int(first) < int(stop)):
-        raise PictureError(f"--rounds is {text!r}; allowed is A:B with whole numbers A < B, such as 0:5")
-    return int(first), int(stop)
 
 
 if __name__ == "__main__":

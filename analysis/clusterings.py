@@ -19,20 +19,10 @@ from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 
-_ORDERED_WELL = 300  # of more the best of the trees' orders takes too long to find
 _MOST = 6  # clusterings in one picture
 _NAMED = 40  # with more devices, rows are too thin to be named
 _STRIP = 0.035  # the groups' colours beside the matrix, in its width
 _OVER_TIME_IN = 4.0
-_MEASURES = {
-    "edc": "EDC",
-    "madc": "MADC",
-    "lcfl": "loss of each on the other's data (LCFL, Eq. 2)",
-    "diff-norm": "norm of their models' difference",
-    "grad-cos": "1 - cosine of their gradients",
-    "update-cos": "1 - cosine of their updates",
-}
-_FEATURES = {"edc": "EDC features: cosines of each device's update with the leading singular directions of all updates"}
 _PAIRS = {
     "alike": (style.BLUE, "in one group, data alike"),
     "unlike": (style.ORANGE, "in one group, data unlike"),
@@ -47,7 +37,7 @@ _MEAN: dict[str, Any] = {"marker": "+", "color": style.BLACK, "linestyle": "", "
 
 @dataclass(frozen=True)
 class Clustering:
-    """One ``clustering`` record: the ``groups`` of ``devices``, int64 [n], by the strategy's ``measure``, if it names one.
+    """One ``clustering`` record: the ``groups`` of ``devices``, int64 [n], by the strategy's ``measure``.
 
     The ``matrix`` of every two [n, n] is a similarity if ``alike``, else a distance; None, as the ``features`` [n, m] that were
     clustered, where it was not recorded.
@@ -60,30 +50,6 @@ class Clustering:
     matrix: Floats | None
     alike: bool
     features: Floats | None
-
-    def order(self) -> Ints:
-        """Positions [n] by group, and within a group like ones together (as they come where there is no matrix)."""
-        if self.matrix is None:
-            return np.argsort(self.groups, kind="stable")
-        apart = -self.matrix if self.alike else self.matrix
-        members = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
-        return np.concatenate([own[_side_by_side(apart[np.ix_(own, own)])] for own in members])
-
-
-def _side_by_side(apart: Floats) -> Ints:
-    """Positions [n] such that those little ``apart`` [n, n] lie together, by average linkage; NaN counts as furthest."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
-    n = len(apart)
-    if n < 3:
-        return np.arange(n)
-    pairs = squareform((apart + apart.T) / 2, checks=False)
-    known = pairs[np.isfinite(pairs)]
-    pairs = np.where(np.isfinite(pairs), pairs, known.max(initial=-np.inf)) - known.min(initial=np.inf) if len(known) else pairs
-    tree = linkage(np.nan_to_num(pairs), "average", optimal_ordering=n <= _ORDERED_WELL)
-    leaves: Ints = leaves_list(tree).astype(np.int64)
-    return leaves if leaves[0] < leaves[-1] else leaves[::-1]
 
 
 def read_clusterings(history: History) -> list[Clustering]:
@@ -103,7 +69,8 @@ def read_clusterings(history: History) -> list[Clustering]:
             raise RunFolderError(f"{where}: the clustering at {row['time']:g} s does not fit its {n} devices")
         when = f"after {show_seconds(row['time'])}" if number is None else f"round {int(number)}"
         title = f"{when}: {n} devices in {style.counted(len(np.unique(groups)), 'group')}"
-        found.append(Clustering(title, str(data.get("measure", "")), devices, groups, matrix, alike, features))
+        measure = style.short(str(data.get("measure", "measure not named")), 30)
+        found.append(Clustering(title, measure, devices, groups, matrix, alike, features))
     return found
 
 
@@ -127,9 +94,9 @@ def draw_similarity(run: RunFolder) -> Figure:
     """The similarities or distances of every two devices that the server saw, ordered by the groups it made of them; below
     them, where that was recorded, how alike updates were in each round, within groups and across them.
 
-    Within a group like ones stand together. Above the matrix stands the mean within groups and across them, without the
-    diagonal. All panels have one scale. Of more than six clusterings the first, the last and some between are drawn. Cosines
-    of updates (``evaluation.cosines``) are drawn as in Fig. 3 of the CFL paper.
+    Above the matrix stands the mean within groups and across them, without the diagonal. All panels have one scale. Of more
+    than six clusterings the first, the last and some between are drawn. Cosines of updates (``evaluation.cosines``) are drawn
+    as in Fig. 3 of the CFL paper.
     """
     history = History(run)
     found = [clustering for clustering in read_clusterings(history) if clustering.matrix is not None]
@@ -169,7 +136,7 @@ def _draw_over_time(part: SubFigure, cosines: list[dict[str, Any]], splits: Ints
 
 def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
     """Similarities on a scale with white at 0, distances on one from 0 on; both are safe for the colour-blind."""
-    panels, orders = _grid(part, len(chosen)), [clustering.order() for clustering in chosen]
+    panels, orders = _grid(part, len(chosen)), [np.argsort(clustering.groups, kind="stable") for clustering in chosen]
     matrices = [
         np.where(np.eye(len(order), dtype=bool), np.nan, clustering.matrix[np.ix_(order, order)])  # type: ignore[index]
         for clustering, order in zip(chosen, orders, strict=True)
@@ -183,11 +150,7 @@ def _draw_matrices(part: SubFigure, chosen: list[Clustering]) -> None:
         _finish_panel(panel, clustering.title, clustering.groups[order], matrix, clustering.devices[order])
     bar = part.colorbar(image, ax=panels, shrink=0.75, aspect=30, pad=0.02)
     bar.ax.set_ylim(float(values.min(initial=0.0)), float(values.max(initial=0.0)) or 1.0)
-    name = chosen[0].measure
-    known = _MEASURES.get(name, style.short(name, 24) if name else "")
-    if alike:
-        known = "cosine of their updates" + (f"; grouped by {known}" if name not in ("", "cosine") else "")
-    bar.set_label(f"{'similarity' if alike else 'distance'} of two devices\n{known}")
+    bar.set_label(f"{'similarity' if alike else 'distance'} of two devices ({chosen[0].measure})")
 
 
 def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices: Ints) -> None:
@@ -264,11 +227,8 @@ def draw_embedding(run: RunFolder) -> Figure:
     handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
     first = chosen[0]
-    measure = f" ({style.short(first.measure, 30)})" if first.measure else ""
-    what = f"devices as {'similar to' if first.alike else 'distant from'} each other as the server saw them{measure}"
-    if first.features is not None:
-        what = _FEATURES.get(first.measure, f"features{measure}")
-    return style.finished(figure, [run], handles, "; ".join(filter(None, [what, part])))
+    seen = "features" if first.features is not None else "similarities" if first.alike else "distances"
+    return style.finished(figure, [run], handles, "; ".join(filter(None, [f"{seen} of devices ({first.measure})", part])))
 
 
 def _coordinates(clustering: Clustering) -> Floats:

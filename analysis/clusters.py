@@ -9,7 +9,6 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from fedsim.analysis import style
 from fedsim.arrays import Flags, Floats, Ints
@@ -29,7 +28,7 @@ class ReportedGrouping:
     Attributes:
         low, high: the range of sizes (samples) without outliers, which is cut into groups of equal width.
         members: devices in each group, as recorded.
-        sizes, split: what each connected device had reported (samples), int64 [n]; whether it holds more, bool [n].
+        sizes: what each connected device had reported (samples), int64 [n].
     """
 
     word: str
@@ -38,7 +37,6 @@ class ReportedGrouping:
     high: float
     members: tuple[int, ...]
     sizes: Ints
-    split: Flags
 
     @property
     def edges(self) -> Floats:
@@ -84,9 +82,8 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
             word = "cluster" if "bounds" in data else "tier"
             bins = data.get("bins", (0.0, 0.0))
             low, high = data.get("bounds", (bins[0], bins[0] + bins[1] * len(members)))
-            reported = [device for device in sorted(known) if known[device]]
-            sizes, held = (np.array([of[device] for device in reported], dtype=np.int64) for of in (known, samples))
-            groupings.append(ReportedGrouping(word, number or 0, float(low), float(high), members, sizes, sizes < held))
+            reported = np.array([size for size in known.values() if size], dtype=np.int64)
+            groupings.append(ReportedGrouping(word, number or 0, float(low), float(high), members, reported))
     return groupings
 
 
@@ -100,45 +97,35 @@ def draw_clusters(run: RunFolder) -> Figure:
     if not groupings:
         raise style.NothingToDrawError(f"{str(run.path)!r} has no clusters or tiers by data size, so there are none to draw")
     first, last = groupings[0], groupings[-1]
-    changed = len(groupings) > 1
-    figure = Figure(figsize=(style.WIDTH_IN, 7.4 if changed else 5.0))
-    shown = {"at first": first} | ({"last": last} if changed else {})
-    spots = figure.subplot_mosaic([[when, *["over"] * changed] for when in shown], width_ratios=(3, 2)[: 1 + changed])
+    shown = {"at first": first} | ({"last": last} if last is not first else {})
+    figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 2.4 * len(shown)))
+    panels = figure.subplots(len(shown), 1, squeeze=False)[:, 0]
     sizes = np.concatenate([grouping.sizes for grouping in shown.values()])
     width = max(1, int(np.ceil(np.ptp(sizes) / _BARS)))
     bars = np.arange(sizes.min(), sizes.max() + width + 1, width) - 0.5
     top = 1.12 * max(np.histogram(grouping.sizes, bars)[0].max() for grouping in shown.values())
-    for when, grouping in shown.items():
-        panel = spots[when]
+    for panel, (when, grouping) in zip(panels, shown.items(), strict=True):
         _draw_sizes(panel, grouping, bars, top)
         outliers, groups = int(grouping.outliers.sum()), style.counted(len(grouping.members), grouping.word)
         title = f"{style.counted(len(grouping.sizes), 'device')} in {groups}, {style.counted(outliers, 'outlier')}"
-        panel.set_title((f"{when}, for round {grouping.round}: " if changed else "") + title, fontsize=11, loc="left")
+        panel.set_title(f"{when}, for round {grouping.round}: {title}", fontsize=11, loc="left")
     panel.set_xlabel("samples that a device has reported: all it has, or its largest part")
-    if changed:
-        _draw_members(spots["over"], groupings, int(run.summary["rounds"]))
     handles: list[Artist] = [Line2D([], [], label=f"{first.word}s' borders", **_BORDER)]
     if first.outliers.any() or last.outliers.any():
         handles.append(Line2D([], [], label=f"outliers: in the first or last {first.word}", **_OUTLIER))
-    if last.split.any():
-        handles.append(Patch(label="devices that have split their data", **style.HATCHED))
     return style.finished(figure, [run], handles)
 
 
 def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
-    """Bars stacked by cluster, those who have split their data on top; ``top`` is the axis's end."""
+    """Draw bars stacked by cluster; ``top`` is the axis's end."""
     base = np.zeros(len(bars) - 1)
-    for is_split in (False, True):
-        for group in range(len(grouping.members)):
-            look: dict[str, Any] = {"facecolor": (colour := _colour(group))}
-            if is_split:
-                look = {"facecolor": style.lighten(colour, 0.55), "edgecolor": colour, "hatch": "//////"}
-            chosen = (grouping.split == is_split) & (grouping.groups == group)
-            above = base + np.histogram(grouping.sizes[chosen], bars)[0]
-            some = above > base
-            if some.any():
-                style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], gid="sizes", **look)
-            base = above
+    for group in range(len(grouping.members)):
+        above = base + np.histogram(grouping.sizes[grouping.groups == group], bars)[0]
+        some = above > base
+        if some.any():
+            look = {"facecolor": _PALETTE[group % len(_PALETTE)], "gid": "sizes"}
+            style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], **look)
+        base = above
     panel.set(xlim=(2 * bars[0] - bars[1], 2 * bars[-1] - bars[-2]), ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)
     style.whole_ticks(panel.xaxis, 9)
@@ -153,22 +140,3 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     above_panel.spines["top"].set_visible(False)
     where: dict[str, Any] = {"xycoords": "axes fraction", "textcoords": "offset points", "ha": "right"}
     panel.annotate(f"{grouping.word}\ndevices", (0, 1), (-6, 2.5), fontsize=9, **where)
-
-
-def _colour(group: int) -> str:
-    return _PALETTE[group % len(_PALETTE)]
-
-
-def _draw_members(panel: Axes, groupings: list[ReportedGrouping], rounds: int) -> None:
-    times = [grouping.round for grouping in groupings]
-    members = np.array([grouping.members for grouping in groupings])
-    end = max(rounds, times[-1] + 1)
-    places = style.spread(members[-1], 0.035 * max(members.max(), 1))
-    for group, (counts, y) in enumerate(zip(members.T, places, strict=True)):
-        line: dict[str, Any] = {"color": _colour(group), "linewidth": 1.8, "linestyle": "-" if group < len(_PALETTE) else "--"}
-        panel.step([*times, end], [*counts, counts[-1]], where="post", gid=f"members-{group}", **line)
-        style.write_beside(panel, y, f"{groupings[0].word} {group}", 5, color=_colour(group))
-    panel.set(xlim=(0, end), ylim=(0, members.max() * 1.05), xlabel="round", ylabel="devices")
-    style.whole_ticks(panel.xaxis, 7)
-    panel.set_title(f"members over {len(groupings)} clusterings", fontsize=11, loc="left")
-    style.grid(panel)

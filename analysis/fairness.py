@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
-from matplotlib.transforms import ScaledTranslation
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone
@@ -27,7 +26,6 @@ _AGE: dict[str, Any] = {"color": style.GREY, "linestyle": (0, (1, 2)), "linewidt
 _WIDTH = 1.6  # of a line, in points
 _GROUPS = 12  # more clusters than this do not get a bar each
 _FAILED = "not valid: slow, late, lost or cut off"
-_APART = 1.8  # points between lines that would lie on one another
 
 
 @style.styled
@@ -136,16 +134,11 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
-    """Selections of each device, the most often selected at the left; populations of any size have one width.
-
-    Counts are whole numbers and often the same: each line is shifted by a hair, so that all can be seen.
-    """
-    for number, count in enumerate(counts):
+    """Selections of each device, the most often selected at the left; populations of any size have one width."""
+    for count, look in zip(counts, looks, strict=True):
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])  # a step a value: there are few, of any population
         edges = np.append(begins, len(count)) * (100 / len(count))
-        line = panel.stairs(count[begins], edges, baseline=None, **looks[number])
-        shift = _APART / 72 * (number - (len(counts) - 1) / 2)
-        line.set_transform(panel.transData + ScaledTranslation(0, shift, panel.figure.dpi_scale_trans))
+        panel.stairs(count[begins], edges, baseline=None, **look)
     panel.set(title="selections of each device", ylabel="selections", xlim=(0, 100))
     panel.set_xlabel("share of the devices (%), most often selected first")
     panel.set_ylim(bottom=0)

@@ -33,33 +33,26 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
     "nmi": {"label": "normalised mutual information", "color": style.BLUE, "linestyle": ":"},
 }
 
-_MOVES_IN, _BARS = 0.9, 200  # of the panel of moves: its height, and the most bars
-
 
 @style.styled
-def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
+def draw_membership(run: RunFolder) -> Figure:
     """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers. Below it
-    stand the sizes of the groups, how well they agree with the true ones where these are known, and how many devices moved and
-    shifted in each round.
+    stand the sizes of the groups, and how well they agree with the true ones where these are known.
 
-    Rows are ordered by the devices' last groups, then by when they first had one; at most ``devices`` are shown, evenly spread
-    over that order. Group sizes count all devices.
+    Rows are ordered by the devices' last groups, then by when they first had one; at most 1,500 are shown, evenly spread over
+    that order. Group sizes count all devices.
     """
-    if devices < 1:
-        raise style.PictureError(f"the number of devices is {devices}; allowed is 1 or more")
     history = History(run)
     if history.moves.empty or not history.end:
         raise style.NothingToDrawError(f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw")
     order = history.order()
-    shown = order[style.evenly(len(order), devices)]
+    shown = order[style.evenly(len(order), MOST_LANES)]
     agreement = run.table(ROUNDS).select(["time", *_AGREEMENT]).to_pandas().dropna()
-    counts = history.marks["kind"].value_counts()
     splits = history.of("cluster-split")["time"].to_numpy(float)
     unit = style.unit_for(history.end, style.TIMES)
 
     heights = {"rows": float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))}
     heights |= {"sizes": _SIZES_IN} | ({"agreement": _AGREEMENT_IN} if len(agreement) else {})
-    heights |= {"moves": _MOVES_IN} if {"move", "shift"} & set(counts.index) else {}
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
     panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
     rows = panels["rows"]
@@ -76,20 +69,13 @@ def draw_membership(run: RunFolder, *, devices: int = MOST_LANES) -> Figure:
         panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
         panel.set_ylabel("agreement\nwith truth", fontsize=10)
         style.grid(panel)
-    if "moves" in panels:
-        _draw_moves(panels["moves"], history, unit.size)
     ends = history.rounds["end"].to_numpy() / unit.size
     number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
     moves = style.counted(int((history.migrations["why"] != "split").sum()), "move")
-    words = [f"{len(shown):,} of " * (len(shown) < len(order)) + f"{len(order):,} devices"]
-    words += [style.counted(len(history.groups), "group"), f"{moves} between them"]
-    names = {"shift": "data shift", "arrival": "newcomer", "departure": "departure"}
-    words += [style.counted(counts[kind], word) for kind, word in names.items() if kind in counts]
-    words += [style.counted(len(splits), "split")] if len(splits) else []
-    without = int((history.final == NO_GROUP).sum())
-    words += [f"{without:,} without a group at the end"] if without else []
-    return style.finished(figure, [run], handles, ", ".join(words))
+    who = f"{len(shown):,} of " * (len(shown) < len(order)) + f"{len(order):,} devices"
+    words = f"{who}, {style.counted(len(history.groups), 'group')}, {moves} between them"
+    return style.finished(figure, [run], handles, words)
 
 
 def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[Artist]:
@@ -152,31 +138,12 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     panel.set_ylabel("devices\nin groups", fontsize=10)
 
 
-def _draw_moves(panel: Axes, history: History, unit: float) -> None:
-    """Numbers of all devices that moved (upwards) and whose data shifted (downwards), a bar a round or for several rounds."""
-    every = len(history.rounds) // _BARS + 1
-    edges = np.array([0.0, *history.rounds["end"][every - 1 :: every], history.end]) / unit
-    most = 1.0
-    for kind, way, colour in (("move", 1, style.BLACK), ("shift", -1, style.GREY)):
-        periods = history.marks["period"][history.marks["kind"] == kind] // every
-        counts = np.bincount(periods, minlength=len(edges) - 1)
-        style.rectangles(panel, edges[:-1], edges[1:], 0.0, way * counts, facecolor=colour, gid=f"{kind}s")
-        most = max(most, float(counts.max()))
-    panel.axhline(0, color=style.BLACK, linewidth=0.6)
-    panel.set_ylim(-1.15 * most, 1.15 * most)
-    style.whole_ticks(panel.yaxis, 3)
-    panel.yaxis.set_major_formatter(lambda value, _: f"{abs(value):,.0f}")
-    panel.set_ylabel(f"↑ moves\n↓ shifts\n{'a round' if every == 1 else f'in {every} rounds'}", fontsize=9)
-
-
 # The tree of clusters.
 
 _LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
-_ACCURACY_IN, _TREE_FRAME_IN = 2.0, 1.6
+_TREE_FRAME_IN = 1.6
 _CROWDED = 12  # with more leaves there is no room for words about each split
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
-_SPLITS: dict[str, Any] = {"color": style.GREY, "linewidth": 0.9, "linestyle": (0, (4, 3))}
-_ACCURACY: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.4}
 
 
 @dataclass
@@ -225,7 +192,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
     """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
 
     They are CFL's bipartitions (Sattler et al. 2020). A line is as thick as its cluster has members. Splits have numbers; the
-    legend has their rounds and times, and the two norms that decided them. Under the tree is the accuracy over all devices.
+    legend has their rounds and times, and the two norms that decided them.
     """
     history = History(run)
     roots = read_splits(history)
@@ -234,28 +201,19 @@ def draw_split_tree(run: RunFolder) -> Figure:
     clusters = [cluster for root in roots for cluster in root.below()]
     leaves = [cluster for cluster in clusters if not cluster.children]
     splits = sorted((one for one in clusters if one.children), key=lambda one: (one.split_round, one.group))
-    curve = run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().dropna()
-    heights = [float(np.clip(len(leaves) * _LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN)), *([_ACCURACY_IN] if len(curve) else [])]
-    figure = Figure(figsize=(style.WIDTH_IN, sum(heights) + _TREE_FRAME_IN))
-    panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights, squeeze=False)[:, 0]
-    tree, bottom = panels[0], panels[-1]
+    height = float(np.clip(len(leaves) * _LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN))
+    figure = Figure(figsize=(style.WIDTH_IN, height + _TREE_FRAME_IN))
+    tree = figure.subplots()
     places = _draw_tree(tree, clusters, leaves, int(run.summary["rounds"]))
-    _tell_leaves(tree, leaves, history.population, heights[0])
+    _tell_leaves(tree, leaves, history.population, height)
     handles: list[Artist] = []
     for number, one in enumerate(splits if len(leaves) <= _CROWDED else [], start=1):
         centred: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "white", "weight": "bold", "zorder": 5}
         tree.text(one.split_round or 0, places[id(one)], str(number), fontsize=8, **centred)
         handles.append(Line2D([], [], marker="o", linestyle="", color=style.BLACK, label=f"{number}: {one.told}"))
-    if len(curve):
-        bottom.plot(curve["round"] + 1, curve["accuracy"], gid="accuracy", **_ACCURACY)
-        bottom.set_ylabel("test accuracy,\nall devices (0 to 1)")
-        style.grid(bottom)
-        style.across([bottom], sorted({one.split_round for one in splits}), gid="splits", **_SPLITS)
-        lines = {"accuracy over all devices": _ACCURACY, "a cluster splits": _SPLITS}
-        handles += [Line2D([], [], label=label, **look) for label, look in lines.items()]
-    bottom.set_xlabel("rounds that have ended")
-    style.whole_ticks(bottom.xaxis, 12)
-    bottom.set_xlim(0, int(run.summary["rounds"]))
+    tree.set_xlabel("rounds that have ended")
+    style.whole_ticks(tree.xaxis, 12)
+    tree.set_xlim(0, int(run.summary["rounds"]))
     counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
     return style.finished(figure, [run], handles, counts)
 

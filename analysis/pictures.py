@@ -13,7 +13,7 @@ from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.membership import draw_membership, draw_split_tree
 from fedsim.analysis.stragglers import draw_stragglers
 from fedsim.analysis.timeline import draw_timeline
-from fedsim.analysis.traffic import draw_edges, draw_purposes_compared, draw_traffic, draw_traffic_compared
+from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic
 
 
 class PictureKind(NamedTuple):
@@ -36,7 +36,6 @@ OF_ONE = {
     "similarity": PictureKind(draw_similarity, "How alike devices were when they were grouped"),
     "embedding": PictureKind(draw_embedding, "Where devices lay when they were grouped"),
     "split-tree": PictureKind(draw_split_tree, "How clusters were split"),
-    "edges": PictureKind(draw_edges, "Edge servers"),
     "traffic": PictureKind(draw_traffic, "Traffic"),
     "batteries": PictureKind(draw_batteries, "Batteries"),
 }
@@ -45,7 +44,6 @@ OF_SEVERAL = {
     "accuracy": PictureKind(draw_accuracy, "Accuracy"),
     "fairness": PictureKind(draw_fairness, "Fairness"),
     "energy": PictureKind(draw_energy, "Energy by phase"),
-    "traffic-compared": PictureKind(draw_traffic_compared, "Traffic of each"),
     "traffic-purposes": PictureKind(draw_purposes_compared, "Traffic by purpose"),
 }
 OF_ANY = ("accuracy", "fairness", "energy")  # what of OF_SEVERAL says something of one run, too

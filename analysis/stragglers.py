@@ -18,19 +18,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
-from fedsim.errors import nearest
 from fedsim.lab.reading.history import History, parsed
 from fedsim.records.reading import RunFolder
 
 OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
 _OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
-SORTS = ("size", "epoch")
 MOST_PANELS, MOST_LANES = 8, 60
 _PICKED = 3  # the worst rounds, where none are asked for
 _COLUMNS = 4
-_LANE_IN, _THIN_IN = 0.17, 0.105  # a lane's height, with few and with many of them
-_FEW_LANES = 16  # up to here lanes are high
+_LANE_IN = 0.13  # a lane's height
+_FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
 _COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
 _MEANING = {
@@ -51,56 +49,47 @@ _SPLITS = _PART | {"markerfacecolor": "white"}
 
 
 @style.styled
-def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None, order: str = SORTS[0]) -> Figure:
+def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) -> Figure:
     """Each selected device's epochs against its deadline, a panel a round: how far it came, and what became of it.
 
-    Args:
-        run: the run.
-        rounds: of rounds ``rounds[0]`` to ``rounds[1] - 1`` those with training, at most the first eight; by default the three
-            in which most tasks were not done, and the median one. Of more than 60 devices some are drawn, evenly spread.
-        order: ``size`` (the most samples on top) or ``epoch`` (the longest epoch on top).
+    Of rounds ``rounds[0]`` to ``rounds[1] - 1`` at most the first eight with training are drawn; by default the three in which
+    most tasks were not done, and the median one. The devices with the most samples are on top; of more than 60 some are drawn,
+    evenly spread.
     """
-    if order not in SORTS:
-        raise style.PictureError(f"the order is {order!r}; allowed are {', '.join(SORTS)}{nearest(order, SORTS)}")
     history = History(run)
     trained = trained_rounds(history)
     shown, excerpt = _choice(history, trained, rounds)
     attempts = read_attempts(history, list(shown))
     if attempts[["limit", "deadline"]].isna().all(axis=None):
         raise style.NothingToDrawError(f"the rounds of {str(run.path)!r} have no deadline that anybody could miss")
-    keys = ["samples", "epoch_s", "task"] if order == "size" else ["epoch_s", "samples", "task"]
-    by_round = dict([*attempts.sort_values(keys, ascending=[False, False, True]).groupby("round")])
+    by_round = dict([*attempts.sort_values(["samples", "task"], ascending=[False, True]).groupby("round")])
     most = min(MOST_LANES, max(map(len, by_round.values())))
-    lane = np.interp(most, (_FEW_LANES, 2 * _FEW_LANES), (_LANE_IN, _THIN_IN))
     columns = min(_COLUMNS, len(shown))
     lines = math.ceil(len(shown) / columns)
     room = ConstrainedLayoutEngine(hspace=0.04, wspace=0.04)
-    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * lane + 0.6)), layout=room)
+    figure = Figure(figsize=(style.WIDTH_IN, 1.9 + lines * (max(most, 4) * _LANE_IN + 0.6)), layout=room)
     grid = figure.subplots(lines, columns, sharex=True, squeeze=False)
     end = np.nanmax(attempts[list(_TIMES)].to_numpy(float))
     unit = style.unit_for(end, style.TIMES)
-    counted = bool(((attempts["epochs"] == attempts["asked"]) & (attempts["asked"] > 0)).any())
-    word = {"cata-fed": "cluster", "tifl": "tier"}.get(str(run.summary["strategy"]), "group")
     for panel, (number, why) in zip(grid.flat, shown.items(), strict=False):
         own = by_round[number]
         panel.set(xlim=(0, end * 1.02 / unit.size), ylim=(most - 0.5, -0.5))
         lanes = own.iloc[style.evenly(len(own), MOST_LANES)].reset_index(drop=True)
         _draw_round(panel, lanes, unit.size)
-        _label(panel, lanes, order, counted)
+        _label(panel, lanes)
         groups, counts = own["group"].dropna().unique(), own["outcome"].value_counts()
-        heads = [f"round {number}", f"{word} {groups[0]:.0f}" if len(groups) == 1 else "", why]
+        heads = [f"round {number}", f"group {groups[0]:.0f}" if len(groups) == 1 else "", why]
         ends = ", ".join(f"{counts[name]} {name}" for name in OUTCOMES if name in counts)
         panel.set_title(f"{', '.join(filter(None, heads))}\n{ends}", fontsize=10)
     for panel in grid.flat[len(shown) :]:
         panel.set_visible(False)
-    figure.supylabel(f"device · {'samples it trains on' if order == 'size' else 'nominal epoch (s)'}", fontsize=9)
+    figure.supylabel("device · samples it trains on", fontsize=9)
     for panel in grid.flat[max(0, len(shown) - columns) : len(shown)]:
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
         panel.tick_params(axis="x", labelbottom=True)
         panel.set_xlabel(f"since the round began ({unit.name})", fontsize=9)
-    what = f"epochs of {'the' if most < MOST_LANES else 'some'} selected devices against their deadlines"
-    what += f"; at the right how many each finished{', of those asked for' if counted else ''}"
-    return style.finished(figure, [run], _handles(attempts), f"{excerpt}; {what}")
+    words = f"{excerpt}; {'the' if most < MOST_LANES else 'some'} selected devices; at the right how many epochs each finished"
+    return style.finished(figure, [run], _handles(attempts), words)
 
 
 def _choice(history: History, trained: list[int], rounds: tuple[int, int] | None) -> tuple[dict[int, str], str]:
@@ -114,17 +103,12 @@ def _choice(history: History, trained: list[int], rounds: tuple[int, int] | None
         lengths = history.rounds.set_index("round")["end"].diff()
         ranked = sorted(trained, key=lambda number: (-wasted.get(number, 0), -lengths.get(number, 0.0)))
         picked = dict.fromkeys(ranked[:_PICKED], "one of the worst") | {ranked[every // 2]: "the median"}
-        which = f"the {_PICKED} rounds in which most tasks were not done, and the median one, of {every:,} with training"
-        return dict(sorted(picked.items())), which
+        return dict(sorted(picked.items())), f"{len(picked)} of {every:,} rounds with training"
     first, stop = rounds or (0, trained[-1] + 1)
     inside = [number for number in trained if first <= number < stop][:MOST_PANELS]
     if not inside:
         raise style.NothingToDrawError(f"nobody trained in rounds {first}:{stop}, so there are no stragglers to draw")
-    which = f"rounds {inside[0]} to {inside[-1]}" if len(inside) > 1 else f"round {inside[0]}"
-    part = (
-        f"all rounds with training ({which})" if len(inside) == every else f"{which}: {len(inside)} of {every:,} with training"
-    )
-    return dict.fromkeys(inside, ""), part
+    return dict.fromkeys(inside, ""), f"{len(inside)} of {every:,} rounds with training"
 
 
 def trained_rounds(history: History) -> list[int]:
@@ -140,9 +124,8 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
         task, round, device, group: whose; ``group`` is NaN where the device was in none.
         outcome: one of ``OUTCOMES``; ``late``: the server ended it, by its time, or for want of memory.
         samples, part: what it was to train on; the number of the part of its data from 1 on, or 0 where they are in one piece.
-        epoch_s: one epoch over these samples at the device's nominal speed.
         splits: whether it split its data after this.
-        epoch_ends, epochs, asked: when epochs ended (a list), how many counted for the device, and how many were asked for.
+        epoch_ends, epochs: when epochs ended (a list), and how many counted for the device.
         begun, done, train_end: begin of training (0 if none), end of its last whole epoch, end of training.
         sends, answered, cut: begin of the upload, and its end if it was done and if it was not.
         limit, deadline, ended: the end of the time to train, of the round, and of the task.
@@ -154,17 +137,16 @@ def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
     for _, records in events[events["task"].notna()].groupby("task", sort=True):
         first: Any = records.iloc[0]
         start = opened.get(int(first["round"]), {"data": None, "time": first["time"]})
-        device: Any = history.population.loc[int(first["device"])]
         row = {name: int(first[name]) for name in ("task", "round", "device")} | {"group": first["group"]}
+        device: Any = history.population.loc[row["device"]]
         row |= {"samples": int(device["samples"]), "splits": (first["round"], first["device"]) in splits}
-        row |= _course(records, start["time"], parsed(start["data"]))
-        rows.append(row | {"epoch_s": row["samples"] / device["speed"]})
+        rows.append(row | _course(records, start["time"], parsed(start["data"])))
     return pd.DataFrame(rows)
 
 
 def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict[str, Any]:
     course: dict[str, Any] = dict.fromkeys(_TIMES, math.nan)
-    course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "asked": 0, "begun": 0.0}
+    course |= {"outcome": "stopped", "part": 0, "epoch_ends": [], "epochs": 0, "begun": 0.0}
     for row in records.to_dict("records"):
         since, data = row["time"] - start, parsed(row["data"])
         match row["kind"], row["step"]:
@@ -172,7 +154,7 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
                 course["begun"] = since
                 course["deadline"] = math.nan if limits.get("deadline") is None else limits["deadline"] - start
             case "step-end", "train":
-                course |= {"epochs": data["epochs"], "asked": data["asked"], "train_end": since}
+                course |= {"epochs": data["epochs"], "train_end": since}
                 course["epoch_ends"] = [end - start for end in data["epoch_ends"]]
                 if "part" in data:
                     course["part"], _, course["samples"] = data["part"]
@@ -234,14 +216,12 @@ def _draw_bars(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> Non
             style.bars(panel, own[begin] / unit, own[end] / unit, own.index, half, **look)
 
 
-def _label(panel: Axes, lanes: pd.DataFrame, order: str, counted: bool) -> None:
+def _label(panel: Axes, lanes: pd.DataFrame) -> None:
     panel.spines["left"].set_visible(False)
     panel.tick_params(axis="y", length=0, pad=6, labelsize=(small := 8 if len(lanes) <= _FEW_LANES else 6))
-    values = lanes["samples"].astype(str) if order == "size" else lanes["epoch_s"].map("{:.3g}".format)
-    panel.set_yticks(lanes.index, lanes["device"].astype(str) + " · " + values)
-    for lane, epochs, asked in zip(lanes.index, lanes["epochs"], lanes["asked"], strict=True):
-        text = f"{epochs}/{asked}" if counted and asked else f"{epochs}"
-        panel.text(1.015, lane, text, transform=panel.get_yaxis_transform(), va="center", fontsize=small)
+    panel.set_yticks(lanes.index, lanes["device"].astype(str) + " · " + lanes["samples"].astype(str))
+    for lane, epochs in zip(lanes.index, lanes["epochs"], strict=True):
+        panel.text(1.015, lane, str(epochs), transform=panel.get_yaxis_transform(), va="center", fontsize=small)
 
 
 def _handles(attempts: pd.DataFrame) -> list[Artist]:

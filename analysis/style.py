@@ -33,6 +33,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
 from fedsim.files import flat
+from fedsim.output.harmless import clean
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 
@@ -113,13 +114,13 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return styled_draw
 
 
-def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS, dpi: int = DPI) -> list[Path]:
+def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path, kind in zip(paths, formats, strict=True):
         content = io.BytesIO()
         with matplotlib.rc_context(_RC):
-            figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=dpi)
+            figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
         with writing(path) as beside:  # no link is followed
             beside.write_bytes(content.getvalue())
     return paths
@@ -216,14 +217,8 @@ def spread(values: Sequence[float] | Floats, apart: float) -> Floats:
 def short(name: str, most: int = 40) -> str:
     """A name fit to be drawn: one line, no characters that the font lacks, the middle left out when it is long."""
     font = get_font(findfont(FontProperties(family=_FONT)))
-    drawn = "".join(c if c.isprintable() and font.get_char_index(ord(c)) else "□" for c in " ".join(name.split()))
-    hidden = drawn.startswith("_")  # matplotlib keeps such labels out of legends
-    return folded(" " * hidden + drawn, most) or "unnamed"
-
-
-def folded(text: str, most: int) -> str:
-    """A text with the middle left out when it is long."""
-    return text if len(text) <= most else f"{text[: most - most // 3 - 1]}…{text[-(most // 3) :]}"
+    drawn = "".join(c if font.get_char_index(ord(c)) else "□" for c in clean(name, most)) or "unnamed"
+    return f" {drawn}" if drawn.startswith("_") else drawn  # matplotlib leaves labels with a leading underscore out of legends
 
 
 def as_file_name(name: str) -> str:

@@ -38,7 +38,7 @@ _PIXELS = 1250  # about what the time axis has: a step, however short, is drawn 
 _BINS = 625  # of the strips, over a timeline's width: two pixels each
 _FAR_MORE = 10  # times as many devices as work would flatten those that work
 _LANE_IN, _LEAST_IN, _MOST_IN = 0.24, 2.2, 8.6  # the lanes' height: so much a device, within these limits
-_STRIPS_IN, _FRAME_IN = (0.8, 1.0, 1.0), 2.3  # the strips below; title, axis labels and legend together
+_STRIPS_IN, _FRAME_IN = (0.8, 1.0), 2.3  # the strips below; title, axis labels and legend together
 _RATES = ((125e6, 125e6, "Gbit/s"), (125e3, 125e3, "Mbit/s"), (125.0, 125.0, "kbit/s"), (0.0, 0.125, "bit/s"))
 
 _CAPACITY: dict[str, Any] = {"color": style.BLACK, "linewidth": 0.8, "linestyle": ":"}
@@ -146,16 +146,12 @@ def draw_timeline(
     view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
     height = min(max(len(view.devices) * _LANE_IN, _LEAST_IN), _MOST_IN)
     figure = Figure(figsize=(style.WIDTH_IN, height + sum(_STRIPS_IN) + _FRAME_IN))
-    panels = figure.subplots(4, 2, sharex="col", sharey="row", width_ratios=(10, 1), height_ratios=(height, *_STRIPS_IN))
-    (lanes, totals), (work, beside), (load, below), (strip, words) = panels
-    beside.remove()
-    below.remove()
+    lanes, work, load = figure.subplots(3, 1, sharex=True, height_ratios=(height, *_STRIPS_IN))
     handles = _draw_lanes(lanes, view)
     draw_work(work, view)
     handles += draw_load(load, view)
-    handles += _draw_lines((lanes, work, load, strip), view)
-    _draw_outcomes(strip, totals, words, view)
-    strip.set_xlabel(f"simulated time ({view.unit.name})")
+    handles += _draw_lines((lanes, work, load), view)
+    load.set_xlabel(f"simulated time ({view.unit.name})")
     if len(ends := view.rounds["end"].to_numpy()):
         middles = (np.concatenate([[view.start], ends[:-1]]) + ends) / 2 / view.unit.size
         number_rounds(lanes, view.rounds["round"].to_numpy(), middles, "round")
@@ -184,6 +180,7 @@ def _draw_lanes(axes: Axes, view: View) -> list[Artist]:
             _draw_bars(axes, view, own[own["outcome"] == "done"], least=pixel, gid=step, facecolor=colour)
             handles.append(Patch(facecolor=colour, label=step))
     edge: dict[str, Any] = {"edgecolor": style.GREY, "linewidth": 0.4}
+    handles.append(Patch(facecolor=style.OUTCOMES["done"], label="devices at work"))
     handles.append(Patch(facecolor=style.PALE, label="idle" if view.away is not None else "idle or disconnected", **edge))
     if view.away is not None and len(view.away):
         _draw_bars(axes, view, view.away, facecolor=style.AWAY, zorder=0.7, gid="away")
@@ -381,33 +378,3 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
         style.across(panels, acts[:: some_lines(len(acts))[0]], zorder=2, gid="process", **_ACT)
         handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles
-
-
-def _draw_outcomes(strip: Axes, totals: Axes, words: Axes, view: View) -> None:
-    """Outcomes of tasks: below the lanes a bar a round, as wide as it, and one for what came after the last; beside them a bar
-    a device; and their sums, as the key to the colours."""
-    tasks = view.tasks.assign(period=view.tasks["period"] - (int(view.rounds.index[0]) if len(view.rounds) else 0))
-    edges = np.array([view.start, *view.rounds["end"], view.end]) / view.unit.size
-    by_round = pd.crosstab(tasks["period"], tasks["outcome"]).reindex(range(len(edges) - 1), fill_value=0)
-    by_lane = pd.crosstab(tasks["lane"], tasks["outcome"])
-    words.set_axis_off()
-    for place, outcome in enumerate(outcome for outcome in style.OUTCOMES if outcome in by_lane):
-        colour, y = style.OUTCOMES[outcome], 0.55 - 0.2 * place
-        for counts in (by_round, by_lane):
-            counts["top"] = counts.get("top", 0) + counts[outcome]
-        tops = by_round["top"], by_lane["top"]
-        style.rectangles(strip, edges[:-1], edges[1:], tops[0] - by_round[outcome], tops[0], facecolor=colour)
-        style.bars(totals, tops[1] - by_lane[outcome], tops[1], by_lane.index, view.half_lane, facecolor=colour)
-        words.text(0.02, y, "■", color=colour, transform=words.transAxes, va="center")
-        words.text(0.2, y, f"{outcome} {by_lane[outcome].sum():,}", transform=words.transAxes, va="center", fontsize=9)
-    which = "" if len(view.devices) == view.at_work else ",\nthese lanes"
-    strip.set(ylabel=f"tasks\nper round{which}", ylim=(0, max(1.0, by_round.get("top", edges * 0).max() * 1.05)))
-    style.whole_ticks(strip.yaxis, 3)
-    totals.set_xlim(0, max(1.0, by_lane.get("top", edges * 0).max() * 1.05))
-    style.whole_ticks(totals.xaxis, 2)
-    totals.tick_params(axis="y", left=False, labelleft=False)
-    totals.tick_params(axis="x", bottom=False, labelbottom=False, top=True, labeltop=True)
-    totals.xaxis.set_label_position("top")
-    totals.set_xlabel("tasks\nper device", fontsize=10)
-    totals.spines["top"].set_visible(True)
-    totals.spines["bottom"].set_visible(False)

@@ -1,4 +1,4 @@
-"""Bytes by direction and purpose, over simulated time and in total, with the wasted part; and messages of edge servers.
+"""Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
 A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts, as in the ledger
 (``fedsim.records.ledger``). Bytes between parts of the server's side belong to no task, are never wasted, and are drawn as a
@@ -8,6 +8,7 @@ direction of their own; the ledger counts them as up.
 import json
 from collections.abc import Sequence
 from functools import cache
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -15,13 +16,11 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
-from fedsim.analysis.timeline import ROUND_END, counted, on_lanes, some_lines
 from fedsim.arrays import Floats
 from fedsim.lab.reading.history import History, parsed
 from fedsim.language.units import show_bytes
@@ -36,9 +35,7 @@ _HUES = {
     "server": ("#332288", "#AA8866"),
 }
 _WAYS = {"down": "↓ down", "up": "↑ up", "peer": "⇄ peer", "server": "↔ within the server"}
-_PAPER: dict[str, Any] = {"color": style.BLACK, "linewidth": 1.2, "linestyle": (0, (5, 3))}
 _WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
-_WASTED_KEY = Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED)
 _POINTS = 800  # more points than pixels only make the SVG large
 _BAR_IN, _FRAME_IN = 0.62, 2.0
 
@@ -55,38 +52,10 @@ def draw_traffic(run: RunFolder) -> Figure:
     figure = Figure(figsize=(style.WIDTH_IN, max(5.6, len(colours) * _BAR_IN + _FRAME_IN)))
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
     handles: list[Artist] = [Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()]
-    handles += _plot_over_time(over_time, parts, colours)
+    handles.append(Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED))
+    _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
-    return style.finished(figure, [run], [*handles, _WASTED_KEY])
-
-
-@style.styled
-def draw_traffic_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Bytes of each run down and up, and the part of them that was wasted.
-
-    A bar a run, called after its folder, unless ``series`` has one for each, with its name.
-    """
-    ledgers = [read_parts(run) for run in runs]
-    most = _most(float(parts["bytes"].sum()) for parts in ledgers)
-    unit = style.unit_for(most, style.BYTES)
-    figure = Figure(figsize=(style.WIDTH_IN, 2.0 + 0.55 * len(runs)))
-    panel = figure.subplots()
-    looks: dict[str, dict[str, Any]] = {way: {"color": hues[0]} for way, hues in _HUES.items()} | {"wasted": _WASTED}
-    for place, parts in enumerate(ledgers):
-        sums = parts["bytes"].groupby(parts["direction"].where(~parts["wasted"], "wasted")).sum().reindex(list(looks)).dropna()
-        draw_mean_bar(panel, place, sums.to_frame().T / unit.size, looks, _amount(sums.sum(), sums.get("wasted", 0.0)))
-    name_bars(panel, style.run_names(runs) if series is None else [one.name for one in series])
-    panel.set_xlim(0, most / unit.size * 1.2)  # room for what is written beside the bars
-    panel.set_xlabel(f"moved in total ({unit.name})")
-    ways = [way for way in _HUES if any((parts["direction"] == way).any() for parts in ledgers)]
-    return style.finished(figure, runs, [*(Patch(facecolor=_HUES[way][0], label=_WAYS[way]) for way in ways), _WASTED_KEY])
-
-
-def _most(totals: Any) -> float:
-    most = float(max(totals, default=0.0))
-    if not most:
-        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
-    return most
+    return style.finished(figure, [run], handles)
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
@@ -122,7 +91,7 @@ def _label(kind: _Kind) -> str:
     return f"{_WAYS[kind[0]]}: {style.short(kind[1], 24)}"
 
 
-def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> list[Line2D]:
+def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
     """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
     end = float(parts["end"].max())
     time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
@@ -144,11 +113,6 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set(xlim=(0, end / time.size or 1.0), ylim=(0, None))  # transfers may take no time
     style.grid(panel)
-    in_paper = parts[~parts["purpose"].isin(NOT_IN_PAPER)]
-    if len(in_paper) == len(parts):
-        return []
-    label = f"all as the papers count it: models and updates, {show_bytes(float(in_paper['bytes'].sum()))}"
-    return panel.plot(moments / time.size, moved_by(in_paper), gid="paper", label=label, **_PAPER)
 
 
 def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
@@ -170,16 +134,14 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
 
 
 def _amount(total: float, wasted: float) -> str:
-    """Total and the share that was wasted: ``"1.14 MB, 2% wasted"``."""
-    share = "" if not wasted else ", under 1% wasted" if wasted < 0.005 * total else f", {wasted / total:.0%} wasted"
-    return f"{show_bytes(total)}{share}"
+    """Total and the share that was wasted: ``"1.14 MB, 2.0% wasted"``."""
+    return show_bytes(total) + (f", {wasted / total:.1%} wasted" if wasted else "")
 
 
 # Purposes, of several runs: as bytes really moved, and as the papers count them.
 
 _FIXED = {"model": style.SKY, "update": style.BLUE}  # what nearly every strategy sends looks the same in every picture
 _OTHERS = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELLOW, "#332288", "#882255", "#999933")
-_SEEN = 0.003  # of the longest bar: less is thinner than a line
 
 
 @style.styled
@@ -191,8 +153,10 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
     """
     series = group_by_scenario(runs) if series is None else series
     table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]
-    most = _most(seeds.sum(axis=1).max() for seeds in table)
-    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]).fillna(0.0))
+    most = max(float(seeds.sum(axis=1).max()) for seeds in table)
+    if not most:
+        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+    colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]))
     unit = style.unit_for(most, style.BYTES)
     figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
@@ -208,80 +172,13 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
     name_bars(panels[0], [one.label for one in series])
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    rest = ", ".join(purpose for purpose, colour in colours.items() if colour == style.GREY)
-    labels = {colour: style.short(purpose, 24) for purpose, colour in colours.items()}
-    labels |= {style.GREY: f"others: {style.short(rest, 60)}"} if rest else {}
-    return style.finished(figure, runs, [Patch(facecolor=colour, label=label) for colour, label in labels.items()])
+    handles = [Patch(facecolor=colour, label=style.short(purpose, 24)) for purpose, colour in colours.items()]
+    return style.finished(figure, runs, handles)
 
 
 def _colours_of_purposes(means: pd.DataFrame) -> dict[str, str]:
-    """A colour a purpose: models and updates first, then the largest; those that nobody could see share grey."""
+    """A colour a purpose, models and updates first, then the others by size."""
     sums = means.sum().sort_values(ascending=False, kind="stable")
-    seen = means.max() >= _SEEN * means.sum(axis=1).max()
     others = [str(purpose) for purpose in sums.index if purpose not in _FIXED]
-    hues = dict(zip([purpose for purpose in others if seen[purpose]], _OTHERS, strict=False))
-    looks = _FIXED | hues | {purpose: style.GREY for purpose in others if purpose not in hues}
+    looks = _FIXED | dict(zip(others, cycle(_OTHERS), strict=False))
     return {purpose: colour for purpose, colour in looks.items() if sums.get(purpose, 0.0) > 0}
-
-
-# Edge servers: a lane each.
-
-_MOST_EDGES = 60
-_EDGE_IN, _EDGES_FRAME_IN = 0.34, 2.4
-_LEAST_SHARE = 1 / 1250  # of the time axis: a message, however short, is drawn a pixel wide
-_OF_EDGES = {"down": ("download", "from the server"), "up": ("upload", "to the server")}
-
-
-@style.styled
-def draw_edges(run: RunFolder) -> Figure:
-    """A lane an edge server: what came from the server and went to it, how many of its devices worked for it, its losses."""
-    messages = read_messages(run)
-    if messages.empty:
-        raise style.NothingToDrawError("no edge server had a message, so there is nothing to draw of edge servers")
-    history = History(run)
-    edges = np.unique(messages["device"])
-    shown = edges[style.evenly(len(edges), _MOST_EDGES)]
-    lane, unit = pd.Series(np.arange(len(shown)), index=shown), style.unit_for(history.end, style.TIMES)
-    figure = Figure(figsize=(style.WIDTH_IN, max(len(shown), 4) * _EDGE_IN + _EDGES_FRAME_IN))
-    panel = figure.subplots()
-    panel.set(xlim=(0, history.end / unit.size), ylim=(len(shown) - 0.5, -0.5), xlabel=f"simulated time ({unit.name})")
-    panel.set_yticks(range(len(shown)), [f"edge {edge}" for edge in shown])
-    panel.tick_params(axis="y", length=0)
-    handles: list[Artist] = []
-
-    def bars(rows: pd.DataFrame, half: float, label: str, **look: Any) -> None:
-        own = on_lanes(rows, lane)
-        style.bars(panel, own["start"] / unit.size, own["end"] / unit.size, own["lane"], half, **look)
-        handles.append(Patch(label=label, **look))
-
-    work = {edge: counted(own) for edge, own in history.steps[history.steps["group"].isin(shown)].groupby("group")}
-    most = max([1.0, *(float(curve.values.max(initial=0.0)) for curve in work.values())])
-    for edge, (times, values) in work.items():  # of devices at work for each edge server: those of its group
-        working = np.flatnonzero(values[:-1] > 0)
-        shades = [style.lighten(style.STEPS["train"], 0.85 - 0.6 * value) for value in values[working] / most]
-        style.bars(panel, times[working] / unit.size, times[working + 1] / unit.size, lane[edge], 0.4, facecolor=shades)
-    if work:
-        label = f"its devices at work (darkest: {most:.0f})"
-        handles.append(Patch(facecolor=style.lighten(style.STEPS["train"], 0.4), label=label))
-    seen = messages.assign(end=np.maximum(messages["end"], messages["start"] + history.end * _LEAST_SHARE))
-    for way, (step, label) in _OF_EDGES.items():
-        bars(seen[seen["direction"] == way], 0.4, label, facecolor=style.STEPS[step], gid=way)
-    if len(history.lost_edges):
-        bars(history.lost_edges, 0.45, "lost", gid="lost", **_WASTED | {"hatch": "//////"})
-    ends = history.rounds["end"].to_numpy() / unit.size
-    every, which = some_lines(len(ends))
-    style.across([panel], ends[::every], **ROUND_END)
-    handles.append(Line2D([], [], label=f"round's end{which}", **ROUND_END))
-    part = "" if len(shown) == len(edges) else f"{len(shown)} of "
-    return style.finished(figure, [run], handles, part + style.counted(len(edges), "edge server"))
-
-
-def read_messages(run: RunFolder) -> pd.DataFrame:
-    """A row a message between an edge server and the server: ``device`` (the edge server's number), ``direction``, ``start``,
-    ``end`` (s), ``outcome``."""
-    rows: pd.DataFrame = run.table(TRANSFERS).to_pandas()
-    rows = rows[rows["device"].isna() & (rows["direction"] != "peer")]
-    names = rows["receiver"].astype(str).where(rows["direction"] == "down", rows["sender"].astype(str))
-    rows = rows.assign(device=names.astype(str).str.extract(r"^edge ([0-9]+)$")[0]).dropna(subset="device")
-    rows = rows[["device", "direction", "start", "end", "outcome"]]
-    return rows.astype({"device": int, "direction": str, "outcome": str}).reset_index(drop=True)

@@ -1,4 +1,4 @@
-"""Names for arrays in annotations; a docstring says shapes and units."""
+"""Array types for annotations; docstrings give shapes and units."""
 
 from typing import TypeAlias
 

@@ -33,9 +33,9 @@ def build_world(
     processes: Sequence[Any] = (),
     seed: int = 1,
 ) -> World:
-    """A world without learning or strategy, for processes of your own: ``world.env`` runs it, as SimPy documents it.
+    """A world without learning or strategy, for processes of your own; ``world.env`` is its SimPy environment.
 
-    Arguments are as the sections of a scenario say them, ``processes`` as in ``[world]``; the same seed gives the same world.
+    Arguments have the form of a scenario's sections, ``processes`` that of ``[world]``; the same seed gives the same world.
     """
     world = {"processes": [*processes]}
     given: dict[str, Any] = {"population": population or {}, "network": network or {}, "seed": seed, "world": world}
@@ -57,5 +57,5 @@ def build_world(
     return Processes(sections.world.processes, streams, capacity, tasks, _ignore).world
 
 
-def _ignore(_: object) -> None:  # no server hears of it
+def _ignore(_: object) -> None:  # there is no server to notify
     pass

@@ -33,10 +33,7 @@ _UNNAMED: Name = ("", 0)
 
 
 class Alarm(Event):
-    """A named event at the absolute time ``when`` (s), which can be cancelled and can be saved; made by ``Environment.at``.
-
-    ``ring`` is called when it happens; None when it has happened or was cancelled.
-    """
+    """A named event at ``when`` (s), which can be cancelled and saved; ``ring`` is None once called or cancelled."""
 
     _ok, _value = True, None  # it has been triggered
 
@@ -61,10 +58,7 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """The result of real work, for a process (``value = yield join``) or a handler (``value = await join``).
-
-    The clock stands still until the work is done. In a process a join is resolved in the instant in which it was made.
-    """
+    """Result of real work: ``yield join`` in a process, ``await join`` in a handler; meanwhile the clock stands still."""
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
         super().__init__(env)
@@ -90,13 +84,12 @@ class Join(Event):
 class Environment(simpy.Environment):
     """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
 
-    An alarm is one entry of the schedule, at its time to the bit, with any priority; a cancelled one is dropped without moving
-    the clock, and many are dropped at once: most are cancelled, since devices finish before they disconnect.
+    An alarm is one entry of the schedule, at its exact time, with any priority. A cancelled alarm never moves the clock.
 
     Attributes:
-        pending: real work that must be done before the next event, and what goes on then.
+        pending: real work that must be done before the next event, and what to call then.
         handling: whether a handler of the server runs.
-        moved: told of the time (s) of the next event before it moves on to it, or of infinity if there is none.
+        moved: called with the time (s) of the next event before the clock moves there; infinity if there is none.
     """
 
     def __init__(self) -> None:
@@ -115,10 +108,7 @@ class Environment(simpy.Environment):
         return schedule[0][0] if schedule else inf
 
     def advance(self) -> float:
-        """Process the events that are due now, or up to the first that joins real work, which is left ``pending``.
-
-        Returns the time of the next event (s).
-        """
+        """Process the events due now, up to the first that joins real work (``pending``); returns the next one's time (s)."""
         schedule, step, now = self._schedule, super().step, self.now
         while schedule:  # without ``peek``, whose call would take a sixth of an event's time
             when, _, _, event = schedule[0]

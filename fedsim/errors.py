@@ -1,4 +1,4 @@
-"""The errors that a user of fedsim can meet. Each is one message; the command line shows no traceback."""
+"""Errors for users of fedsim. Each has one message; the command line shows no traceback."""
 
 import errno
 import inspect
@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import Any
 
 _HERE = Path(__file__).resolve().parent
-_LONGEST = 2_000  # characters of a message; what a file says may be quoted in it
+_LONGEST = 2_000  # characters of a message, which may quote a file
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
-"""Whether messages are for the command line; in Python they name arguments and functions instead of options and verbs."""
+"""Whether messages name options and verbs of the command line; otherwise they name Python arguments and functions."""
 
 _OPTION = re.compile(r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim (run|study)'")
 _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"}
 
 
 class FedsimError(Exception):
-    """The root of all errors that fedsim raises on purpose."""
+    """Base of all errors that fedsim raises on purpose."""
 
     exit_status = 1  # of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run
 
@@ -36,7 +36,7 @@ class FedsimError(Exception):
 
 
 class ScenarioError(FedsimError):
-    """A scenario says something that cannot be run; the message names the key, the value and what is allowed."""
+    """A scenario cannot be run; the message names the key, its value and the allowed values."""
 
     exit_status = 2
 
@@ -54,7 +54,7 @@ class RunFolderError(FedsimError):
 
 
 class SimulationError(FedsimError):
-    """A run met a state from which it cannot go on; shows only while it runs."""
+    """A run reached a state in which it cannot continue."""
 
 
 class CheckpointError(FedsimError):
@@ -69,7 +69,7 @@ def is_full(error: Exception) -> bool:
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message of an error that fedsim does not raise itself; ``folder`` is where the failed work was written."""
+    """The message for an error raised elsewhere; ``folder`` is the output folder of the failed work."""
     if is_full(error):
         name = getattr(error, "filename", None)
         place = folder if name is None else Path(os.fsdecode(name)).parent
@@ -86,7 +86,7 @@ def told(error: Exception, folder: Path | None = None) -> str:
 
 
 def place_of(error: BaseException) -> str:
-    """The line of a user's own code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none did."""
+    """The line of user code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none did."""
     own, others = "", {_HERE, Path(sysconfig.get_path("stdlib"))}
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
@@ -96,16 +96,16 @@ def place_of(error: BaseException) -> str:
 
 
 def home_of(code: Any) -> str:
-    """The place of a user's own function or class, as ``" (mine.py, line 12)"``; ``""`` for fedsim's."""
+    """The source line of a user's function or class, as ``" (mine.py, line 12)"``; ``""`` for fedsim's own."""
     try:
         file, line = Path(inspect.getfile(code)), inspect.getsourcelines(code)[1]
-    except (OSError, TypeError):  # it was made without a file
+    except (OSError, TypeError):  # defined without a source file
         return ""
     return "" if _HERE in file.resolve().parents else f" ({file.name}, line {line})"
 
 
 def shown(value: object) -> str:
-    """A value as a message quotes it: not more than 80 characters of it."""
+    """``repr(value)``, cut to 80 characters, for messages."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 

@@ -1,20 +1,20 @@
 """Executors run the real work. An executor decides how long work takes in real time, and nothing else.
 
-Work that cannot share a process with anything else has processes of this machine that each do one thing at a time. Calls and
-answers are pickles on their pipes; what the work prints goes to this process's errors.
+Work that needs a process of its own goes to worker processes of this machine, which carry out one call at a time. Calls and
+answers are pickles on their pipes; a worker's output goes to this process's standard error.
 """
 
 import os
 import pickle
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
-from typing import IO, Any, Protocol, cast
+from typing import Any, Protocol
 
 from fedsim.errors import ScenarioError, SimulationError, nearest
 from fedsim.language.imports import at, learn, places
@@ -49,7 +49,7 @@ class Executor(Protocol):
         ...
 
     def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """The same for a function at the top of a module that uses what is its process's own: nothing else runs there then."""
+        """Like ``submit``, in a process that runs nothing else meanwhile; the function stands at the top of a module."""
         return self.submit(function, *args)
 
     def close(self) -> None:
@@ -98,7 +98,7 @@ class Inline(Executor):
 class Threads(Executor):
     """A pool of ``workers`` threads: torch, numpy and compiled loops release the interpreter lock.
 
-    Work that must be alone has as many processes, or with one thread this one.
+    ``submit_alone`` uses as many processes, or with one thread this process.
     """
 
     def __init__(self, workers: int) -> None:
@@ -125,12 +125,12 @@ class Threads(Executor):
 def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
     """Start a fresh Python that calls a function of fedsim's, with ``words`` as its command line, in a session of its own.
 
-    It searches for modules where this process does, but for the working directory, and knows the code that was allowed here.
-    Unlike the processes of ``multiprocessing`` it does not run the user's program again.
+    It has this process's search path without the working directory, and its allowed code. Unlike a process of
+    ``multiprocessing`` it does not run the user's program again.
     """
     here, home = Path.cwd().resolve(), str(Path(__file__).absolute().parents[1])
-    places_now = list(sys.path)  # at once: another thread may change it meanwhile, as a Flower app in use does
-    path = [place for place in places_now if Path(place).is_absolute() and Path(place).resolve() != here]
+    now = list(sys.path)  # another thread may change it meanwhile, as a Flower app in use does
+    path = [place for place in now if Path(place).is_absolute() and Path(place).resolve() != here]
     code = _CODE.format(path=[*path, home], places=places(), module=module, name=name)
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [sys.executable, "-P", "-c", code, *words]
@@ -138,41 +138,36 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
 
 
 class WorkerProcesses:
-    """``workers`` processes, each started when it is first needed."""
+    """``workers`` processes, each the child of a thread that starts it when it is first needed."""
 
     def __init__(self, workers: int) -> None:
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="fedsim-process")
-        self._free: SimpleQueue[subprocess.Popen[bytes] | None] = SimpleQueue()
+        self._own = threading.local()
         self._all: list[subprocess.Popen[bytes]] = []
-        for _ in range(workers):
-            self._free.put(None)
 
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Queue ``function(*args)``; the function stands at the top of a module."""
         return self._threads.submit(self._call, function, args)
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        worker = self._free.get()
+        if not hasattr(self._own, "worker"):
+            self._own.worker = start("fedsim.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._all.append(self._own.worker)
+        worker = self._own.worker
         try:
-            if worker is None:
-                worker = start("fedsim.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-                self._all.append(worker)
-            calls, answers = cast("IO[bytes]", worker.stdin), cast("IO[bytes]", worker.stdout)
-            pickle.dump(places(), calls)  # of modules that were allowed by now, so that the next pickle can name them
-            pickle.dump((function, args), calls, protocol=5)
-            calls.flush()
-            done, outcome = pickle.load(answers)
+            pickle.dump(places(), worker.stdin)  # of modules that were allowed by now, so that the next pickle can name them
+            pickle.dump((function, args), worker.stdin, protocol=5)
+            worker.stdin.flush()
+            done, outcome = pickle.load(worker.stdout)
         except (EOFError, BrokenPipeError) as error:
-            code, worker = None if worker is None else worker.wait(), None
-            raise SimulationError(f"a worker process ended while it worked (exit status {code})") from error
-        finally:
-            self._free.put(worker)
+            del self._own.worker
+            raise SimulationError(f"a worker process ended while it worked (exit status {worker.wait()})") from error
         if done:
             return outcome
         raise outcome
 
     def close(self) -> None:
-        """Drop queued work and end the workers, whatever they do."""
+        """Drop queued work and kill the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         for worker in self._all:
             worker.kill()
@@ -196,7 +191,7 @@ def serve() -> None:
 
 
 def answer(work: Callable[[], Any]) -> bytes:
-    """Do some work; pickles (True, its value) or (False, its error with the traceback as a note, or a ``SimulationError``)."""
+    """Do some work; a pickle of (True, its value) or (False, its error, or a ``SimulationError`` if that has no pickle)."""
     try:
         outcome = True, work()
     except Exception as error:

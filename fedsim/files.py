@@ -1,7 +1,7 @@
-"""Files of any origin, of which pipes, devices and nesting without end are refused, and files that survive a power cut.
+"""Reading of untrusted files (no pipes, devices or endless nesting), and writing of files that survive a power cut.
 
-An operating system writes contents and names to the disk in any order. A content is safe when its file was synced, a name when
-its folder was.
+An operating system writes contents and names to the disk in any order. A content is safe once its file is synced, a name once
+its folder is.
 """
 
 import errno
@@ -20,13 +20,13 @@ _TOO_DEEP = "it is nested too deeply"
 
 
 def sought(file: str, root: Path | None) -> Path:
-    """The place of a file that a scenario names (see ``SOUGHT``); ``root`` is ``data.root``, if given."""
+    """The path of a file that a scenario names (see ``SOUGHT``); ``root``: ``data.root``, if given."""
     here, shared = (root or Path()) / file, os.environ.get("FEDSIM_DATA")
     return Path(shared, file) if shared and root is None and not here.exists() else here
 
 
 def regular(path: Path) -> Path:
-    """``path``, if it is a regular file; the ``strerror`` of an ``OSError`` says what it is instead."""
+    """``path``, if it is a regular file; otherwise ``OSError``, whose ``strerror`` names its type."""
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # no system has such a path
@@ -84,7 +84,7 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path that becomes ``path`` when it is written; the name is safe only after ``sync(path.parent)``, once for many."""
+    """A temporary path, renamed to ``path`` on success; the name is safe after ``sync(path.parent)``, once for many."""
     beside = path.with_name(path.name + WRITING)
     beside.unlink(missing_ok=True)
     try:

@@ -1,6 +1,6 @@
 """TOML tables before validation: reading, ``extends``, ``--set``, and the changes of a study's variants.
 
-A change is merged into the base key by key; a dotted key stands for nested tables. A change of ``kind`` drops the base's other
+A change is merged into the base key by key; a dotted key denotes nested tables. A change of ``kind`` drops the base's other
 keys of that table, except in ``strategy``: keys that the new strategy takes too (cohort, epochs, deadline) stay. ``--set`` of a
 ``kind`` keeps such keys in every table.
 """
@@ -24,7 +24,7 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """A change given by ``--set``: the text, its dotted key, and the new value; None removes the key."""
+    """A change given by ``--set``: its text, its key as a path, and the new value; None removes the key."""
 
     text: str
     keys: tuple[str, ...]
@@ -42,14 +42,14 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
 
 
 def _holds(said: Any, there: Any) -> bool:
-    """Whether ``there`` contains ``said``; a name may have become a table with that ``kind``."""
+    """Whether ``there`` contains ``said``; the name of a kind may have become a table with that ``kind``."""
     if isinstance(there, Mapping) and isinstance(said, Mapping):
         return all(_holds(value, there.get(key)) for key, value in said.items())
     return bool(said == (there.get("kind") if isinstance(there, Mapping) and isinstance(said, str) else there))
 
 
 def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file (a ``what``), merged into those that it ``extends``; ``of``: the files that extend it."""
+    """The tables of a TOML file merged into those it ``extends``. ``what``: its name in messages; ``of``: its descendants."""
     here, name = Path(path), f"the {what} {str(path)!r}"
     try:
         own = files.read_toml(here)
@@ -74,11 +74,11 @@ def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
 def apply_changes(
     scenarios: Sequence[Tables], changes: Sequence[str], root: type[Spec], tell: Callable[[str], object] = lambda _: None
 ) -> list[SetChange]:
-    """Carry out changes (``key.path=value``) on the tables of scenarios; the order of the changes does not matter.
+    """Apply changes (``key.path=value``) to the tables of scenarios; the order of the changes does not matter.
 
-    Whole tables come before keys in them, and a ``kind`` before the other keys of its table. Where a change alters the ``kind``
-    of a table, keys that the new kind lacks are dropped, each with a line to ``tell``. What a change gives is never dropped: a
-    key that the table's kind lacks stays, to be refused by name. ``root`` is the spec of a scenario.
+    Whole tables are set before keys in them, and a ``kind`` before the other keys of its table. Where a change alters the
+    ``kind`` of a table, keys that the new kind lacks are dropped, each with a message to ``tell``. Keys given by a change are
+    never dropped: validation refuses them by name. ``root`` is the spec of a scenario.
     """
     read = [read_change(change) for change in changes]
     given = {change.keys for change in read}
@@ -94,7 +94,7 @@ def apply_changes(
     for change in read:
         within = any(one != change.keys and one[: len(change.keys)] == change.keys for one in given)
         for sections in scenarios:
-            if not (change.holds_in(sections) or (change.value is None and within)):  # a table may go, and be said anew
+            if not (change.holds_in(sections) or (change.value is None and within)):  # a table may be removed and given anew
                 raise ScenarioError(f"--set {change.text!r} is undone by another change; give one of the two")
     return read
 
@@ -119,7 +119,7 @@ def _set(sections: Tables, change: SetChange) -> None:
     table, keys = sections, change.keys
     for depth, key in enumerate(keys[:-1]):
         if keys[depth + 1 :] == ("kind",) and isinstance(table.get(key), str):
-            table[key] = {}  # a bare name was short for a table
+            table[key] = {}  # replaces the bare name of a kind
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
             said = f"{key!r} is {table!r} in the scenario, not a table"
@@ -152,7 +152,7 @@ def _drop_strangers(
 
 
 def spread_out(changes: Mapping[str, Any]) -> Tables:
-    """Changes with every dotted key written as tables; each key is given once."""
+    """Changes with every dotted key expanded to tables; a key given twice is refused."""
     tables: Tables = {}
     for key, value in changes.items():
         parts = key.split(".")

@@ -1,7 +1,7 @@
-"""All that the author of a strategy, a part, data, a meter or a process of the world needs: ``from fedsim.plugin import ...``.
+"""The names for authors of strategies, parts, data, meters and processes of the world: ``from fedsim.plugin import ...``.
 
-A strategy is a server half (``Strategy``, or one of its loops) and a client half (``Client``) that know each other by messages
-alone. What each is called with, and when, stands in its docstring.
+A strategy consists of a server half (``Strategy``, or one of its subclasses) and a client half (``Client``), which communicate
+by messages only. The docstring of each class documents its hooks, their arguments, and when they are called.
 """
 
 from fedsim.data.federated import Raw

@@ -1,4 +1,4 @@
-"""``Scenario``: a run described, read from TOML, and written back with every default."""
+"""``Scenario``: the description of a run, read from TOML and written back with every default."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from fedsim.simulation import Simulation
 
 
 class Scenario(Sections):
-    """A whole run, described."""
+    """The description of a whole run."""
 
     def __init__(self, **sections: Any) -> None:
         try:
@@ -68,14 +68,14 @@ def load(
     """Read a scenario file.
 
     Args:
-        path: a TOML file, which may begin from another one (``extends``), or the name of a shipped one.
-        changes: ``key.path=value`` texts that override it; a value is TOML, or else plain text, and none takes the key away.
+        path: a TOML file, which may extend another one (``extends``), or the name of a shipped scenario.
+        changes: overrides ``key.path=value``; a value is TOML, or else plain text; an empty value removes the key.
         seed: overrides the file's seed.
-        allow_code: whether code that it names by import path (a strategy, a module) is imported (``fedsim.language.imports``).
-        tell: called with a line for each key that is dropped because ``changes`` make another ``kind`` of its table.
+        allow_code: whether to import code that the file names by import path (``fedsim.language.imports``).
+        tell: called with a message for each key dropped because ``changes`` alter the ``kind`` of its table.
 
     Raises:
-        ScenarioError: the file cannot be read, or says something that cannot be run.
+        ScenarioError: the file cannot be read, or describes something that cannot be run.
     """
     if not isinstance(path, str | Path):
         raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")

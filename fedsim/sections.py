@@ -1,4 +1,4 @@
-"""The sections of a scenario, each a ``Spec`` in the module of its rule, and what they must say of each other to be run."""
+"""The sections of a scenario, each a ``Spec`` from the module of its rule, and the checks across sections."""
 
 from collections.abc import Iterator
 from itertools import chain, starmap
@@ -37,21 +37,21 @@ class Sections(Spec):
     """The sections of a scenario."""
 
     name: str = Field(default="unnamed", max_length=200)
-    """for people; it goes into reports, never into a path or a command."""
+    """title in reports; never part of a path or a command."""
     seed: int = Field(default=1, ge=0)
     """one seed gives every strategy the same world."""
     learning: Literal["on", "off"] = "on"
     """``on``, or ``off`` for time and bytes only."""
     data: DataSpec = DataSpec()
-    """the samples, and which device holds which."""
+    """the data source, and the partition over devices."""
     model: ModelSpec = Logistic()
-    """what is trained."""
+    """the model."""
     objective: ObjectiveSpec = Classification()
-    """what it learns to give for a sample, its loss, and the metrics of tests."""
+    """the targets of the model, its loss, and the test metrics."""
     training: TrainerSpec = TrainingSpec()
-    """how a client trains: a kind of trainer, its rates and batches."""
+    """local training: the kind of trainer, learning rate, batch size."""
     population: PopulationSpec = PopulationSpec()
-    """how many devices, how fast, and when they can be reached."""
+    """the number of devices, their speed and availability."""
     network: NetworkSpec = StarSpec()
     """the links between the server and the devices."""
     world: WorldSpec = WorldSpec()
@@ -63,15 +63,15 @@ class Sections(Spec):
     meters: list[Annotated[MeterSpec, METERS]] = Field(default_factory=list)
     """further meters, each a kind, a table with a kind and its parameters, or a class by import path."""
     drift: ShiftSpec | None = None
-    """how data change during the run; None: they do not."""
+    """data shifts during the run; None: none."""
     malicious: MaliciousSpec | None = None
-    """devices that attack the learning; None: there are none."""
+    """devices that attack the learning; None: none."""
     messages: MessagesSpec = MessagesSpec()
     """codecs of models on the wire."""
     server: ServerSpec = ServerSpec()
     """its computing time, and its timeout for lost clients."""
     strategy: Annotated[StrategyParams, STRATEGIES] = FedAvgParams()
-    """the federated learning algorithm, and what it takes."""
+    """the federated learning algorithm and its parameters."""
     evaluation: EvaluationSpec = EvaluationSpec()
     """when and how accuracy is measured."""
     stop: StopSpec = StopSpec(rounds=100)
@@ -147,7 +147,7 @@ class Sections(Spec):
             yield f"{given} changes nothing: what was left out is in its devices' next update; leave it out"
 
     def _of_objective(self) -> Iterator[str]:
-        """Keys that need numbers which the objective does not have."""
+        """Keys that need metrics which the objective lacks."""
         objective, known = self.objective, ["loss", *(metric.name for metric in self.figures)]
         here, allowed = f"objective.kind = {objective.kind!r}", f"allowed are {', '.join(known)}"
         for name in self.stop.metrics:

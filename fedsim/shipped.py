@@ -1,4 +1,4 @@
-"""The scenarios and studies that come with fedsim. A name is the path below ``scenarios/`` or ``scenarios/studies/``."""
+"""Scenarios and studies shipped with fedsim, named by their path below ``scenarios/`` or ``scenarios/studies/``."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from fedsim.files import read_toml
 
 _HERE = (Path(__file__).parent / "scenarios").resolve()
 _NAMES_FILES = ("extends", "base", "published")
-_PARTS = ("published", "_base", "validation/worlds")  # of studies, and the worlds of the testbed
+_PARTS = ("published", "_base", "validation/worlds")  # parts of studies, which cannot be run alone
 
 
 @cache
@@ -22,7 +22,7 @@ def shipped() -> dict[str, Path]:
 
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:
-    """Name and title, which is the file's first line, of every scenario, or of every study."""
+    """Name and title of every scenario, or of every study; the title is the file's first line."""
     titles = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped().items()}
     return [(name, title.lstrip("# ")) for name, title in titles.items() if is_study(read_toml(shipped()[name])) is studies]
 
@@ -42,7 +42,7 @@ def found(path: str | Path) -> Path:
 
 
 def _named(name: str, refusal: str) -> Path:
-    """A shipped file; a refusal hints at those in the folder of that name, or at the nearest name."""
+    """The shipped file called ``name``; otherwise ``ScenarioError`` with ``refusal`` and the nearest names."""
     if name not in shipped():
         inside = [one for one in shipped() if one.startswith(f"{name}/")]
         hint = f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
@@ -51,7 +51,7 @@ def _named(name: str, refusal: str) -> Path:
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a shipped file and those that it names into a folder, where none may be; returns the copies, itself first."""
+    """Copy a shipped file and the files it names into ``folder``; existing files are refused. Returns the copies."""
     files = _with_named(_named(name, f"nothing called {name!r} comes with fedsim"))
     above = os.path.commonpath([file.parent for file in files])
     copies = {file: folder / file.relative_to(above) for file in files}

@@ -1,4 +1,4 @@
-"""Signals that interrupt a command: the first asks it to end, the second ends it at once."""
+"""Signals that interrupt a command: the first requests its end, the second ends it at once."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
 ) -> Iterator[None]:
-    """Within this context the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and a second one ``again``."""
+    """Context in which the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and the second calls ``again``."""
 
     def on_signal(number: int, _: object) -> None:
         let_go(number)
@@ -37,13 +37,13 @@ def interrupted_once(
 
 
 def signals() -> list[int]:
-    """The signals that interrupt a run: Ctrl-C, SIGTERM, and unless it is ignored (``nohup``) the end of the terminal."""
+    """Signals that interrupt a run: SIGINT, SIGTERM, and SIGHUP unless it is ignored (``nohup``)."""
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def let_go(number: int) -> None:
-    """After SIGHUP, write no more to a terminal: it is gone, and whatever is written there fails."""
+    """After SIGHUP, redirect terminal output to nowhere: the terminal is gone, and writing to it fails."""
     for place in (1, 2) if number == signal.SIGHUP else ():
         if stat.S_ISCHR(os.fstat(place).st_mode):
             with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
@@ -51,7 +51,7 @@ def let_go(number: int) -> None:
 
 
 def end_at_once(*_: object) -> None:
-    """End this process, whatever its threads do."""
+    """End this process at once, without waiting for its threads."""
     sys.stderr.flush()
     if sys.stderr.isatty():
         os.write(sys.stderr.fileno(), _SHOW_CURSOR)  # a live display had hidden it

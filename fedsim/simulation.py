@@ -1,10 +1,10 @@
 """The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
 
-asyncio steps the environment and lets others watch; within one instant the order is that of ``fedsim.environment``. While real
-work is joined no event is processed, so that the run is the same to the bit whatever time that takes.
+Within one instant the order is that of ``fedsim.environment``. While real work is joined no event is processed, so that the
+run is the same to the bit whatever time the work takes.
 
-Times lie on a grid of 2^-30 s (0.93 ns). Sums of such times are exact in a float64 up to 2^23 s (97 days); later times are as
-far apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
+Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97 days). Later times are as far
+apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
 """
 
 import asyncio
@@ -26,10 +26,7 @@ from fedsim.errors import SimulationError
 from fedsim.executors import Executor, Inline
 from fedsim.language.units import CLOCK_END_S, EXACT_S, TICK_S
 
-_WAITS = (
-    "a handler waits for something that is no value of this run, such as asyncio.sleep; to wait in simulated time set a timer "
-    "(server.timer), of what takes real time await server.value and the like"
-)
+_WAITS = "a handler waits for something that is no value of this run; use server.timer to wait, server.value for results"
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _NOTHING_LEFT = "nothing left to happen"
@@ -100,12 +97,12 @@ class Simulation:
 
     Attributes:
         env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run`` below.
-        now: the simulated time (s since the start), to be read only. It is ``env.now`` in a third of the time.
-        settled: whether it stands between two instants (it may be saved there), or is over, however it ended.
-        working: whether real work is done in this very thread now, because the executor works there.
-        end: what would happen later than this (s) never does; it need not be computed.
-        ended: an event that fires when the run is over, with why; ``env.run(until=simulation.ended)``.
-        idle: asked between two instants whether nothing to come matters.
+        now: the simulated time (s), read only; a faster ``env.now``.
+        settled: whether the run stands between two instants (it may be saved there), or is over.
+        working: whether the executor does real work in this thread now.
+        end: the time (s) after which nothing happens.
+        ended: fires with the reason when the run is over; ``env.run(until=simulation.ended)``.
+        idle: called between two instants; whether nothing to come matters.
 
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
@@ -132,36 +129,34 @@ class Simulation:
         elif now < math.inf:
             self.now = now
 
-    # What the world and the server use.
-
     @property
     def world(self) -> Any:
-        """The world that was built into it, a ``fedsim.plugin.World``, for processes that are started from Python."""
+        """The ``fedsim.plugin.World`` for processes that are started from Python."""
         if self.installed is None:
             raise SimulationError("there is no world in a bare clock; give Simulation a scenario, or use fedsim.build_world")
         return self.installed.processes.world
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
-        """Start a SimPy process in this instant. What it does not catch is raised by the run, as it was raised."""
+        """Start a SimPy process in this instant; the run raises what the process does not catch."""
         process = self.env.process(generator)
         process.callbacks.append(_raise_failure)
         return process
 
     def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
-        """Call ``callback`` at the absolute time ``when`` (s, not before now)."""
+        """See ``Environment.at``."""
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:
-        """Call ``solve`` when the world's events of this instant are through: it takes in all changes. Ask once an instant."""
+        """Call ``solve`` after the world's events of this instant."""
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Let the server handle a message in this instant, after the world's events. It may wait for real work alone."""
+        """Run a handler of the server in this instant, after the world's events; it may await real work alone."""
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
     def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
-        """Start real work on the executor, which only ``join`` brings in; ``alone``: with nothing else in its process."""
+        """Start real work on the executor, for ``join``; ``alone``: with nothing else in its process."""
         self.working = True
         try:
             return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
@@ -173,11 +168,11 @@ class Simulation:
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
-        """Record that something happened now. Fields are JSON-able."""
+        """Record an event; its fields are JSON-able."""
         self.record(kind, fields)
 
     def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """Record an event whose fields are a dict already; it is kept as it is, and not copied."""
+        """Like ``emit``, but takes ownership of ``fields``."""
         record = _make_record(Record, (self.now, kind, fields))
         for sink in (*self._sinks, *self._sinks_of.get(kind, ())):
             sink(record)
@@ -185,16 +180,16 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Give every record to ``sink`` as it is emitted; or those of some ``kinds`` alone, after those who get all."""
+        """Call ``sink`` with every record as it is emitted, or with those of ``kinds`` alone, after the sinks of all kinds."""
         for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
             sinks.append(sink)
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Call ``final`` when the run is over but records are still taken, to end what is open. No message is handled then."""
+        """Call ``final`` at the end of the run, while records are still taken but no message is handled."""
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
-        """Call ``close`` when the run is over, however it ends; nothing is recorded any more."""
+        """Call ``close`` after the run, however it ends; nothing is recorded any more."""
         self._closers.append(close)
 
     def stop(self, reason: str) -> None:
@@ -204,20 +199,17 @@ class Simulation:
             self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
 
     def interrupt(self) -> None:
-        """Go no further than this instant, if the run does not end in it anyway: then it is ``stopped`` as ``interrupted``."""
+        """Stop after this instant, as ``interrupted`` unless the run ends in it anyway."""
         self._interrupted = True
 
-    # Snapshots. One is legal only between two instants: nothing is due, no message waits, no handler runs.
+    # Snapshots, between two instants.
 
     def between_instants(self, action: Callable[[], None]) -> None:
         """Call ``action`` once when this instant is over and before time moves on (or the run ends)."""
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:
-        """Every alarm to come: kind, number and time (s), in the order in which they will ring.
-
-        ``SimulationError``: the instant is not over, or an event waits that is no alarm, which a snapshot could not name.
-        """
+        """Kind, number and time (s) of every alarm to come, in order. ``SimulationError``: there are other events."""
         found = []
         for event in self.env.alarms():
             if not isinstance(event, Alarm) or event.when <= self.now:
@@ -226,10 +218,8 @@ class Simulation:
             found.append((*event.name, event.when))
         return found
 
-    # What a person uses.
-
     async def run(self) -> str:
-        """Run to the end; returns why it ended: what ``stop`` was told, or ``"nothing left to happen"``."""
+        """Run to the end; returns the reason given to ``stop``, or ``"nothing left to happen"``."""
         async for _ in self._drive():
             pass
         return self.stopped or _NOTHING_LEFT
@@ -268,7 +258,7 @@ class Simulation:
                 close()
 
     async def _goes_on(self) -> bool:
-        """Bring this instant to its end; returns whether another one follows."""
+        """Finish this instant; returns whether another one follows."""
         env, due = self.env, self.env.advance()
         while env.pending is not None:
             (work, go_on), env.pending = env.pending, None

@@ -1,10 +1,7 @@
 """Keyed randomness: every draw comes from a stream named by (seed, purpose, ids).
 
-No draw depends on another, so the order in which things are asked cannot change what is answered. Scalars come from a
-counter hash (a microsecond); generators (numpy Philox, 25 microseconds to make) serve whole arrays only.
-
-The world's purposes begin with ``"world/"`` and a strategy's with ``"strategy/"``, so that one seed gives every strategy
-the same world.
+No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's Philox (25 to make). Purposes
+begin with ``"world/"`` or ``"strategy/"``: one seed gives every strategy the same world.
 """
 
 import hashlib
@@ -51,10 +48,6 @@ class Streams:
         """A number in (0, 1): never 0 and never 1, so that its logarithm exists."""
         return ((self.word(purpose, entity, count) >> 11) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
-    def exponential(self, purpose: str, mean: float, entity: int = 0, count: int = 0) -> float:
-        """An exponential draw with the given mean (same unit as ``mean``)."""
-        return -math.log(self.uniform(purpose, entity, count)) * mean
-
     def normal(self, purpose: str, entity: int = 0, count: int = 0) -> float:
         """A standard normal draw (Box-Muller on two words of the stream)."""
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
@@ -73,10 +66,7 @@ class Streams:
 
 
 class Shuffle:
-    """A random permutation of 0 to n - 1, drawn number by number: Fisher and Yates's, but it stores only what it has touched.
-
-    ``remaining`` is n, and later how many numbers have not been drawn yet.
-    """
+    """A random permutation of 0 to n - 1 (Fisher and Yates's), drawn number by number; ``remaining``, at first n, are left."""
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
         self.remaining, self._generator, self._moved = remaining, generator, dict[int, int]()

@@ -1,4 +1,4 @@
-"""The checks that every strategy must pass, for those of fedsim and for your own.
+"""The contract that every strategy must pass, fedsim's and your own.
 
 With pytest, one class is enough::
 
@@ -7,9 +7,9 @@ With pytest, one class is enough::
 
     class TestMine(StrategyContract):
         strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
-        sections = {"messages": {"up": "mypackage.mine:MyCodec"}}  # of the scenario, if it needs more than a strategy
+        sections = {"messages": {"up": "mypackage.mine:MyCodec"}}  # further sections of the scenario, if needed
 
-The worlds are small, of 24 devices with scikit-learn's digits. Without pytest, call the methods with an empty folder each.
+The worlds have 24 devices and scikit-learn's digits. Without pytest, call each method with an empty folder.
 """
 
 from fedsim.lab.contract import *  # noqa: F403

@@ -1,6 +1,6 @@
-"""Local training as one object, and its time limit as another: written by a strategy, timed by the world, done by a solver.
+"""Local training and its time limit: written by a strategy, timed by the world, carried out by a solver.
 
-Neither knows what a model is: ``start``, ``anchor`` and ``linear`` are refs that only the learning side looks into.
+``start``, ``anchor`` and ``linear`` are refs, into which the learning side alone looks.
 """
 
 from collections.abc import Iterable
@@ -13,8 +13,7 @@ Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
 CutBy = Literal["width", "rank", "adapters"]
-"""Measure of a smaller model within a model: the share of its channels and units, the rank of its adapters, or this rank where
-they alone are trained."""
+"""Size of a smaller model: a share of channels and units, a rank of adapters, or one where adapters alone are trained."""
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
@@ -38,7 +37,7 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Number x, from 1, of the 2^``splits`` stratified parts into which a device has split the ``out_of`` samples it holds."""
+    """Part ``number`` (from 1) of the 2^``splits`` stratified parts of a device's ``out_of`` samples."""
 
     splits: int
     number: int
@@ -46,7 +45,7 @@ class Part:
 
     @property
     def samples(self) -> int:
-        """Number of samples in the part, of all labels, as they are dealt to the parts in turn."""
+        """Number of samples in the part; samples are dealt to the parts in turn."""
         return len(range(self.number - 1, self.out_of, 2**self.splits))
 
 
@@ -54,8 +53,8 @@ class Part:
 class Contrast:
     """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x -log(p / (p + q)).
 
-    log p and log q are how alike its representation is to those that the start and ``previous`` (a ``Ref``) have of it: the
-    cosine, over ``temperature``. Both are asked in every step, which costs two more forward passes.
+    log p and log q are the cosines of the sample's representation with those under the start and ``previous`` (a ``Ref``), over
+    ``temperature``. Each step costs two more forward passes.
     """
 
     previous: Any
@@ -72,18 +71,18 @@ class Training:
 
     Attributes:
         epochs: passes over the data; at least 1.
-        steps: SGD steps instead of epochs: however many passes they take, they count as one epoch (``epochs=1``).
+        steps: SGD steps instead of epochs; they count as one epoch (``epochs=1``).
         full_batch: one SGD step uses all samples, so that an epoch is one step.
         part: the part of its data that the device trains on; None for all.
         mu: weight of the proximal term mu/2 ||w - anchor||^2.
         anchor: its center (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
         lr: the learning rate; None for that of ``[training]``, decayed by the round.
-        held: what stays as it is in the start, whole tensors of the flat model. A step takes as long as one of all of them.
-        only_batch: all ``steps`` are on one batch: the one that would be of this number, from 0, in a training without this.
+        held: whole tensors of the flat model that keep their start. A step takes as long as one without.
+        only_batch: number (from 0) of the one batch on which all ``steps`` are.
         contrast: a contrastive term in the loss; None for none.
-        share: of its batches that it takes, where a trainer stops early; all epochs are shorter by it.
-        cut: the smaller model that a step costs as much as; None: the whole one. All numbers outside of it are 0 or held.
+        share: share of its batches that it takes, where a trainer stops early; shortens all epochs.
+        cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of it are 0 or held.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -149,21 +148,18 @@ class Limit:
     stop_at: float | None = None
     """the absolute time (s) at which it stops; finished epochs count."""
     budget: float | None = None
-    """how long it may compute (s), counted from its first computation for the round: what it tests or trains before counts too,
-    also in a task that this one goes on with.
-    """
+    """computing time (s) from its first computation for the round on, tests and earlier trainings included."""
     reserve_upload: float = 0.0
-    """it stops earlier, by the time that it expects so many bytes to take on its own link up."""
+    """bytes whose expected time on its own uplink it keeps in reserve."""
     adaptive: bool = False
-    """it begins another epoch only if the mean of its finished ones says that it will fit."""
+    """whether it begins another epoch only if one of the mean length of the finished ones fits."""
     at_least: int = 1
-    """with fewer finished epochs none of them counts, and the task ends as late,"""
+    """finished epochs without which none counts and the task ends as late, or, with ``go_on``, goes on untrained."""
     go_on: bool = False
-    """unless this is set: then it goes on to the next step, with nothing trained."""
     reserve_s: float = 0.0
-    """it stops earlier by so long besides (s), for what it has to do between training and sending."""
+    """time in reserve (s) for steps between training and sending."""
     cut_undoes: bool = False
-    """an epoch that is begun and not finished counts as if none had been."""
+    """whether an unfinished epoch undoes the finished ones."""
 
 
 NO_LIMIT = Limit()

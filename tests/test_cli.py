@@ -36,7 +36,7 @@ def scenario(small: dict[str, Any], tmp_path: Path) -> Path:
     return path
 
 
-def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
+def test_run_audit_compare(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "a run"
     assert "8 rounds" in done("run", scenario, "--out", out, "--workers", "2")
     names = {path.name for path in out.iterdir()}
@@ -56,11 +56,6 @@ def test_run_audit_compare_trace(scenario: Path, tmp_path: Path) -> None:
 
     assert "FAIL" not in done("audit", out)
     assert "rounds to target" in done("compare", out, again, "--target", "0.2", "--all")
-    assert done("compare", out, again, "--csv").startswith("run,strategy,seed,rounds")
-    done("trace", out, "--out", tmp_path / "t.json")
-    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
-    assert {"download", "train", "upload"} <= {event["name"] for event in events}
-    assert all(event["dur"] >= 0 for event in events if event["ph"] == "X")
 
 
 def test_an_audit_that_finds_something_ends_with_1(tiny_run: Path) -> None:
@@ -248,7 +243,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
 def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     out = tiny_run / inside
     before = sorted(tiny_run.rglob("*"))
-    verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "compare", "report")]
+    verbs = [[verb, tiny_run] for verb in ("trace", "tensorboard", "mlflow", "wandb", "report")]
     for words in (*verbs, ["run", "quickstart"], ["study", "communication"]):
         result = call(*words, "--out", str(out))
         assert result.exit_code == 2, words

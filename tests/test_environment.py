@@ -43,31 +43,20 @@ def plain(program: Program) -> Trace:
     return trace
 
 
-def by_run(simulation: Simulation, program: Program) -> Trace:
+def played(way: str, simulation: Simulation, program: Program) -> Trace:
     trace: Trace = []
     program(simulation.env, trace)
-    simulation.env.run(until=END)
-    return trace
-
-
-def by_step(simulation: Simulation, program: Program) -> Trace:
-    """As SimPy's documentation steps: ``peek`` and ``step``."""
-    trace: Trace = []
-    program(simulation.env, trace)
-    while simulation.env.peek() < END:
+    if way == "run":
+        simulation.env.run(until=END)
+    elif way == "asyncio":
+        simulation.wake(("stop", 0), END, lambda: simulation.stop("enough"))
+        asyncio.run(simulation.run())
+    while way == "step" and simulation.env.peek() < END:
         simulation.env.step()
-    return trace
-
-
-def by_asyncio(simulation: Simulation, program: Program) -> Trace:
-    trace: Trace = []
-    program(simulation.env, trace)
-    simulation.wake(("stop", 0), END, lambda: simulation.stop("enough"))
-    asyncio.run(simulation.run())
     return [row for row in trace if row[0] < END]
 
 
-WAYS = [by_run, by_step, by_asyncio]
+WAYS = ["run", "step", "asyncio"]
 
 
 _DELAYS = st.sampled_from([0, 0.5, 1, 1, 2, 3.25, 7])
@@ -145,11 +134,11 @@ def test_any_program_gives_the_same_trace(programs: list[list[Any]]) -> None:
     program = random_program(programs)
     expected = plain(program)
     for way in WAYS:
-        assert way(Simulation(), program) == expected
+        assert played(way, Simulation(), program) == expected
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_programs_in_a_world_at_work(way: Callable[[Simulation, Program], Trace]) -> None:
+def test_programs_in_a_world_at_work(way: str) -> None:
     """Processes of a strategy's devices, and these beside them: each queues, gives way, sends and is interrupted."""
     steps: list[list[Any]] = [
         [("slot", 2), ("timeout", 7), ("any", [("event", 1), ("timeout", 3.25)]), ("succeed", 1), ("put", 0), ("start", 1)] * 6,
@@ -162,7 +151,7 @@ def test_programs_in_a_world_at_work(way: Callable[[Simulation, Program], Trace]
     expected = plain(program)
     assert len(expected) > 15
     assert {"Interrupt", "ValueError"} <= {row[2] for row in expected}
-    assert way(simulation, program) == expected
+    assert played(way, simulation, program) == expected
     assert len(world) > 200
 
 

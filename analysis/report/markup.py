@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.analysis.style import folded
+from fedsim.output.harmless import clean
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 
@@ -49,13 +49,8 @@ def join(*children: str | None) -> Markup:
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
-    """A text from a scenario as one line that shows what it is: nothing invisible, the middle left out when it is long."""
-    return folded(visible(" ".join(str(text).split())), most)
-
-
-def visible(text: str) -> str:
-    """The text with a sign for each character that is not seen, or that changes how others are seen; line ends stay."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "\N{WHITE SQUARE}" for letter in text)
+    """A text from a scenario as one line of printable characters, the middle left out when it is long."""
+    return clean(str(text), most)
 
 
 def data_block(name: str, value: object) -> Markup:

@@ -143,11 +143,10 @@ def _of_run(run: RunFolder) -> list[tuple[str, str]]:
     summary, rounds, found = run.summary, run.rounds, []
     finals = {"accuracy": summary["accuracy"]["final"]}
     finals |= {name: told["final"] for name, told in summary.get("metrics", {}).items()}
-    reached = [f"{name} of {value:.3f}" for name, value in finals.items() if value is not None]
+    reached = [f"{name} {value:.3f}" for name, value in finals.items() if value is not None]
     if reached:
-        article = "an" if reached[0].startswith("accuracy") else "a"
         after = f"after {show_seconds(summary['simulated_s'])} and {len(rounds):,} rounds"
-        found.append((f"It ends at {article} {' and a '.join(reached)} {after}.", "summary"))
+        found.append((f"It ends with {' and '.join(reached)} {after}.", "summary"))
     share, moved = _wasted(run), summary["bytes"]
     if share is not None:
         found.append((f"{share:.0%} of {show_bytes(moved['down'] + moved['up'])} that moved was wasted.", "summary"))

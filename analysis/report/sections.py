@@ -15,12 +15,13 @@ from fedsim.analysis.report import tables
 from fedsim.analysis.report.answer import answers, tiles
 from fedsim.analysis.report.chart import chart
 from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
-from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain, visible
+from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
 from fedsim.files import flat
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.language.units import show_bytes, show_seconds
+from fedsim.output.harmless import visible
 from fedsim.records.reading import RunFolder
 
 _MOST_LANES = 3000  # of all timelines of a page, like the next one: what keeps it small, and fluid in a browser
@@ -86,7 +87,7 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
-    text = visible(tomli_w.dumps(scenario))
+    text = "\n".join(map(visible, tomli_w.dumps(scenario).split("\n")))
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 
 
@@ -212,7 +213,6 @@ def waiting(run: RunFolder) -> Markup | None:
 _ALMOST_WHITE = 250
 _DPI = 110  # 13 inches are 1,430 pixels, and are shown on 1,300 at most
 _OVER_SEEDS = ("energy", "traffic-purposes")
-_SAID_BY_MEANS = ("traffic-compared",)  # of single runs; over seeds ``traffic-purposes`` says it
 _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
@@ -225,8 +225,7 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
     """Pictures, except ``but``, of the runs in ``alone``, a series each, and of the means over seeds of ``series``."""
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
-    over_seeds = any(len(one.runs) > 1 for one in series)
-    left_out = {but, *(_SAID_BY_MEANS if over_seeds else ()), *(_IN_CHART if len(every) > 1 else ())}
+    left_out = {but, *(_IN_CHART if len(every) > 1 else ())}
     for name in OF_ANY if len(every) == 1 else OF_SEVERAL:
         if name not in left_out:
             yield from _drawn(name, *((every, series) if name in _OVER_SEEDS else (runs, alone)))

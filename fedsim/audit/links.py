@@ -45,8 +45,9 @@ class Rate(NamedTuple):
     def carried(self, until: Floats) -> Floats:
         """The most bytes from 0 to each of some times (s), those of times of infinite rate left out; float64 [times]."""
         values = np.where(np.isinf(self.values), 0.0, self.values)
+        sums = np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
         place = np.searchsorted(self.since, until, side="right") - 1
-        return self._sums()[place] + values[place] * (until - self.since[place])
+        return np.asarray(sums[place] + values[place] * (until - self.since[place]))
 
     def is_unlimited(self, begin: Floats, end: Floats) -> Flags:
         """Whether the rate is infinite at some instant from ``begin`` to ``end`` (s); bool, as many."""
@@ -55,43 +56,29 @@ class Rate(NamedTuple):
         return np.asarray(free[last] > free[np.maximum(first - 1, 0)])
 
     def overfull(self, begin: Floats, end: Floats, size: Floats) -> Stretch | None:
-        """As the function of that name: on a clock that counts what the link can carry, its rate is always 1."""
+        """A stretch that the link cannot have carried, the one that ends first; None where there is none.
+
+        ``begin``, ``end`` (s) and ``size`` (bytes) are of its messages; float64 [messages] each.
+        """
         due = end + slack_s(end)
-        bound = ~self.is_unlimited(begin, due)
-        found = overfull(self.carried(begin[bound]), self.carried(due[bound]), size[bound], 1.0)
-        if found is None:
-            return None
-        first, last = (self.since[np.searchsorted(self._sums(), at, side="right") - 1] for at in found[:2])
-        return Stretch(first, max(first, last), found.carried)
-
-    def _sums(self) -> Floats:
-        values = np.where(np.isinf(self.values), 0.0, self.values)
-        return np.append(0.0, np.cumsum(values[:-1] * np.diff(self.since)))
-
-
-def overfull(begin: Floats, end: Floats, size: Floats, rate: float) -> Stretch | None:
-    """A stretch that a link of a finite rate (bytes/s) cannot have carried, the one that ends first; None where there is none.
-
-    ``begin``, ``end`` (s) and ``size`` (bytes) are of its messages; float64 [messages] each.
-    """
-    moving = size > 0
-    order = np.argsort(begin[moving], kind="stable")
-    begin, end, size = (column[moving][order] for column in (begin, end, size))
-    due = end + slack_s(end)
-    for late in _missed(begin, due, size / (rate * SLACK)):
-        within = np.flatnonzero(due <= late)[::-1]  # from the one that begins last on: what each more would add
-        carried = np.cumsum(size[within])
-        excess = carried - rate * SLACK * (late - begin[within])
-        worst = int(excess.argmax())
-        if excess[worst] > 0:  # not for what rounding does to a sum of many times
-            return Stretch(begin.item(within[worst]), end[within].max().item(), carried.item(worst))
-    return None
+        bound = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, due))
+        order = bound[np.argsort(begin[bound], kind="stable")]
+        begin, end, due, size = (column[order] for column in (begin, end, due, size))
+        opens, closes = self.carried(begin), self.carried(due)  # on a clock of what the link can carry its rate is always 1
+        for late in _missed(opens, closes, size / SLACK):
+            within = np.flatnonzero(closes <= late)[::-1]  # from the one that begins last on: what each more would add
+            carried = np.cumsum(size[within])
+            excess = carried - SLACK * (late - opens[within])
+            worst = int(excess.argmax())
+            if excess[worst] > 0:  # not for what rounding does to a sum of many times
+                return Stretch(begin.item(within[worst]), end[within].max().item(), carried.item(worst))
+        return None
 
 
 def _missed(begin: Floats, due: Floats, need: Floats) -> Iterator[float]:
     """When messages are due that are late even if what is due first is sent first.
 
-    Each has the link from ``begin`` (s, ascending), is ``due`` (s), and would ``need`` it for so long alone (s).
+    Each has the link from ``begin`` (ascending), is ``due``, and would ``need`` it for so long alone, all on the link's clock.
     """
     waiting: list[tuple[float, float]] = []  # due, need
     origin = now = 0.0  # the clock starts again when the link falls idle, so that little is lost to rounding
@@ -129,7 +116,7 @@ class Link(NamedTuple):
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Each device's own link each way, and each link that devices share."""
     changes = evidence.said("link-rate").assign(time=evidence.events["time"]).groupby("link")
-    changed = {str(link): Rate(own["time"].to_numpy(), own["rate"].to_numpy()) for link, own in changes}
+    changed = {str(link): own for link, own in changes}
     network = evidence.run.scenario["network"]
     from_file = network["kind"] == "graph" or "edge" in network
     places, links, latency = _from_file(evidence) if from_file else _of_scenario(network, network.get("cells", 1))
@@ -139,18 +126,20 @@ def within_capacity(evidence: Evidence) -> Iterator[str]:
     users = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(users[user] for user in link.users if user in users)])
-        yield from _overfull(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], link.rate, changed.get(link.key))
+        rate = _rate(link.rate, changed.get(link.key))
+        yield from _overfull(f"{link.name} of {link.rate:g} B/s", messages.iloc[rows], rate)
 
 
-def _overfull(link: str, messages: pd.DataFrame, built: float, changed: Rate | None) -> Iterator[str]:
+def _rate(built: float, changes: pd.DataFrame | None) -> Rate:
+    """The rate with which a link was built (bytes/s), and those that it had later."""
+    if changes is None:
+        return Rate(np.zeros(1), np.array([built]))
+    return Rate(np.append(0.0, changes["time"]), np.append(built, changes["rate"]))
+
+
+def _overfull(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
     end, size = messages["end"].to_numpy(), messages["wire_bytes"].to_numpy()
-    begin = np.minimum(messages["begin"].to_numpy(), end)
-    found = None
-    if changed is not None:  # the link was built with another rate than it had later
-        found = Rate(np.append(0.0, changed.since), np.append(built, changed.values)).overfull(begin, end, size)
-    elif built < math.inf:
-        found = overfull(begin, end, size, built)
-    if found is not None:
+    if (found := rate.overfull(np.minimum(messages["begin"].to_numpy(), end), end, size)) is not None:
         yield f"{link} carried {found.carried:.0f} bytes from {found.begin:.6g} s to {found.end:.6g} s"
 
 
@@ -176,26 +165,26 @@ def _messages(evidence: Evidence, places: int, latency: float) -> pd.DataFrame:
     return told.assign(part=part, place=np.where(part == _ABOVE, edge, device % places), at=at, begin=begin)
 
 
-def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str, Rate]) -> Iterator[str]:
+def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """A device has its messages one after another, so that each has the link for itself."""
     told = messages[messages["part"] != _ABOVE]
     links, end = evidence.devices.iloc[told["at"]], told["end"].to_numpy()
     rate = np.where(told["direction"] == "down", links["link_down"], links["link_up"])
     most = rate * (end - told["begin"].to_numpy() + slack_s(end)) * SLACK
-    for link, rates in changed.items():
-        owner = re.fullmatch(r"device ([0-9]+) (down|up)", link)
+    for owner, changes in ((re.fullmatch(r"device ([0-9]+) (down|up)", link), own) for link, own in changed.items()):
         if owner is None:
             continue
         rows = np.flatnonzero((told["device"] == int(owner[1])) & (told["direction"] == owner[2]))
-        if len(rows):
-            over = Rate(np.append(0.0, rates.since), np.append(rate[rows[0]], rates.values))
-            begin, due = told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
-            most[rows] = np.where(over.is_unlimited(begin, due), math.inf, (over.carried(due) - over.carried(begin)) * SLACK)
+        if not len(rows):
+            continue
+        over = _rate(rate[rows[0]], changes)
+        begin, due = told["begin"].to_numpy()[rows], end[rows] + slack_s(end[rows])
+        most[rows] = np.where(over.is_unlimited(begin, due), math.inf, (over.carried(due) - over.carried(begin)) * SLACK)
     text = "transfer {row} brought {wire_bytes:.0f} bytes in {took:.6g} s over a link of {rate:g} B/s"
     yield from findings(text, told.assign(took=end - told["begin"], rate=rate), ~(told["wire_bytes"] <= most))
 
 
-def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, Rate]) -> Iterator[str]:
+def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """A device may have many messages of other devices at a time, beside those of its tasks, on its own link each way.
 
     The folder does not tell which shared links they take.
@@ -212,7 +201,7 @@ def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, Rat
         for device in np.unique(user[peer & (user != NOTHING)]).tolist():
             built = devices[f"link_{way}"].to_numpy()[evidence.row_of([device])].item()
             text = f"the link {way} of device {device}, of {built:g} B/s,"
-            yield from _overfull(text, told[user == device], built, changed.get(f"device {device} {way}"))
+            yield from _overfull(text, told[user == device], _rate(built, changed.get(f"device {device} {way}")))
 
 
 def _of_scenario(network: Mapping[str, Any], places: int) -> tuple[int, list[Link], float]:

@@ -118,7 +118,7 @@ def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
         idle_w, update_j = count * read(units.Watts, given["idle"]), read(units.Joules, given["update"])
         return {"idle_w": idle_w, "update_j": update_j, "j_byte": read(units.JoulesPerByte, given["byte"]) * overhead}
 
-    setting = {"idle_while": said["idle_while"], "batteries": "battery" in said}
+    setting = {"idle_while": said.get("idle_while", "working"), "batteries": "battery" in said}
     setting |= {"server": place(said.get("server"), 1), "edge": place(said.get("edge"), cells)}
     zones = said.get("carbon", {"zones": []})["zones"]
     if not any("file" in zone for zone in zones):

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from fedsim.calibrate.files import SCENARIO, Drawn, told, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import LogDefaults, read_log
-from fedsim.calibrate.replay import HoldOut, held_out, predict
+from fedsim.calibrate.replay import held_out, predict
 from fedsim.errors import DataError
 from fedsim.records.reading import RunFolder
 from fedsim.world.network.protocol import PROTOCOLS, Protocol, ProtocolSpec
@@ -27,7 +27,6 @@ def calibrate(
     said: LogDefaults,
     *,
     by_client: bool = False,
-    hold_out: HoldOut = "third",
     latency: float | None = None,
     protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
@@ -38,7 +37,6 @@ def calibrate(
         out: a folder; files of an earlier calibration are replaced.
         said: values that the log lacks.
         by_client: write each client's own values, and not distributions.
-        hold_out: rounds that nothing is fitted to: every third, the last third, none.
         latency: of all clients (s), if it is known.
         protocol: of the messages; by default that of a run folder, or else fluid.
 
@@ -47,7 +45,7 @@ def calibrate(
         RunFolderError: a file cannot be read or written.
     """
     log = read_log(path, said)
-    held = held_out(log, hold_out)
+    held = held_out(log)
     mine = log.tasks[~np.isin(log.tasks.number, log.rounds.number[held])]
     fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
     there = presence(log)

@@ -77,8 +77,6 @@ def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
     known = fitted.overhead[~np.isnan(fitted.overhead)]
     if len(known) and np.median(known) > 0:
         yield f"overhead   {show_seconds(float(np.median(known)))} of a training, whatever its samples; speeds contain it"
-    if len(log.aggregate_s):
-        yield f"server     {show_seconds(float(np.median(log.aggregate_s)))} for an aggregation; a scenario has none"
     if there is None:
         yield "available  always, as far as the log tells"
     else:

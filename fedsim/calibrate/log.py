@@ -7,7 +7,7 @@ A row is an interval of one client, or of the server:
 |---|---|
 | ``client`` | any name; of the server's rows anything |
 | ``round`` | a whole number: of the round, or of the version of the model that a task began with |
-| ``what`` | ``down``, ``train``, ``up``; of the server ``round`` and ``aggregate``; ``on`` while a client can be reached |
+| ``what`` | ``down``, ``train``, ``up``; of the server ``round`` and ``aggregate`` (not used); ``on`` while a client is there |
 | ``start``, ``end`` | seconds on one clock, or dates with times |
 | ``bytes`` | of a download or upload, payload alone |
 | ``samples`` | that a training went through, each pass counted |
@@ -18,7 +18,6 @@ Rows may stand in any order. A task is a client's download, training and upload,
 
 import math
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -55,12 +54,11 @@ _ROUND = [("number", int), ("start", float), ("end", float)]
 
 
 class LogDefaults(NamedTuple):
-    """Values of columns that a log lacks; ``lenient`` leaves out rows that cannot be used, instead of refusing the log."""
+    """Values of columns that a log lacks."""
 
     bytes: float | None = None
     samples: int | None = None
     epochs: int = 1
-    lenient: bool = False
 
 
 def took(steps: Any) -> Floats:
@@ -89,7 +87,6 @@ class Log:
     rounds: Any  # a recarray of ``number``, ``start`` and ``end`` (s), in order of time; of an asynchronous server its versions
     synchronous: bool  # a round begins only when the one before is over
     on: tuple[tuple[int, float, float], ...]  # client, start and end (s) of intervals in which it could be reached, if told
-    aggregate_s: Floats  # durations of the server's aggregations (s)
     notes: tuple[str, ...]  # for the reader
 
     @property
@@ -116,12 +113,6 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         RunFolderError: it is a run folder that is damaged.
     """
     where, notes = f"the log {str(path)!r}", list[str]()
-
-    def refuse(problem: str) -> None:
-        if not said.lenient:
-            raise DataError(f"{where}: {problem} (--lenient leaves out what cannot be used)")
-        notes.append(f"left out: {problem}")
-
     rows = foreign.rows_of(path, where, said.bytes, said.samples, said.epochs, notes)
     is_run = rows is None and path.is_dir()
     if rows is None:
@@ -132,15 +123,18 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
     names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
-    kept = {name: own for name in names if (own := _tasks_of(name, by_client[name], kinds, refuse))}
+    found = {name: _tasks_of(f"{where}: client {name!r}", by_client[name], kinds) for name in names}
+    kept = {name: own for name, own in found.items() if len(own) > 1}
     if not kept:
         raise DataError(f"{where} holds no client with two tasks")
+    if few := [name for name in names if name not in kept]:
+        notes.append(f"left out: {len(few)} clients with one task, which tells no device from chance: {shown(', '.join(few))}")
     zero, places = rows["start"].min(), {name: at for at, name in enumerate(kept)}
     tasks = _tasks([task for own in kept.values() for task in own], places, zero)
     if torn := len(tasks) - int(whole(tasks).sum()):
         notes.append(f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline or loss is fitted")
     on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values("start", kind="stable")
-    server, told = rows[rows["what"] == "aggregate"], rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
+    told = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
     of_tasks = _rounds(tasks)
     rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]  # from the first start of a round's tasks to their last end
     if len(told):  # as the server's own rows say
@@ -153,7 +147,6 @@ def read_log(path: Path, said: LogDefaults) -> Log:
         rounds=rounds,
         synchronous=not len(over) or bool(np.mean(over) >= _MOSTLY),
         on=tuple(zip(on["client"].map(places), on["start"] - zero, on["end"] - zero, strict=True)),
-        aggregate_s=(server["end"] - server["start"]).to_numpy(np.float64),
         notes=tuple(notes),
     )
 
@@ -198,12 +191,10 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
     for name in ("start", "end"):
         for row in np.flatnonzero(rows[name].abs() > CLOCK_END_S)[:1]:
             raise wrong(row, f"{name} is {rows[name][row]:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)")
-    bad = {at: problem for at, row in enumerate(rows.itertuples()) if (problem := _problem(row))}
-    if bad and not said.lenient:
-        raise wrong(*next(iter(bad.items())))
-    if bad:
-        notes.append(f"left out: {len(bad)} rows with holes, or that end before they start")
-    return rows.drop(index=list(bad)).fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
+    for at, facts in enumerate(rows.itertuples()):
+        if problem := _problem(facts):
+            raise wrong(at, problem)
+    return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
 def _table(path: Path, where: str) -> Any:
@@ -252,10 +243,10 @@ _Task: TypeAlias = dict[str, Any]
 """The rows of a task by their word, in order."""
 
 
-def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], None]) -> list[_Task]:
-    """The tasks of a client that can be used, in order of time; none if these are too few; ``refuse`` is told each problem.
+def _tasks_of(whose: str, rows: Any, kinds: list[str]) -> list[_Task]:
+    """The tasks of a client, in order of time.
 
-    Of the words in ``kinds`` a task has all up to its last one; a missing one is a hole. Transfers of several tasks may
+    Of the words in ``kinds`` a task has all up to its last one; a missing one is refused. Transfers of several tasks may
     overlap, and one may go in pieces at once.
     """
     tasks: list[_Task] = []
@@ -267,33 +258,22 @@ def _tasks_of(name: str, rows: Any, kinds: list[str], refuse: Callable[[str], No
         if last is not None and row.what == last.what != "train" and row.start < last.end - _TOGETHER_S:
             task[row.what] = last._replace(end=max(last.end, row.end), bytes=last.bytes + row.bytes)  # pieces at once
             continue
-        busy = trained if row.what == "train" else None
-        for one in (last, busy):
+        for one in (last, trained if row.what == "train" else None):
             if one is not None and row.start < one.end - _TOGETHER_S:
-                refuse(f"client {name!r} does two things at once: {_told(one)} and {_told(row)}")
-                break
-        else:
-            if last is None or row.order <= last.order:
-                if latest and row.round < next(reversed(latest)):
-                    refuse(f"client {name!r} does {_told(row)} in a round that is over; rounds are to grow with time")
-                latest[row.round] = task = {}
-                tasks.append(task)
-            task[row.what] = row
-            trained = row if row.what == "train" else trained
-    usable = []
+                raise DataError(f"{whose} does two things at once: {_told(one)} and {_told(row)}")
+        if last is None or row.order <= last.order:
+            if latest and row.round < next(reversed(latest)):
+                raise DataError(f"{whose} does {_told(row)} in a round that is over; rounds are to grow with time")
+            latest[row.round] = task = {}
+            tasks.append(task)
+        task[row.what] = row
+        trained = row if row.what == "train" else trained
     for task in tasks:
         there = [what for what in kinds if what in task]
-        if there == kinds[: len(there)]:
-            usable.append(task)
-            continue
-        missing = next(what for what in kinds if what not in task)
-        refuse(f"client {name!r} has a hole: {_told(task[there[-1]])} without {missing!r} before it in the same round")
-    if len(usable) >= 2:
-        return usable
-    once = "appears once, in round {}; two tasks at least are needed to tell a device from chance"
-    why = once.format(next(iter(usable[0].values())).round) if usable else "has no task that can be used"
-    refuse(f"client {name!r} {why}")
-    return []
+        if there != kinds[: len(there)]:
+            missing = next(what for what in kinds if what not in task)
+            raise DataError(f"{whose} has a hole: {_told(task[there[-1]])} without {missing!r} before it in the same round")
+    return tasks
 
 
 def _told(row: Any) -> str:

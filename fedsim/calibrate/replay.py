@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from simpy import Event
@@ -11,13 +11,10 @@ from simpy.events import ProcessGenerator
 
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.calibrate.log import Log, Tasks, whole
-from fedsim.errors import DataError
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Direction, Star, ends
 from fedsim.world.network.protocol import Fluid, Protocol, Transport
-
-HoldOut = Literal["third", "last", "none"]
 
 _UPDATES = 200  # over so many an asynchronous server's rate is counted
 
@@ -153,17 +150,11 @@ class Prediction(NamedTuple):
             yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error_told}"
 
 
-def held_out(log: Log, how: HoldOut) -> Flags:
-    """Rounds that are held out of the fit, bool [rounds]."""
+def held_out(log: Log) -> Flags:
+    """Rounds that are held out of the fit: every third; of versions, which overlap, the last third; bool [rounds]."""
     count = len(log.rounds)
     places = np.arange(count)
-    if how == "none":
-        return np.zeros(count, dtype=np.bool_)
-    if count < 3:
-        raise DataError(f"the log has {count} rounds; 3 at least are needed to hold one out (--hold-out none)")
-    if not log.synchronous or how == "last":  # versions run into each other, so none can be taken from among them
-        return np.asarray(places >= count - count // 3)
-    return np.asarray(places % 3 == 2)
+    return np.asarray(places % 3 == 2 if log.synchronous else places >= count - count // 3)
 
 
 def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:

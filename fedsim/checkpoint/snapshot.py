@@ -101,7 +101,6 @@ def _data(data: "FederatedData") -> str:
 
 
 def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
-    """Every file that a part of the scenario names, with its key."""
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _files(f"{key}.{name}", value)
@@ -165,7 +164,6 @@ def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str
 
 
 def _parts(run: "Run") -> dict[str, Any]:
-    """The parts that take up their own state, in the order in which they do."""
     parts = {"network": run.network, "edges": run.messages, "tasks": run.tasks, "lifetimes": run.lifetimes}
     drift = {} if run.drift is None else {"drift": run.drift}
     return drift | parts | {"learner": run.learner, "server": run.dispatch}

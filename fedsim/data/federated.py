@@ -1,7 +1,7 @@
-"""Data sets as published and as one pool, and who holds what: for each device an index into the pool plus a transform.
+"""Data sets as one pool of samples, and each device's shard: indices into the pool plus a transform.
 
-A device's samples come into being when somebody asks for them. One whose data shift gets another shard under the next version
-number; earlier ones stay, because a training is often computed long after its simulated time.
+Samples are made when they are asked for. A shift of data adds the next version of a shard; earlier ones stay, because a
+training is often computed long after its simulated time.
 """
 
 from collections.abc import Mapping
@@ -81,14 +81,14 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """One device's data in one version: indices into the pool and what is done to the samples on the way.
+    """One device's data in one version: indices into the pool, and the transform of the samples.
 
     Attributes:
-        train, test: pool indices, int32; one training image may stand here many times, augmented differently.
+        train, test: pool indices, int32; a training image may occur several times, augmented differently.
         quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
         label_map: new label of each class, int64 [C].
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j).
-        flips: its device takes the label l of a training sample, as it sees it, for C - 1 - l.
+        flips: the label l of a training sample, after ``label_map``, becomes C - 1 - l.
     """
 
     train: Index
@@ -108,11 +108,11 @@ class FederatedData:
     """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
-    """the true group of the data that each device holds *now*, where the generator knows it, int64 [devices], or ``NO_GROUP``.
-    A copy of what is given, changed in place by the rules of ``fedsim.data.shifts``. No strategy sees it.
+    """the true group of each device's present data, where the generator knows it, int64 [devices], or ``NO_GROUP``; a copy of
+    what is given, changed by the shifts of data. No strategy sees it.
     """
     flipping: frozenset[int] = frozenset()
-    """devices that turn their training labels around, whatever data they come to hold."""
+    """devices that flip their training labels, whatever data they come to hold."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
     """``truth`` as it was before any shift."""
     _versions: NDArray[np.int64] = field(init=False, repr=False)
@@ -206,8 +206,8 @@ class FederatedData:
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
     """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by label, int64.
 
-    Samples are laid out by label and dealt to the parts in turn. So a label's counts in two parts differ by at most 1, and so
-    do the parts' sizes (``Part.samples``); another split halves each part, x into x and x + 2^u.
+    A label's counts in two parts differ by at most 1, and so do the parts' sizes (``Part.samples``); another split halves each
+    part x into x and x + 2^u.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
@@ -263,10 +263,9 @@ class Dataset:
 
 
 def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
-    """All samples of ``raw`` in one pool.
+    """All samples of ``raw`` in one pool, labelled by ``column`` if given; tokens are never normalised.
 
-    ``standardise`` goes by the mean and deviation of the training samples, or of all (``over_test``); tokens stay as they are.
-    Partitions take a ``column`` for labels, if given.
+    ``standardise`` goes by the mean and deviation of the training samples, or of all (``over_test``).
     """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])

@@ -21,9 +21,9 @@ class Partition(Spec):
 
     kind: str
     usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
-    usually_augmented: ClassVar[bool] = False  # whether the recipe's source distorts training images
+    usually_augmented: ClassVar[bool] = False  # whether the publication distorts training images
     pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
-    by_label: ClassVar[bool] = False  # whether it goes by the samples' labels
+    by_label: ClassVar[bool] = False  # whether samples are dealt by their labels
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -76,9 +76,9 @@ def hold_out_tenths(dataset: Dataset, held: Sequence[Index], streams: Streams, t
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
-    """The published test samples, each to one device, in proportion to how many training samples of its class the devices hold.
+    """Deal each published test sample to one device, in proportion to the devices' training samples of its class.
 
-    Classes on which nobody trains are left out. Where test samples are scarcer than devices, some devices get none.
+    Classes on which nobody trains are left out. With fewer test samples than devices some devices get none.
     """
     devices, parts = len(train), dataset.by_class(dataset.test)
     held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
@@ -90,9 +90,9 @@ def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) 
 
 
 def _proportional(held: Ints, available: Ints) -> Ints:
-    """Whole numbers [devices, C] in proportion to ``held`` within each class, whose columns sum to ``available`` [C].
+    """Whole numbers [devices, C] in proportion to ``held`` within each class; each column sums to ``available`` [C].
 
-    What rounding leaves over in a class goes to those who have been rounded down most so far: totals are in proportion too.
+    The remainder of a class goes to the devices rounded down most so far, so that totals are in proportion too.
     """
     given = np.zeros_like(held)
     owed = np.zeros(len(held))
@@ -101,10 +101,9 @@ def _proportional(held: Ints, available: Ints) -> Ints:
         given[:, label] = np.floor(expected)
         owed += expected - given[:, label]
         left = int(available[label] - given[:, label].sum())
-        if left > 0:
-            most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
-            given[most_owed, label] += 1
-            owed[most_owed] -= 1.0
+        most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
+        given[most_owed, label] += 1
+        owed[most_owed] -= 1.0
     return given
 
 
@@ -120,13 +119,9 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device, of which a tenth is held back for testing.
+    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device (code of FedProx), a tenth of them for testing.
 
-    Goes with the source ``synthetic`` only, which draws each device's samples for it (code of FedProx).
-
-    Attributes:
-        log_mean, log_std: of the logarithm of the size.
-        least: added to every size.
+    Goes with the source ``synthetic`` only, which draws each device's samples.
     """
 
     kind: Literal["synthetic"] = "synthetic"

@@ -19,13 +19,13 @@ class Occasions(Spec):
     """``at``: the occasions on which a rule of data shift is applied. Exactly one of the keys is given."""
 
     rounds: list[int] | None = None
-    """at the begin of these rounds (from 0), before anybody is asked in them."""
+    """at the start of these rounds (from 0), before any client is asked."""
     every_rounds: int | None = Field(default=None, ge=1)
-    """at the begin of every so many rounds, the first included; 1 is every round."""
+    """at the start of every n-th round, the first included; 1 is every round."""
     times: list[Seconds] | None = None
     """at these simulated times."""
     every: PositiveSeconds | None = None
-    """every so much simulated time."""
+    """at every multiple of this simulated time."""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -43,7 +43,7 @@ class Occasions(Spec):
         return number % self.every_rounds == 0 if self.every_rounds is not None else number in (self.rounds or [])
 
     def time(self, index: int) -> float | None:
-        """The time (s) of the ``index``-th timed occasion; None if there are not so many."""
+        """The time (s) of timed occasion ``index``; None after the last."""
         if self.every is not None:
             return (index + 1) * self.every
         return self.times[index] if self.times is not None and index < len(self.times) else None
@@ -61,34 +61,32 @@ class Change:
 class Shift(Spec):
     """A rule by which the data of devices change, one occasion after the other.
 
-    What happens on an occasion follows from its number, the candidates and the data alone; all draws come from the streams
-    ``world/drift`` and ``world/drift/...``.
+    An occasion is a function of its number, the candidates and the data; all draws come from the streams ``world/drift`` and
+    ``world/drift/...``.
     """
 
     kind: str
     at: Occasions = Occasions(every_rounds=1)
     """when there is an occasion."""
     among: Literal["all", "selected"] = "all"
-    """who may change: ``all`` devices that are there, or those that have been ``selected`` for a round before (so the published
-    experiments of FlexCFL do it for strategies with groups).
-    """
+    """the candidates: ``all`` devices that are there, or only those ``selected`` for a round before (FlexCFL)."""
 
     def check(self, data: FederatedData) -> None:
         """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a run."""
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Give ``data`` its next versions, and the truth about them; returns the devices that hold other data now, each once.
+        """Change ``data`` and its ``truth``; returns the devices that hold other data now, each once.
 
-        ``occasion`` counts from 0; ``candidates``, int64 in any order, each at most once, are the devices that may change.
+        ``occasion`` counts from 0; ``candidates`` are the devices that may change, int64, distinct, in any order.
         """
 
 
 class SwapAll(Shift):
     """Random pairs of candidates exchange their complete training and test data (Duan et al. 2021, FlexCFL, section 5.3).
 
-    On each occasion the candidates are paired at random (code of FlexCFL), and each pair exchanges with ``probability``:
-    samples, rotation, labels and distortions, and with them the true group. Nothing is copied.
+    On each occasion the candidates are paired at random (code of FlexCFL), and each pair exchanges with ``probability``.
+    Rotation, labels, distortions and the true group go along.
     """
 
     kind: Literal["swap-all"] = "swap-all"

@@ -27,15 +27,15 @@ class Source(Spec):
 
     kind: str
     published: ClassVar[bool] = True
-    """Whether it is a published data set, whose folder lies in ``data.root`` or ``$FEDSIM_DATA``, and no file of the user's."""
+    """Whether it is a published data set, sought in ``data.root`` or ``$FEDSIM_DATA``, not a file of the user's own."""
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
     """Shape of one sample and number of classes, where they are known without the files."""
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """The data set as published; ``DataError`` if files are missing, truncated or malformed.
+        """Read the data set; ``DataError`` if files are missing or malformed.
 
-        ``root`` is the folder of data folders, if there is one: ``data.root``, or for what is ``published`` ``$FEDSIM_DATA``.
+        ``root``: ``data.root``, or for a ``published`` one ``$FEDSIM_DATA``.
         """
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
@@ -77,10 +77,7 @@ def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
 
 
 class Digits(Source):
-    """1,797 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's ``load_digits``).
-
-    Every fifth image of each class is a test image: 1,442 for training and 355 for testing.
-    """
+    """1,442 + 355 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's ``load_digits``)."""
 
     kind: Literal["digits"] = "digits"
     known = (1, 8, 8), 10
@@ -108,9 +105,9 @@ def _rows() -> NDArray[np.uint8]:
 class Synthetic(Spec):
     """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
 
-    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); W and b have entries N(u, 1), both around the same u; its samples are
-    x ~ N(v, Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2, its labels y = argmax(x W + b). This source brings its own
-    devices: only the partition ``synthetic``, which says how many samples each has, goes with it.
+    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v, Sigma) with v_j ~ N(B, 1) and
+    Sigma_jj = j^-1.2; y = argmax(x W + b). Only the partition ``synthetic``, which says how many samples each device has, goes
+    with it.
     """
 
     kind: Literal["synthetic"] = "synthetic"

@@ -25,32 +25,24 @@ class DataSpec(Spec):
     root: str | None = None
     """the folder of data folders; without it ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
-    """a name such as ``"iid"``, or a table with ``kind`` and the recipe's options. Without it ``iid``, and for the source
-    ``synthetic``, which brings its own devices, ``synthetic``.
+    """a name, or a table with ``kind`` and the recipe's options. By default ``iid``; for the source ``synthetic``
+    ``synthetic``.
     """
     normalise: Normalise = "pixel"
-    """``pixel`` brings bytes to [0, 1] (digits: 0..16), and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
-    each pixel, over the samples that the partition trains on; ``none``. Without it as in the partition's publication:
-    ``standardise`` for ``power-law`` (over all samples) and ``ditto`` (over the training samples), ``none`` for
-    ``synthetic``, ``pixel`` for the others.
+    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
+    each pixel over the samples that the partition trains on. By default as published: ``standardise`` for ``power-law`` (over
+    all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for the others.
     """
     augmentation: Augmentation | Literal["none"] = "none"
-    """distortion of training images, a table, or ``"none"``. Without it the defaults of ``Augmentation`` for ``class-bias``,
-    ``none`` for the others.
-    """
+    """distortion of training images. By default that of ``Augmentation`` for ``class-bias``, ``none`` for the others."""
     column: str | None = None
-    """the column of the source that partitions and strategies take for labels, such as who wrote or measured a sample; None:
-    the labels.
-    """
+    """an integer column of the source, such as the writer, that partitions and strategies take for labels; None: the labels."""
     pooled_from: int | None = Field(default=None, ge=1)
-    """deal to so many devices, then put all that they hold onto one: the reference line of centralised training.
-    ``population.devices`` is 1 then. None: everybody keeps what is dealt.
-    """
+    """deal to so many devices, then give all to the one device: the reference line of centralised training; None: do not."""
 
     @model_validator(mode="before")
     @classmethod
     def _usual(cls, data: Any) -> Any:
-        """Write out what is usual for the partition wherever the scenario says nothing."""
         if not isinstance(data, Mapping):
             return data
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
@@ -64,10 +56,8 @@ class DataSpec(Spec):
     def _fits_together(self) -> "DataSpec":
         generated = isinstance(self.source, Synthetic)
         if generated != isinstance(self.partition, SyntheticSizes):
-            raise ValueError(
-                f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'; 'synthetic' brings its own "
-                "devices, so the two kinds 'synthetic' go together only"
-            )
+            kinds = f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'"
+            raise ValueError(f"{kinds}; the source 'synthetic' and the partition 'synthetic' go together only")
         if generated and self.column is not None:
             raise ValueError(f"'column' is {self.column!r}; the source 'synthetic' has no columns")
         return self
@@ -88,14 +78,12 @@ class DataSpec(Spec):
         return self.own_folder() or (Path(shared) if shared else None)
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
-        """Load the source and deal it out to so many devices; draws come from the streams ``world/data/...``.
+        """Load the source and deal it to the devices; draws from the streams ``world/data/...``.
 
-        ``ScenarioError`` if the partition cannot serve so many or does not fit the source; ``DataError`` for wrong files.
+        ``ScenarioError``: the partition does not fit the source or the devices; ``DataError``: files are wrong.
         """
         if self.pooled_from is not None and devices != 1:
-            raise ScenarioError(
-                f"population.devices is {devices}; with data.pooled_from all samples are on one device, so 1 is allowed only"
-            )
+            raise ScenarioError(f"population.devices is {devices}; with data.pooled_from only 1 is allowed")
         data = self._deal(self.pooled_from or devices, streams)
         data = data if self.pooled_from is None else data.on_one_device()
         if self.augmentation == "none":
@@ -115,15 +103,12 @@ class DataSpec(Spec):
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
             if self.partition.by_label and not dataset.pool.labelled:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
-                raise ScenarioError(
-                    f"data.partition.kind is {self.partition.kind!r}, which deals by labels, and '{raw.name}' has targets "
-                    f"instead; allowed are 'iid' and 'file'{of}"
-                )
+                why = f"which deals by labels, and '{raw.name}' has targets instead; allowed are 'iid' and 'file'{of}"
+                raise ScenarioError(f"data.partition.kind is {self.partition.kind!r}, {why}")
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
 
 def _kind(value: Any) -> Any:
-    """The kind that a name, a table or a spec means."""
     if isinstance(value, Mapping):
         return value.get("kind")
     return value if isinstance(value, str) else getattr(value, "kind", None)

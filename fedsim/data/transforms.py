@@ -9,7 +9,7 @@ from fedsim.streams import Streams
 
 Images = NDArray[np.float32]
 
-_BLOCK = 512  # samples that are warped at once: bounds the working memory, has no influence on the result
+_BLOCK = 512  # samples warped at once: bounds the working memory, without influence on the result
 
 
 class Augmentation(Spec):
@@ -29,10 +29,7 @@ def rotate(raw: Images, quarter_turns: int) -> Images:
 
 
 def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
-    """Images [k, c, h, w], of which image j is distorted by the draw (seed, j), whoever stands beside it.
-
-    Bilinear interpolation, which repeats the border's pixels beyond the border: values stay within those of the image.
-    """
+    """Distort image j of [k, c, h, w] by the draw (seed, j), with bilinear interpolation; border pixels repeat outwards."""
     draws = Streams(seed).uniforms
     positions, (height, width) = np.arange(len(raw), dtype=np.int64), raw.shape[2:]
     middle_row, middle_column = (height - 1) / 2.0, (width - 1) / 2.0

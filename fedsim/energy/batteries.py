@@ -1,12 +1,9 @@
-"""Batteries: they drain by what a device does, charge while it is plugged in, and switch it off when they are flat.
+"""Batteries drain by what a device does, charge while it is plugged in, and switch it off when they are flat.
 
-A level is a straight line from one breakpoint to the next: a charger is plugged in or out, the battery is full or flat, or
-again as full as it must be for the device to go on, a radio falls asleep, a step begins or ends. So a battery is known from its
-last breakpoint on, at any time, in closed form; nothing is ever polled. Breakpoints lie on the clock's grid: a device goes off
-at the tick that is nearest to the instant at which its battery is flat.
-
-A device draws its idle power all the time, out of reach too, but for when its battery is flat: it is off then until it is
-charged to the level at which it restarts.
+A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full, flat or charged enough to
+restart, a radio falls asleep, a step begins or ends. So a battery is known in closed form from its last breakpoint on, without
+polling. Breakpoints lie on the clock's grid. A device draws its idle power all the time, out of reach too, unless its battery
+is flat: then it is off until it is charged to the level at which it restarts.
 """
 
 import math
@@ -34,10 +31,10 @@ _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose 
 
 @dataclass(slots=True)
 class Load:
-    """Draw of a device that works: watts beyond idle; of a transfer joules of each byte, and how many bytes are paid for.
+    """Draw of a device that works: ``watts`` beyond idle; of a transfer joules a ``byte``, and bytes that ``moved`` and are
+    paid.
 
-    It is ``scarce`` where the battery may not last for the rest of a message, so that the ``rate`` (bytes/s) matters; else that
-    is 0.
+    ``scarce``: the battery may not last for the message, so the ``rate`` (bytes/s) matters; otherwise ``rate`` is 0.
     """
 
     watts: float = 0.0
@@ -91,11 +88,11 @@ class _Course:
 
 
 class Batteries:
-    """The batteries of all devices; one of infinite capacity has no part in anything.
+    """The batteries of all devices; one of infinite capacity is ignored.
 
-    Emits ``battery`` of a device when a task of its begins or ends, when it runs flat within the tail of one, and of all that
-    were ever asked at the end: its ``level``, and joules since it joined that were ``charged``, drawn ``idle``, and ``drawn``
-    for tasks; whether it is ``flat``, and the breakpoints of its ``path`` since the record before, [time, level] each.
+    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of one, and at the end of all that
+    were ever asked: ``level``, joules since it joined that were ``charged``, drawn ``idle``, and ``drawn`` for tasks, ``flat``,
+    and ``path``, the breakpoints since the record before, [time, level] each.
 
     ``columns`` are the energy meter's; a battery that was flat must be ``restart`` full; devices join at ``arrival`` (s).
     """
@@ -188,9 +185,9 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """A time (s) before which the device does not run flat, whether it does so then, and whether that hangs on the rate.
+        """When the device may run flat (s), whether it does so then, and whether that depends on the rate.
 
-        A message waits or moves, of which ``left`` bytes are to go, now at ``rate`` (bytes/s); the battery may hold less.
+        ``left`` bytes of its message are to go, now at ``rate`` (bytes/s).
         """
         point, load = self._point(device), self._loads[device]
         reserve = load.byte * left
@@ -201,7 +198,7 @@ class Batteries:
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """The running step has ended, after so many bytes of its message; because the battery is ``dry``, or otherwise."""
+        """The running step has ended after ``moved`` bytes; ``dry``: because the battery is empty."""
         self.settle(device, moved)
         moves = self._loads[device].moves
         self._loads[device] = Load()
@@ -228,7 +225,7 @@ class Batteries:
         self._alarms[device] = self._simulation.wake((kind, device), when, run_flat)
 
     def close(self) -> None:
-        """The run is over: say how the batteries of all that were ever asked stand."""
+        """Report the batteries of all devices ever asked."""
         for device in sorted(self._paths):
             self._report(device)
 
@@ -283,7 +280,7 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Go through all breakpoints up to ``until`` (s), or ``to_flat`` to where the battery is flat; returns the line on."""
+        """Follow all breakpoints up to ``until`` (s), or ``to_flat`` until the battery is flat; returns the line from there."""
         point.level -= reserve
         while True:
             line = self._line(device, point, watts, reserve)
@@ -296,7 +293,7 @@ class Batteries:
                     self._paths[device].extend((point.at, point.level))
 
     def settle(self, device: int, moved: float = 0.0) -> None:
-        """Take what was drawn until now off the battery; the bytes that have moved since the last time evenly."""
+        """Subtract what was drawn since the last call, of bytes evenly over that time."""
         point, load, now = self._point(device), self._loads.get(device, Load()), self._simulation.now
         owed, seconds = load.byte * (moved - load.moved), now - point.at
         watts = load.total
@@ -337,9 +334,9 @@ class Batteries:
 
 
 class Powered:
-    """Paths of availability cut to the times at which batteries are not flat.
+    """Availability cut to the times at which batteries are not flat.
 
-    An on phase ends here when the device goes out of reach: whether it runs flat before depends on what it is asked to do.
+    An on phase ends when the device goes out of reach; it may run flat before.
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:

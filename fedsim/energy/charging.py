@@ -1,4 +1,4 @@
-"""Paths of when a device is plugged in: never, always, each day at its time, in random phases, or while it can be reached."""
+"""Paths of when a device is plugged in: never, each day at its time, or in random phases."""
 
 import math
 from pathlib import Path
@@ -12,17 +12,16 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.simulation import TICK_S, on_grid
 from fedsim.streams import Streams
-from fedsim.world.availability import Availability
 from fedsim.world.calendar import DAY_S
 from fedsim.world.distributions import TimeDistribution
 from fedsim.world.phases import Phases, Span
 
 
 class Charging(Protocol):
-    """When devices are plugged in, as paths: pure functions of (seed, device), whatever a device is asked to do."""
+    """When devices are plugged in: pure functions of (seed, device)."""
 
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s): on while it is plugged in. An off phase may follow another one."""
+        """The phase of ``device`` at ``time`` (s), on while it is plugged in. An off phase may follow another one."""
 
 
 class ChargingModel(Spec):
@@ -30,7 +29,7 @@ class ChargingModel(Spec):
 
     kind: str
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
         """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
         return self  # type: ignore[return-value]
 
@@ -44,24 +43,6 @@ class Never(ChargingModel):
         return Span(False, 0.0, math.inf)
 
 
-class Always(ChargingModel):
-    """A device is plugged in all the time."""
-
-    kind: Literal["always"] = "always"
-
-    def span(self, device: int, time: float) -> Span:
-        return Span(True, 0.0, math.inf)
-
-
-class WhenReached(ChargingModel):
-    """A device is plugged in while it can be reached: phones that take part only while they charge, as FLASH recorded them."""
-
-    kind: Literal["reached"] = "reached"
-
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
-        return availability
-
-
 class RenewalCharging(ChargingModel):
     """Plugged in and unplugged for exponential times, independent between devices."""
 
@@ -69,22 +50,22 @@ class RenewalCharging(ChargingModel):
     mean_on: PositiveSeconds
     mean_off: PositiveSeconds
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
         return Phases(streams, "world/charging", self.mean_on, self.mean_off, devices)
 
 
 class Daily(ChargingModel):
-    """Plugged in each day at a time of its own, for as long as it has always been."""
+    """Plugged in each day at a time and for a duration of its own."""
 
     kind: Literal["daily"] = "daily"
     begins: TimeDistribution
-    """the time of the day (a device's own; what is beyond 24 h is the next morning)."""
+    """the time of the day, from '24 h' on of the next morning."""
     lasts: TimeDistribution
     """at most 24 h."""
     chance: float = Field(default=1.0, ge=0.0, le=1.0)
     """that a device is plugged in on a day."""
 
-    def build(self, streams: Streams, devices: int, starts: float, availability: Availability, root: Path | None) -> Charging:
+    def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
         begins, lasts = (
             said.by_device(f"energy.battery.charging.{name}", streams.generator(f"world/charging/{name}"), devices, root)
             for name, said in (("begins", self.begins), ("lasts", self.lasts))
@@ -114,11 +95,5 @@ class _Days:
         return Span(False, start + lasts, end)
 
 
-_OTHERS: dict[str, tuple[type[Spec], str]] = {
-    "always": (Always, "a device is plugged in all the time"),
-    "reached": (WhenReached, "a device is plugged in while it can be reached: phones as FLASH recorded them"),
-    "renewal": (RenewalCharging, "plugged in and unplugged for exponential times"),
-    "daily": (Daily, "plugged in each day at a time of its own, for as long as it has always been"),
-}
-CHARGINGS = Registry("charging", "", {**Registry.of("charging", Never).known, **_OTHERS})
+CHARGINGS = Registry.of("charging", Never, RenewalCharging, Daily)
 ChargingSpec = Annotated[ChargingModel, CHARGINGS]

@@ -1,7 +1,7 @@
 """``[energy]``: what devices and the server's side draw, from which grid, and out of which batteries."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +31,6 @@ from fedsim.world.distributions import (
     Uniform,
     by_device,
 )
-
-if TYPE_CHECKING:
-    from fedsim.world.availability import Availability
 
 _NAMES = ("idle", "compute", "receive", "send", "receive_byte", "send_byte", "tail", "tail_lasts")
 _KEYS = dict(zip(_NAMES, COEFFICIENTS, strict=True))
@@ -70,7 +67,6 @@ _INTENSITY = TypeAdapter[float](GramsPerJoule)
 
 
 def _by_the_hour(value: Any) -> Any:
-    """One intensity stands for all hours."""
     if not isinstance(value, str):
         return value
     try:
@@ -94,7 +90,7 @@ class ZoneSpec(Spec):
     file: str | None = None
     """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are."""
     ahead: Seconds = 0.0
-    """how far its day is ahead of the one that ``energy.starts`` is told in."""
+    """how far its time of the day is ahead of ``energy.starts``."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "ZoneSpec":
@@ -106,15 +102,17 @@ class ZoneSpec(Spec):
 
     def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
         """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``."""
-        hours = read_hours(sought(self.file, root), place) if self.file is not None else self.intensity
+        hours: list[float] | None = self.intensity
+        if self.file is not None:
+            table = DeviceTable(f"energy.carbon.zones.{place}.file", sought(self.file, root), ("intensity",))
+            hours = table.values("intensity", GramsPerJoule)
+            if len(hours) != 24:
+                raise DataError(f"energy.carbon.zones.{place}.file {self.file!r} has {len(hours)} rows; allowed are 24")
         return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
 
 
 class CarbonSpec(Spec):
-    """The zones of the grid. The server's side is in the first.
-
-    In a scenario one zone may stand for the list (``carbon = { intensity = "475 g/kWh" }``), and an intensity for a zone.
-    """
+    """The zones of the grid, the first of which has the server's side. One zone or its intensity may stand for the list."""
 
     zones: list[ZoneSpec] = Field(min_length=1)
 
@@ -144,19 +142,8 @@ _ZoneEntry = GramsPerJoule | list[GramsPerJoule] | ZoneSpec
 Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_type=CarbonSpec | _ZoneEntry | list[ZoneSpec])]
 
 
-def read_hours(path: Path, place: int) -> list[float]:
-    """The 24 intensities of a CSV file (g/J); ``DataError`` names the zone by its ``place``."""
-    where = f"energy.carbon.zones.{place}.file"
-    table = DeviceTable(where, path, ("intensity",))
-    if table.rows != 24:
-        raise DataError(f"{where} {str(path)!r} has {table.rows} rows; allowed are 24, one for each hour of the day")
-    return table.values("intensity", GramsPerJoule)
-
-
 class PlaceSpec(Spec):
-    """A place of the server's side: the server, all its machines together, and the way to it; or what stands at each cell of a
-    tree, or at each node of a graph to which devices are attached: edge servers, say.
-    """
+    """Draws of the server and the way to it, or of each cell or attachment node of a tree or graph (edge servers, say)."""
 
     idle: Watts = 0.0
     """drawn all the time, from the start of the run to its end."""
@@ -196,7 +183,6 @@ class BatterySpec(Spec):
 
 
 def _preset(value: Any) -> Any:
-    """One preset's name stands for a list of one."""
     names = [value] if isinstance(value, str) else value
     for name in names if isinstance(names, list) else ():
         if name not in TITLES:
@@ -206,22 +192,19 @@ def _preset(value: Any) -> Any:
 
 
 class EnergySpec(Spec):
-    """``[energy]``: all that a device draws beyond ``idle`` comes on top of it. What is not said is the preset's, or that of
-    the device's kind, or nothing.
+    """``[energy]``: what is drawn beyond ``idle`` comes on top of it. Keys that are not given come from the preset, else from
+    the device's kind, else they are 0.
 
     Attributes:
         preset: what is drawn by a kind of device, or by several, of which each device is one.
-        shares: of the presets; equal where none are given.
-        idle: by a device that is on.
-        idle_while: when that counts: while it is ``working`` on a task, or while it is ``there``, from its first task until it
-            leaves, unless its battery is flat. (Out of reach is not off; and who is never asked has no part in it.)
+        shares: of the presets; by default equal.
+        idle: by a device that is on. Counted while it works on a task; a battery drains by it all the time.
         compute: while it trains or tests, at full utilisation; slow phases take the same power for longer.
         utilisation: the part of ``compute`` that is drawn.
-        receive, send: while a transfer lasts, its latency included.
+        receive, send: during a transfer, its latency included.
         receive_byte, send_byte: of each byte on the wire, headers included (``[network] protocol``).
-        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one begins; beyond the end of
-            the run too.
-        tail_lasts: how long that is.
+        tail: by a radio that stays awake for ``tail_lasts`` after a transfer, or until the next one, even beyond the run's end.
+        tail_lasts: the duration of the tail.
         server, edge: what the server's side draws.
         starts: the time of the day at which the run begins, for charging and carbon.
         carbon: of the grid; None: not counted.
@@ -233,7 +216,6 @@ class EnergySpec(Spec):
     )
     shares: list[float] | None = None
     idle: PowerDistribution | None = None
-    idle_while: Literal["working", "there"] = "working"
     compute: PowerDistribution | None = None
     utilisation: float = Field(default=1.0, ge=0.0, le=1.0)
     receive: PowerDistribution | None = None
@@ -258,14 +240,13 @@ class EnergySpec(Spec):
         return self
 
     def build(self, context: MeterContext) -> EnergyMeter:
-        """Build the meter of a world, by device and at the server's side. Draws from ``world/energy/...``.
+        """Build the meter of a world; draws from ``world/energy/...``. Joules a byte count payload from here on.
 
-        The powers of the devices' kinds stand where there is no preset. Joules a byte are counted by payload from here on.
         ``ScenarioError``: there are no cells for ``edge``. ``DataError``: a file is missing or malformed.
         """
         streams, devices, cells, root = context.streams, context.devices, context.places, context.folder
         if self.edge is not None and cells is None:
-            raise ScenarioError('energy.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
+            raise ScenarioError('energy.edge is given, but network.kind has no cells; allowed with "tree" and "graph" only')
         drawn, which = [_coefficients(name) for name in self.preset or []] or [{}], self.preset_places(streams, devices)
         columns: dict[str, NDArray[Any]]
         columns = {key: np.array([of.get(key, 0.0) for of in drawn])[which] for key in _KEYS.values()}
@@ -284,7 +265,7 @@ class EnergySpec(Spec):
         if self.battery is not None:
             columns |= self.battery.draw(streams, devices, root)
         setting = {
-            "idle_while": self.idle_while,
+            "idle_while": "working",  # when ``idle`` counts: older versions knew ``there`` too
             "batteries": self.battery is not None,
             "server": self.server.coefficients(1, context.overhead),
             "edge": (self.edge or PlaceSpec()).coefficients(cells or 0, context.overhead),
@@ -293,13 +274,13 @@ class EnergySpec(Spec):
         return EnergyMeter(columns, setting)
 
     def batteries(
-        self, energy: Meter, simulation: Simulation, streams: Streams, arrival: Floats, paths: "Availability", root: Path | None
+        self, energy: Meter, simulation: Simulation, streams: Streams, arrival: Floats, root: Path | None
     ) -> Batteries | None:
-        """The batteries of devices that join at ``arrival`` (s) and are reached as ``paths`` say; None where there are none."""
+        """The batteries of devices that join at ``arrival`` (s); None where there are none."""
         if self.battery is None:
             return None
         assert isinstance(energy, EnergyMeter)
-        charging = self.battery.charging.build(streams, len(arrival), self.starts, paths, root)
+        charging = self.battery.charging.build(streams, len(arrival), self.starts, root)
         return Batteries(simulation, energy.columns, self.battery.restart, charging, arrival)
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:

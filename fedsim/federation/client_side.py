@@ -120,7 +120,6 @@ class ClientSide:
         return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
 
     def _result(self, task: Task) -> LocalResult:
-        """Results of the computations of a task, as names of models."""
         update: Ref | None = None
         start: Ref | None = None
         tested: Ref | None = None
@@ -147,7 +146,6 @@ class ClientSide:
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        """The result of a training of a task, of which so many came before."""
         before = self.devices.of(task.device).state.get(f"trainer/{number}") if self._trainer.state == "kept" else None
         if self._trainer.state == "sent" and task.context.instruction.job == "train":
             before = training.start

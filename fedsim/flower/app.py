@@ -74,9 +74,6 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
         if not (isinstance(components.get(name), str) and ":" in components[name]):
             key = f"tool.flwr.app.components.{name}"
             raise ScenarioError(f"strategy.app is {place!r}, whose {_FILE} does not say {key} = 'module:attribute'")
-        module = components[name].partition(":")[0].replace(".", "/")
-        if not any((folder / f"{module}{end}").is_file() for end in (".py", "/__init__.py")):
-            raise ScenarioError(f"strategy.app: {name} is {components[name]!r}, but there is no file {module}.py in {place!r}")
     config, changes = flat(written.get("config", {})), flat(run_config)
     for key, value in changes.items():
         if key not in config:
@@ -169,7 +166,8 @@ class Turns:
 
     def _take(self) -> None:
         if not self._back.done():
-            self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{self.place()}"))
+            place = place_in(self.thread, self._folder)
+            self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{place}"))
 
     def wait(self) -> None:
         """Called in the thread: give the turn back; returns when it has it again, or raises ``Over``."""
@@ -179,9 +177,6 @@ class Turns:
             raise Over
         self._within = self._around()
         self._within.__enter__()
-
-    def place(self) -> str:
-        return place_in(self.thread, self._folder)
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.serde_utils import error_to_proto, metadata_to_proto
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
@@ -74,18 +73,11 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
         try:
             reply = app(message, context)
         except Exception as error:
-            if job.params.client_errors == "stop":
-                place = place_in(error, job.app.folder)
-                raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
-            reason = f"{type(error)}:<'{error}'>"  # as Flower answers
-            reply = Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+            place = place_in(error, job.app.folder)
+            raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
         own = here.reply
-    wrong = None
-    if not isinstance(reply, Message):
-        wrong = f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message"
-    elif reply.metadata.reply_to_message_id != message.metadata.message_id:
-        wrong = "a message that is no reply to the one that it got"
-    if wrong is not None:
+    if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message.metadata.message_id:
+        wrong = f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message that is a reply to the one that it got"
         raise SimulationError(f"{called} answered with {wrong}{_place_of(app, message)}")
     told = own if isinstance(own, Message) and own.has_content() else reply
     examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")

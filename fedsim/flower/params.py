@@ -33,12 +33,6 @@ class SamplesTime(Spec):
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
     """over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1."""
 
-    def check(self, population: PopulationSpec) -> None:
-        """Refuse devices whose speed is in other units, with a ``ScenarioError``."""
-        if population.device is not None:
-            why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
-            raise ScenarioError(f"strategy.time is 'samples', but {why}")
-
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
         factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
@@ -69,8 +63,8 @@ class SamplesTaken:
         ``given`` is None if that was not counted, and 0 where torch was not used.
         """
         if examples is None:
-            message = f"replies to {kind!r} messages give no num-examples: such a message takes a device no time"
-            self._warnings.setdefault(kind, f"{message}, or that of population.samples; strategy.time can state another")
+            message = f"replies to {kind!r} messages give no num-examples: they take the time of population.samples, if any"
+            self._warnings.setdefault(kind, message)
             return
         trains = kind.partition(".")[0] == "train"
         passes, source = self._time.passes_over(config) if trains else (1.0, "")
@@ -98,25 +92,18 @@ class FlopsTime(Spec):
 
     kind: Literal["flops"] = "flops"
 
-    def check(self, population: PopulationSpec) -> None:
-        if population.device is None and population.reference_flops is None:
-            what = "give population.device, or population.speed with population.reference_flops"
-            raise ScenarioError(f"strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; {what}")
-
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
 
 
 class MessageCost(Spec):
-    """The cost of a message: its entries add up."""
+    """The cost of a message."""
 
-    samples: float = Field(default=0.0, ge=0.0, le=1e15)
-    flops: float = Field(default=0.0, ge=0.0, le=1e30)
     seconds: Seconds = 0.0
 
 
 class StatedTime(Spec):
-    """As long as the scenario says, whatever a device really does.
+    """As long as the scenario says, for every device.
 
     Attributes:
         train, evaluate, query: the cost of messages of that category.
@@ -127,19 +114,10 @@ class StatedTime(Spec):
     evaluate: MessageCost = MessageCost()
     query: MessageCost = MessageCost()
 
-    def check(self, population: PopulationSpec) -> None:
-        for name in ("train", "evaluate", "query"):
-            cost = getattr(self, name)
-            if cost.flops and population.device is None and population.reference_flops is None:
-                raise ScenarioError(f"strategy.time.{name}.flops needs population.device, or population.reference_flops")
-            if cost.samples and population.device is not None:
-                raise ScenarioError(f"strategy.time.{name}.samples needs population.speed; kinds of devices know FLOPs only")
-
     def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
         category = kind.partition(".")[0]
         cost = getattr(self, category if category in ("train", "evaluate") else "query")
-        work = Work(cost.samples, cost.flops, cost.seconds, kind)
-        return work if work.samples or work.flops or work.seconds else None
+        return Work(seconds=cost.seconds, what=kind) if cost.seconds else None
 
 
 TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)]
@@ -157,7 +135,6 @@ class FlowerParams(StrategyParams):
             (torch's operations, counted once for each kind of message), or ``stated``.
         accuracy, loss, train_loss: the names of the app's metrics that are meant; of clients the mean by examples.
         unavailable_after: how long the server waits for a device that has vanished until it takes it as unavailable.
-        client_errors: what an exception of the ClientApp does: ``stop`` the run, or ``reply`` with an error, as Flower does.
         real_patience: real time for which either app may compute at a stretch.
     """
 
@@ -170,7 +147,6 @@ class FlowerParams(StrategyParams):
     loss: str = "loss"
     train_loss: str = "train_loss"
     unavailable_after: PositiveSeconds = 60.0
-    client_errors: Literal["stop", "reply"] = "stop"
     real_patience: PositiveSeconds = 600.0
 
     brings_learning: ClassVar[bool] = True
@@ -215,4 +191,9 @@ class FlowerParams(StrategyParams):
         return "a Flower app keeps what it knows in a running thread"
 
     def check_population(self, population: PopulationSpec) -> None:
-        self.time.check(population)
+        if self.time.kind == "samples" and population.device is not None:
+            why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
+            raise ScenarioError(f"strategy.time is 'samples', but {why}")
+        if self.time.kind == "flops" and population.device is None and population.reference_flops is None:
+            what = "give population.device, or population.speed with population.reference_flops"
+            raise ScenarioError(f"strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; {what}")

@@ -192,6 +192,8 @@ def replace_all() -> None:
     _instead(Strategy, "start", _start)
     for place in (app, default_workflows, app_utils):
         _instead(place, "start_update_client_manager_thread", _follow_nodes)
+    for name in ("num_available", "all", "sample"):
+        _instead(SimpleClientManager, name, _look_and_ask)
     _instead(SimpleClientManager, "wait_for", _wait_for)
     read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
     for name, how in (
@@ -269,40 +271,32 @@ def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *arg
 
 
 def _follow_nodes(real: Any, side: Any, grid: Any, manager: Any) -> tuple[threading.Thread, Any, Any]:
-    """The nodes are looked up whenever somebody asks the client manager, instead of every 5 s in a thread."""
-    known: dict[int, Any] = {}
-
-    def look() -> None:
-        there = set(grid.get_node_ids())
-        for node in [node for node in known if node not in there]:
-            manager.unregister(known.pop(node))
-        for node in there.difference(known):  # in Flower's order, which is always the same for the same numbers
-            known[node] = GridClientProxy(node_id=node, grid=grid, run_id=grid.run.run_id)
-            manager.register(known[node])
-
-    def looking(asked: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(asked)
-        def ask(*args: Any, **named: Any) -> Any:
-            look()
-            return asked(*args, **named)
-
-        return ask
-
-    for name in ("num_available", "all", "sample"):
-        setattr(manager, name, looking(getattr(manager, name)))
-    manager.look_again = look
+    """Nothing is to follow: the client manager looks the nodes up whenever it is asked, instead of every 5 s in a thread."""
     thread, done = threading.Thread(), threading.Event()
     thread.start()
     done.set()
     return thread, done, done
 
 
-def _wait_for(real: Any, side: Any, self: Any, num_clients: int, timeout: float = 86_400) -> bool:
+def _look(side: Any, manager: Any) -> None:
+    there, known = set(side.get_node_ids()), {client.node_id: client for client in manager.clients.values()}
+    for node in [node for node in known if node not in there]:
+        manager.unregister(known[node])
+    for node in there.difference(known):  # in Flower's order, which is always the same for the same numbers
+        manager.register(GridClientProxy(node_id=node, grid=side, run_id=side.run_id))
+
+
+def _look_and_ask(real: Any, side: Any, manager: Any, *args: Any, **named: Any) -> Any:
+    _look(side, manager)
+    return real(manager, *args, **named)
+
+
+def _wait_for(real: Any, side: Any, manager: Any, num_clients: int, timeout: float = 86_400) -> bool:
     end = side.clock() + timeout
-    while len(self.clients) < num_clients and side.clock() < end:
+    while len(manager.clients) < num_clients and side.clock() < end:
         side.sleep(1.0)
-        getattr(self, "look_again", lambda: None)()
-    return len(self.clients) >= num_clients
+        _look(side, manager)
+    return len(manager.clients) >= num_clients
 
 
 def _ask_all(

@@ -229,7 +229,7 @@ class Session(Grid):  # type: ignore[misc]
             self._idle += 1
             if self._idle > _MOST_IDLE:
                 told = f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under way"
-                raise SimulationError(told + self.turns.place())
+                raise SimulationError(told + place_in(self.turns.thread, self.folder))
         self.turns.wait()
         self._server.cancel_timer("app")
         self._missing = set()

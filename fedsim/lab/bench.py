@@ -1,12 +1,12 @@
 """``fedsim bench``: strategies in six frozen worlds, and their places on the kept board.
 
-The worlds are the shipped scenarios ``worlds/...``, the strategies of the board the variants of the shipped study ``bench``. A
-line of the board names the world by the digest of its file, so that figures of another world are never compared. Digests of
-what is drawn from these files, seed by seed, stand beside the board: a machine or version on which a world differs is told so.
+The worlds are the shipped scenarios ``worlds/...``, the board's strategies the variants of the shipped study ``bench``. A line
+of the board has the digest of its world's file, and another file beside the board has digests of the drawn tables by seed.
 """
 
 import hashlib
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -72,10 +72,9 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds; called again with the same folder, go on where it was left. Raises as ``run_study``.
+    """Run strategies in all worlds, or resume that in the same folder. Raises as ``run_study``.
 
-    ``strategies`` are names of the board, kinds of strategies, or import paths of one's own, and ``all`` is those of the board.
-    ``changes`` are for those that are not on the board; without ``seeds`` there are three.
+    ``strategies``: names of the board, kinds, import paths, or ``all`` of the board. ``changes``: of those not on the board.
     """
     tables = read_toml(shipped()[_STUDY])
     known, own = tables["variants"], {".".join(change.keys): change.value for change in map(read_change, changes)}
@@ -121,10 +120,10 @@ def digest_of(world: str) -> str:
 
 
 def tables_of(out: Path) -> WorldDigests:
-    """Digests of what the worlds of a study ``bench`` in ``out`` consist of, and of each strategy's events in them.
+    """Digests of the worlds of a study ``bench`` in ``out``, and of each strategy's events; the same on any processor.
 
-    A world's tables are its devices and links as they were drawn, availability in the first minute, and each device's data. All
-    are the same on any processor: events count without figures of models, and numbers without their last digits.
+    A world's tables: devices and links as drawn, availability in the first minute, each device's data. Events count without
+    figures of models, numbers without their last digits.
     """
     found: WorldDigests = {}
     for line in read_lines([out]).lines:
@@ -179,10 +178,7 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
 
 
 def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]) -> None:
-    """Put lines on the board in a file, in the place of those of the same strategy and world, and digests beside it.
-
-    ``DataError``: the digests of some ``tables`` are others there.
-    """
+    """Replace or add lines of the board in a file, and digests beside it. ``DataError``: digests of some ``tables`` differ."""
     if changed := changed_tables(tables, path):
         raise DataError(f"nothing is kept in {str(path)!r}, whose worlds are others: {'; '.join(changed[:_MOST_NAMED])}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,9 +193,10 @@ def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int,
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
     """The place (from 1) of each strategy in each world, by its time to the target; those that missed it have none."""
     ranked: dict[tuple[str, str], int] = {}
-    for world in dict.fromkeys(line.world for line in lines):
-        times = {line.strategy: line.time_s for line in lines if line.world == world and line.time_s is not None}
-        ranked |= {(strategy, world): place for place, strategy in enumerate(sorted(times, key=times.__getitem__), start=1)}
+    counts: Counter[str] = Counter()
+    for line in sorted((line for line in lines if line.time_s is not None), key=lambda line: line.time_s or 0.0):
+        counts[line.world] += 1
+        ranked[line.strategy, line.world] = counts[line.world]
     return ranked
 
 

@@ -85,7 +85,7 @@ def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor
 
 
 def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
-    """Run a scenario, or go on with it, and interrupt it after so many records; its status."""
+    """Run or resume a scenario, and interrupt it after ``records`` records; its status."""
     job, seen = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume), count(1)
     job.simulation.listen(lambda record: job.interrupt() if next(seen) == records else None)
     return str(asyncio.run(job.execute()).summary["status"])

@@ -1,11 +1,12 @@
 """Forecasts of a scenario before it is run: its cost in the simulated world, and on this machine.
 
-Sizes, and times of devices that have their links for themselves, need no simulation (``nominal_lines``). What a run takes here
-is told from a trial: the beginning of a run without learning, and then a part of what it would have learnt, measured.
+Sizes, and times of devices alone on their links, need no simulation (``nominal_lines``). The cost on this machine is
+extrapolated from a trial: the beginning of a run without learning, then a part of its training.
 """
 
 import asyncio
 import math
+import resource
 import sys
 import tempfile
 import time
@@ -38,14 +39,13 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
-_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
 def nominal_lines(run: Run) -> list[str]:
     """Say what is known of a run that has been built and not begun."""
     dispatch, learner, scenario = run.dispatch, run.learner, run.scenario
-    params, stop, devices, size = scenario.strategy, scenario.stop, scenario.population.devices, scenario.training.batch_size
+    params, stop, devices = scenario.strategy, scenario.stop, scenario.population.devices
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at, samples = range(0, devices, step), run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))
@@ -67,10 +67,6 @@ def nominal_lines(run: Run) -> list[str]:
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
     lines += [f"this {guessed}"] if (guessed := run.estimates) else []
-    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
-        lines.append(
-            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
-        )
     at_once = params.cohort_size(devices) if isinstance(params, RoundParams) else getattr(params, "concurrency", devices)
     fitted, here = scenario.population.fitted_at_once, min(at_once, devices)
     if fitted not in (None, here):  # the log that the world was fitted to had another number
@@ -125,7 +121,7 @@ UsedTraining = tuple[int, Training]  # a device and its local training, whose re
 
 
 class Tally(Learner):
-    """Learns nothing, and notes the trainings whose results were handed in, and how often models would have been tested."""
+    """Learns nothing; records the trainings whose results were used, and the number of tests of models."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -143,12 +139,12 @@ class Tally(Learner):
 
 
 class Beginning:
-    """The beginning of a run, built with the work to be done by ``executor``, and what it cost once it has been tried."""
+    """The beginning of a run whose learning ``executor`` computes, and its measured cost."""
 
-    core: "Learning | None" = None  # where its models would be made; None without learning
+    core: "Learning | None" = None  # the learning engine; None without learning
     real_s = 0.0  # real seconds that the simulation and its records took
     share = 0.0  # tried part of the run, 0..1
-    simulated_s, rounds = 0.0, 0  # how far it came
+    simulated_s, rounds = 0.0, 0  # reached within the trial
     events = growing_bytes = fixed_bytes = 0  # records written; the part on disk that grows with the run, and the rest
     stopped = ""  # why it ended
 
@@ -172,7 +168,7 @@ class Beginning:
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
-        """Run for so many real seconds, or to the end, and write a run folder that is not kept."""
+        """Run for ``patience_s`` real seconds, or to the end, and write a run folder that is not kept."""
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path, simulation = Path(name), self.run.simulation
             recorder = Recorder(path, self.run.meters)
@@ -204,8 +200,7 @@ class Beginning:
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Real seconds for a step of SGD of one device, and for a test of the models.
 
-        Trains what would have been trained at once (between two tests in the middle of the trial), or as much of it as fits
-        into the patience (s), and tests twice.
+        Trains the devices between two tests in the middle of the trial, as many as fit into the patience (s), and tests twice.
         """
         tests = max(1, self.tally.tests)
         together = max(1, round(len(self.tally.trainings) / tests))
@@ -236,7 +231,7 @@ class Beginning:
 
 
 async def _train_s(core: "Learning", trainings: list[UsedTraining], most_steps: int | None) -> float:
-    """Real seconds that these trainings take from the initial model; each for so many steps, or all of its own."""
+    """Real seconds that the trainings take from the initial model, each for ``most_steps`` steps or all of its own."""
     start = core.initial()
     await core.value(start)
     began = time.perf_counter()
@@ -250,10 +245,9 @@ async def _train_s(core: "Learning", trainings: list[UsedTraining], most_steps: 
 
 
 def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S) -> list[str]:
-    """Build the scenario, try its beginning with ``executor``, and say what can be known.
+    """Build the scenario, try its beginning with ``executor``, and describe its cost.
 
-    ``patience_s`` are real seconds for each part of the trial; 0: no trial, but only what follows without one. Raises
-    ``ScenarioError`` or ``DataError`` where it cannot be run.
+    ``patience_s``: real seconds for each part of the trial; 0 for no trial. ``ScenarioError``, ``DataError``: it cannot be run.
     """
     if scenario.strategy.brings_learning:
         Simulation(scenario, executor=executor)  # refuses what cannot be run
@@ -272,9 +266,9 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         parts.append(f"{show_seconds(found['testing_s'])} for {found['tests']:.0f} tests")
     most = "at most " if scenario.stop.accuracy is not None else ""
     real_s = trial.build_s + found["simulation_s"] + found["training_s"] + found["testing_s"]
-    memory = "" if (peak := _peak_memory()) is None else f"{show_bytes(peak)} of memory and "
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     lines.append(f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}")
-    lines.append(f"it needs about {memory}{show_bytes(found['disk_bytes'])} on disk")
+    lines.append(f"it needs about {show_bytes(peak)} of memory and {show_bytes(found['disk_bytes'])} on disk")
     if trial.futile is not None:
         lines.append(f"it makes not one round ({trial.futile}): devices, deadline and strategy do not go together")
     return lines
@@ -283,26 +277,16 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
 def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
     """Try a run that has been built, and extrapolate to its whole: real seconds, counts, and bytes of the run folder.
 
-    The simulation is tried without learning; then a part of what it would have trained is trained, and a model tested. Other
-    computations of a strategy, such as a clustering, are not counted, nor are checkpoints.
+    Other computations of a strategy than training, such as a clustering, and checkpoints are not counted.
     """
     trial.go(patience_s)
     run, tally, scenario = trial.run, trial.tally, trial.run.scenario
     times = 1 / trial.share if trial.share else 0.0
     step_s, test_s = (0.0, 0.0) if trial.core is None else asyncio.run(trial.costs(trial.core, patience_s))
     tests, steps = times * tally.tests, times * sum(map(trial.steps_of, tally.trainings))
-    if trial.share < 1.0 and scenario.stop.rounds is not None:  # perhaps it ended before the first one
+    if trial.share < 1.0 and scenario.stop.rounds is not None:  # the trial may end before the first test
         tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
     models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
     seconds = {"simulation_s": trial.real_s * times, "training_s": steps * step_s, "testing_s": tests * test_s}
     counts = {"events": trial.events * times, "trained_steps": steps, "tests": tests}
     return seconds | counts | {"disk_bytes": trial.growing_bytes * times + trial.fixed_bytes + models}
-
-
-def _peak_memory() -> float | None:
-    try:
-        import resource
-    except ImportError:  # there is none on Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024.0

@@ -84,7 +84,7 @@ def run(
 
 
 def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run a coroutine in another thread, since an event loop runs in this one. Ctrl-C cancels the coroutine."""
+    """Run a coroutine in another thread, since an event loop runs in this one; Ctrl-C cancels it."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(running, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
@@ -108,8 +108,7 @@ class LoadedRun:
     """A run folder. Tables are pandas frames; times in s, sizes in bytes."""
 
     def __init__(self, files_of: RunFolder | None, allow_code: bool = False) -> None:
-        self._files_of = files_of
-        self._allow_code = allow_code
+        self._files_of, self._allow_code = files_of, allow_code
 
     @property
     def _read(self) -> RunFolder:
@@ -181,10 +180,7 @@ class LoadedRun:
         return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run, such as ``timeline``, with options of its own (see ``fedsim.analysis``).
-
-        ``FedsimError``: there is no such picture (the message names all), or nothing to draw.
-        """
+        """A picture of the run (``timeline``), with options (see ``fedsim.analysis``). ``FedsimError``: there is none."""
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
         draw = drawing(OF_ONE | OF_SEVERAL, kind)
@@ -205,10 +201,9 @@ class LoadedRun:
         """A table, of which a column holds JSON."""
         with making_sense([self.path]):
             frame = as_frame(self._read.table(name))
-            if not parsed:
-                return frame
-            values: list[Any] = [json.loads(text) if isinstance(text, str) else {} for text in frame[parsed]]
-            return frame.assign(**{parsed: values})
+            if parsed:
+                frame[parsed] = [json.loads(text) if isinstance(text, str) else {} for text in frame[parsed]]
+            return frame
 
 
 class Result(LoadedRun):

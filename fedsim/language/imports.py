@@ -1,12 +1,12 @@
 """Code named by its import path, ``package.module:Name`` or ``./file.py:Name``: the one place that imports it.
 
-To import a module is to run it, and a file may come from anyone. So whoever reads a scenario from a file does it within
-``from_file``, where no import path is followed that the user has not allowed: for this file (``allow_code=True``), or for an
-installed package in all files, in ``$FEDSIM_ALLOW_CODE`` (names, with commas between) or in ``~/.config/fedsim/config.toml``
-(``allow_code = ["mypackage"]``). No scenario, study, checkpoint or run folder can grant it.
+Importing a module runs it, and a scenario file may come from a stranger. Scenario files are therefore read in ``from_file``,
+which follows only import paths that the user has allowed. ``allow_code=True`` allows all paths of one file. The environment
+variable ``$FEDSIM_ALLOW_CODE`` (package names, comma-separated) and ``allow_code = ["mypackage"]`` in
+``~/.config/fedsim/config.toml`` allow installed packages in all files. No scenario, study, checkpoint or run folder can.
 
-``sys.path`` never changes. A file is loaded from where it lies, under a name that nothing else has, and a package that is not
-installed from the working directory. Modules beside such code are found by that code, and by nothing else.
+``sys.path`` never changes. A file is loaded from its own path under a unique module name, and a package that is not installed
+from the working directory. Only allowed code can import the modules that lie beside it.
 """
 
 import os
@@ -37,7 +37,7 @@ _allowed = ContextVar("_allowed", default=True)
 
 @contextmanager
 def from_file(allow_code: bool) -> Iterator[None]:
-    """Within this context a file is validated, whose user allows the code that it names, or not."""
+    """Context for validating a scenario file; ``allow_code``: whether its import paths may be followed."""
     before = _allowed.set(allow_code)
     try:
         yield
@@ -51,7 +51,7 @@ def is_allowed() -> bool:
 
 
 def refuse_unless_allowed(path: str, key: str) -> None:
-    """Check, without importing anything, that ``path``, the value of ``key``, is an import path and may be followed here."""
+    """Check without importing that ``path``, the value of ``key``, is an import path that may be followed here."""
     file, colon, name = path.rpartition(":")
     words = [Path(file).stem] if file.endswith(".py") else file.split(".")
     if not (colon and all(word.isidentifier() for word in (name, *words))):
@@ -67,7 +67,7 @@ def refuse_unless_allowed(path: str, key: str) -> None:
 
 
 def refuse_code(place: str, key: str) -> None:
-    """Refuse code at a place on the disk, the value of ``key``, in a file whose code was not allowed."""
+    """Refuse a path on disk that holds code, the value of ``key``, unless the file's code is allowed."""
     if not _allowed.get():
         raise ScenarioError(f"{key} is {place!r}, {_RUNS}")
 
@@ -75,8 +75,8 @@ def refuse_code(place: str, key: str) -> None:
 def find(path: str, key: str, base: type, called: str, *, or_function: bool = False, permitted: bool = False) -> Any:
     """The class at an import path, the value of ``key``; ``ScenarioError`` if there is none that may be imported here.
 
-    It must inherit ``base``, which users know as ``called``; a function annotated to return one will do too if ``or_function``.
-    ``permitted``: whether the path is an entry point of an installed package, and not the text of a file.
+    The class must inherit ``base``, which messages name ``called``. With ``or_function`` a function annotated to return such a
+    class is accepted too. ``permitted``: the path is an entry point of an installed package, not text from a file.
     """
     found = at(path, key) if permitted else named(path, key)
     if isinstance(found, type):
@@ -119,7 +119,7 @@ def at(path: str, key: str) -> Any:
 
 @cache
 def entry_points_of(group: str) -> dict[str, str]:
-    """The entry points of a group: name -> import path. What lies in the working directory is not installed and not read."""
+    """Entry points of a group: name -> import path. Packages in the working directory do not count as installed."""
     points = [point for found in distributions(path=_elsewhere()) for point in found.entry_points.select(group=group)]
     return {point.name: point.value for point in reversed(points) if _is_installed(point.module.partition(".")[0])}
 
@@ -143,7 +143,7 @@ def _packages() -> list[str]:
 
 
 def _config() -> Path:
-    said = Path(os.environ.get("XDG_CONFIG_HOME", ""))  # one that is not absolute counts for nothing, as its standard says
+    said = Path(os.environ.get("XDG_CONFIG_HOME", ""))  # the XDG standard ignores a relative path
     return (said if said.is_absolute() else Path(os.path.expanduser("~"), ".config")) / "fedsim" / "config.toml"  # noqa: PTH111
 
 
@@ -151,7 +151,7 @@ class _PermittedFinder(MetaPathFinder):
     """Finds allowed code that is not installed, and the modules beside it; installed modules win."""
 
     def __init__(self) -> None:
-        self.of: dict[str, str] = {}  # first name of a module -> its file, or the folder that holds it
+        self.of: dict[str, str] = {}  # top-level module name -> its file, or the folder that holds it
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         place = None if path is not None else self.of.get(name) or self.of.get(_importer())
@@ -171,7 +171,7 @@ sys.meta_path.append(_places)
 
 
 def places() -> dict[str, str]:
-    """Name -> folder or file of modules that were allowed, or imported from the working directory; for ``learn``."""
+    """Allowed modules and modules imported from the working directory: name -> folder or file, for ``learn``."""
     here = str(Path.cwd())
     known = _places.of.copy()
     for name, module in [*sys.modules.items()]:
@@ -182,12 +182,12 @@ def places() -> dict[str, str]:
 
 
 def learn(places: dict[str, str]) -> None:
-    """Find modules at the ``places`` of the process that started this one, which may search the working directory."""
+    """In a worker process: find modules at the ``places`` of the parent process."""
     _places.of.update(places)
 
 
 def _importer() -> str:
-    """The first name of the module that is importing another one."""
+    """Top-level name of the module that executes the current import."""
     frame: Any = sys._getframe(2)
     while frame is not None and (name := frame.f_globals.get("__name__", "")).startswith(("importlib", "_frozen_importlib")):
         frame = frame.f_back
@@ -211,7 +211,7 @@ def _module(file: str) -> str:
 
 
 def _is_installed(package: str) -> bool:
-    """Whether a package is found where it is installed, and not in the working directory; nothing is imported."""
+    """Whether a package is installed outside the working directory; imports nothing."""
     if package in _places.of:
         return False
     if package in sys.modules:  # the program has chosen it

@@ -1,7 +1,7 @@
-"""The kinds that a part of a scenario can be of: found by name, by entry point of an installed package, or by import path.
+"""Registries: the kinds of each part of a scenario, found by name, by entry point of an installed package, or by import path.
 
-A kind is a ``Spec``: its parameters and its rule in one class. A scenario names it (``selection = "random"``), with parameters
-as a table (``server = { kind = "adam", lr = 0.01 }``).
+A kind is a ``Spec``: parameters and rule in one class. A scenario names a kind (``selection = "random"``), or gives a table
+with its parameters (``server = { kind = "adam", lr = 0.01 }``).
 """
 
 import inspect
@@ -24,16 +24,16 @@ S = TypeVar("S", bound=Spec)
 
 _PATH = {"type": "string", "pattern": ":", "description": "one of your own, as 'package.module:Class'"}
 _OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
-_HALVES = ("Client", "Params")  # of a strategy: classes of the user's own, too
-_KEY = object()  # stands for a key of a scenario
+_HALVES = ("Client", "Params")  # attributes of a strategy that hold further classes of its author
+_KEY = object()  # marks an overridden field of a spec
 
 
 @dataclass(frozen=True, eq=False)
 class Registry:
-    """The kinds of one part. As an annotation it validates a key that holds one: a name, a table, or a made ``Spec``."""
+    """The kinds of one part. As an annotation it validates a name, a table or a ``Spec`` instance as one of them."""
 
     called: str
-    """the part, for people. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes."""
+    """name of the part in messages. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes."""
     base: str
     """import path of the class that all kinds inherit; empty where users cannot add a kind."""
     known: Mapping[str, tuple[str | type[Spec], str]] = field(repr=False)
@@ -41,9 +41,9 @@ class Registry:
     usual: str | None = None
     """the kind of a table that names none; None: the table must name one."""
     bare: str | None = None
-    """the key of the usual kind whose value alone stands for the part (``deadline = "90 s"``)."""
+    """the key of the usual kind whose bare value is accepted for the whole table (``deadline = "90 s"``)."""
     by_device: bool = False
-    """whether a list stands for kind ``list``, and a table with the key ``file`` for kind ``file``."""
+    """whether a list is accepted as kind ``list``, and a table with the key ``file`` as kind ``file``."""
 
     @classmethod
     def of(cls, called: str, *specs: type[Spec], base: str = "", **options: Any) -> "Registry":
@@ -52,7 +52,7 @@ class Registry:
 
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
-        """Name -> class or its import path, of fedsim's kinds and of those that installed packages register."""
+        """Name -> class or its import path, for fedsim's kinds and those registered by installed packages."""
         own = entry_points_of(f"fedsim.{self.called.replace(' ', '-')}") if self.base else {}
         return own | {name: found for name, (found, _) in self.known.items()}
 

@@ -1,4 +1,4 @@
-"""Numbers of training samples of devices, drawn where a partition deals by size or where there is no learning."""
+"""Distributions of the devices' training sample counts, for partitions that deal by size and for runs without learning."""
 
 from typing import Annotated, Literal
 

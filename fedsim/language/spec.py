@@ -1,6 +1,6 @@
 """``Spec``, the base of every table of a scenario: a frozen pydantic model that refuses unknown keys and wrong types.
 
-A spec holds the values of a table and the rule that they parametrise: ``Renewal`` holds mean times and draws paths.
+A spec holds the values of a table and implements the rule that they parametrise: ``Renewal`` holds mean times and draws paths.
 """
 
 import ast
@@ -20,7 +20,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from fedsim.errors import nearest
 
 Epochs = Annotated[int, Field(ge=1, le=100_000)]
-"""Passes over a device's data; bounded, since the end of each is recorded."""
+"""Passes over a device's data; bounded because the end of each is recorded."""
 
 Iterations = Annotated[int, Field(ge=1, le=1_000_000)]
 """Steps of SGD."""
@@ -33,13 +33,13 @@ def _said(value: Any) -> str:
 
 
 class OnlyWith:
-    """A key with this note has its default unless one of the keys ``modes`` has one of ``values`` (or any that is true)."""
+    """Annotation of a key that may be set only where one of the keys ``modes`` has one of ``values`` (by default: is true)."""
 
     def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
         self._modes, self._values = modes, values
 
     def check(self, spec: "Spec", name: str) -> None:
-        """Raise ``ValueError`` if the key ``name`` of ``spec`` does not count."""
+        """Raise ``ValueError`` if the key ``name`` has no effect in ``spec``."""
         found = {mode: getattr(spec, mode) for mode in self._modes}
         if any(getattr(value, "kind", value) in self._values if self._values else value for value in found.values()):
             return
@@ -49,12 +49,12 @@ class OnlyWith:
 
 
 class Spec(BaseModel):
-    """A part of a scenario. Subclasses that are one of several have a ``kind`` that tells them apart."""
+    """Base of every table of a scenario. Alternatives for one table are distinguished by the field ``kind``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
 
     instead: ClassVar[Mapping[str, str]] = {}
-    """Keys of a base, or of an earlier version, that a spec does without, and the key that takes the place of each."""
+    """Removed key -> its replacement, for keys of a base class or of an earlier version."""
 
     @model_validator(mode="before")
     @classmethod
@@ -81,7 +81,7 @@ class Spec(BaseModel):
 
     @classmethod
     def takes(cls) -> set[str]:
-        """The keys that a table of this spec takes; a subclass drops an inherited key by the type None."""
+        """Names of the accepted keys; a subclass drops an inherited key by annotating it None."""
         return {name for name, field in cls.model_fields.items() if field.annotation is not NoneType}
 
     @classmethod
@@ -94,7 +94,7 @@ class Spec(BaseModel):
         for name, said in table["properties"].items():
             ways = _ways(said)
             if not ways:
-                continue  # this kind does not have it
+                continue  # dropped by this kind
             keys[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
             keys[name] |= {word: known[name] for word, known in (("description", told), ("default", usual)) if name in known}
         table["properties"] = keys
@@ -141,7 +141,7 @@ def summary(spec: type) -> str:
 def told_of(spec: type) -> dict[str, str]:
     """The text of each attribute of a class, inherited ones included.
 
-    It stands behind the attribute, or under "Attributes:" where one text tells of several or of an inherited one.
+    The text is the string literal behind the attribute, or an entry under "Attributes:" that may name several.
     """
     told: dict[str, str] = {}
     for one in reversed(spec.__mro__):
@@ -157,7 +157,7 @@ def told_of(spec: type) -> dict[str, str]:
 
 @cache
 def _classes(module: str) -> dict[str, list[ast.stmt]]:
-    """Class name -> body, as the module's source has it; none for a module without a source."""
+    """Class name -> statements of its body; empty for a module without source."""
     try:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):

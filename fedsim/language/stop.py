@@ -8,7 +8,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import EXACT_S, Seconds, show_seconds
 
 MORE_IS_BETTER = {"perplexity": False, "mse": False, "rmse": False, "f1": True, "auc": True}
-"""fedsim's own metrics of tests besides accuracy, and of each whether the most is the best."""
+"""Built-in test metrics besides accuracy: name -> whether higher values are better."""
 
 
 class StopSpec(Spec):
@@ -21,7 +21,7 @@ class StopSpec(Spec):
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
     """at the first evaluation that reaches it (0..1)."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """at the first evaluation at which one of these metrics of the objective (or ``loss``) is at its value or better."""
+    """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a better one."""
 
     @model_validator(mode="after")
     def _some_end(self) -> "StopSpec":

@@ -1,8 +1,8 @@
 """Quantities that carry their unit: ``"90 s"``, ``"40 Mbit/s"``, ``"400 samples/s"``.
 
-A scenario writes quantities as text with a unit; code holds plain floats in the base unit, which the type's name says
-(``Seconds``, ``BytesPerSecond``). A number without a unit is refused, and so is one outside of the type's bounds. Written back
-(``scenario.toml``), a quantity gets the unit that makes its number shortest and reads back to the very same float.
+A scenario writes quantities as text with a unit; code holds plain floats in the base unit that the type names (``Seconds``,
+``BytesPerSecond``). Numbers without a unit or outside of the type's bounds are refused. ``scenario.toml`` writes a quantity in
+the unit that gives the shortest number and reads back to the very same float.
 """
 
 import math
@@ -19,8 +19,8 @@ from fedsim.errors import ScenarioError, nearest
 
 TICK_S = 2.0**-30  # the clock goes in such steps, so that sums of times are exact
 EXACT_S = 2.0**23  # 97 days: until then sums of such times are exact in a float64
-CLOCK_END_S = 1e10  # 317 years; float64s are 2 us apart there, and much later a wait of a second would no longer move the clock
-_LEAST_WAIT_S = 1e-3  # something may be waited for again and again, up to the end of the clock, where ticks are 2 us long
+CLOCK_END_S = 1e10  # 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the time
+_LEAST_WAIT_S = 1e-3  # repeated waits must advance the clock up to its end, where float64s are 2 us apart
 
 _NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
@@ -32,7 +32,7 @@ def _refused(message: str, **values: str) -> PydanticCustomError:
 
 @dataclass(frozen=True, eq=False)
 class Quantity:
-    """Tells pydantic how to read and write a float that carries a unit (an annotation, never an instance in a spec).
+    """Annotation by which pydantic reads and writes a float with a unit.
 
     Attributes:
         what: its name in messages.
@@ -56,7 +56,7 @@ class Quantity:
         return next(unit for unit, factor in self.units.items() if factor == 1.0)
 
     def read(self, text: object) -> float:
-        """One quantity, within its bounds; ``PydanticCustomError`` says which units and values are allowed."""
+        """Parse a quantity and check its bounds; ``PydanticCustomError`` lists the allowed units and values."""
         value = 0.0 if text == 0 and not self.zero else self._parsed(text)
         if (self.zero and value == 0) or self.least <= value <= self.most or (self.infinite and "inf" in str(text)):
             return value
@@ -82,7 +82,7 @@ class Quantity:
         return value
 
     def _meant(self, unit: str) -> str:
-        """A hint which unit is meant: in other letters, as others write it (``mbps``), or a like one."""
+        """Hint at the unit probably meant: other letter case, another notation (``mbps``), or a similar name."""
         written = re.sub(r"(?i)^([kmg]?)bps$", lambda bps: bps[1] + ("B/s" if "B" in bps[0] else "bit/s"), unit)
         alike = [known for known in self.units if known.lower() == written.lower()]
         best = [known for known in alike if ("B" in known) == ("B" in written)] or alike
@@ -140,7 +140,7 @@ GramsPerJoule = Annotated[float, Quantity("a carbon intensity", _CARBON, 1e-12, 
 
 
 def read_quantity(name: str, text: str, kind: Any) -> float:
-    """The value of ``name``, a quantity of such a type; ``ScenarioError`` if it is none."""
+    """Parse ``text``, the value of ``name``, as a quantity type such as ``Seconds``; ``ScenarioError`` if it is none."""
     try:
         return float(TypeAdapter(kind).validate_python(text))
     except ValidationError as error:
@@ -166,7 +166,7 @@ def show_bytes(value: float) -> str:
 
 
 def show_joules(value: float) -> str:
-    """An energy for people: ``"3.6 kJ"``; from a kilowatt-hour on as it is metered, ``"1.2 kWh"``."""
+    """An energy for people: ``"3.6 kJ"``; from a kilowatt-hour on in kWh, ``"1.2 kWh"``."""
     for unit, factor in (("MWh", 3.6e9), ("kWh", 3.6e6), ("kJ", 1e3)):
         if abs(value) >= factor:
             return f"{float(f'{value / factor:.3g}'):,g} {unit}"

@@ -1,4 +1,4 @@
-"""Messages for the problems that pydantic finds in values, each with an example of a right value."""
+"""Messages for pydantic's validation errors, each with an example of a valid value."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ _BOUNDS = {"ge": "{} or more", "gt": "more than {}", "le": "at most {}", "lt": "
 
 
 def in_words(problem: Any) -> str:
-    """The second half of a message, on what the value must be, for one of ``ValidationError.errors()``."""
+    """Second half of a message, naming the valid values, for one entry of ``ValidationError.errors()``."""
     value, limits = problem["input"], problem.get("ctx", {})
     number = _number(value)
     match problem["type"]:
@@ -26,7 +26,7 @@ def in_words(problem: Any) -> str:
         case "bool_type":
             return "it must be true or false"
         case "list_type" | "tuple_type":
-            if isinstance(value, str) and number is not None:  # a number in quotes loses them
+            if isinstance(value, str) and number is not None:  # the example shows the number without its quotes
                 value = round(number) if number == round(number) else number
             return f"it must be a list, such as {shown([10 if isinstance(value, dict) else value])}"
         case "string_type":
@@ -57,10 +57,10 @@ def _number(value: Any) -> float | None:
 
 
 def explain(error: ValidationError, sections: Mapping[str, Any], whole: str = "the scenario") -> str:
-    """One message for what is wrong with a scenario: the key, the value, what is allowed, the nearest right name."""
+    """One message for an invalid scenario: key, value, allowed values, nearest valid name."""
     first, *others = error.errors(include_url=False)
     key = _key_path(first["loc"], sections) or whole
-    # Where a word or something else may be said, each way has its problem.
+    # A key that accepts a word or another type has one problem per alternative.
     a_word = bool(first["loc"]) and str(first["loc"][-1]).startswith("literal[")
     ways = [f"; or {in_words(other)}" for other in others if a_word and other["loc"][:-1] == first["loc"][:-1]]
     more = len(others) - len(ways)
@@ -94,11 +94,11 @@ def _key_path(location: tuple[int | str, ...], sections: Any) -> str:
     here = sections
     for depth, part in enumerate(location):
         if str(part).startswith(("~", "literal[")):
-            continue  # a name for one of several types
+            continue  # pydantic's label of an alternative
         last = depth == len(location) - 1
         if (isinstance(here, Mapping) and part in here) or (isinstance(here, list) and isinstance(part, int)):
             here = here[part]  # type: ignore[index]
         elif not (last and isinstance(here, Mapping | str)):
-            continue  # a key that stands for a shorthand
+            continue  # the key behind a shorthand value
         keys.append(str(part))
     return ".".join(keys)

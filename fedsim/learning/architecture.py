@@ -6,7 +6,6 @@ FLOPs count two for a multiply-add. A training step costs three forward passes (
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Annotated, NamedTuple
 
@@ -14,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, nearest
 from fedsim.language.spec import Spec
 
 Shape = tuple[int, ...]
@@ -35,9 +34,8 @@ def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "te
     chosen: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         if not (found := [name for name in names if fnmatchcase(name, pattern)]):
-            near = get_close_matches(pattern, names, n=3, cutoff=0.3)
-            hint = f"; the nearest are {', '.join(near)}" if near else ""
-            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {what}{hint}; it has {', '.join(names)}")
+            known = f"it has {', '.join(names)}{nearest(pattern, names)}"
+            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {what}; {known}")
         chosen.update(found)
     return chosen
 

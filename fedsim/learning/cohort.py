@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
-from fedsim.learning.solvers.base import WHOLE, Descent, LocalSolve, Solved, Solver, batch_width, one_thread, shuffled
+from fedsim.learning.solvers.base import WHOLE, Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
 
@@ -47,20 +46,11 @@ class LocalWork:
             samples = stratified_part(data.train_labels(shard), part.splits, part.number)
         return TrainingJob(recipe, shard, samples, lr, WHOLE if training.full_batch else self._training.batch_size)
 
-    def split(self, jobs: Sequence[TrainingJob]) -> list[list[int]]:
-        """Positions of the jobs of each request, those with the most steps in all first, so that none is left last."""
+    def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
+        """Positions of the jobs, those with the most steps first, so that no long one is left last."""
         counts = [len(job.shard.train if job.samples is None else job.samples) for job in jobs]
         steps = [job.recipe.training.sgd_steps(n, job.batch_size) for n, job in zip(counts, jobs, strict=True)]
-        widths = [batch_width(n, job.batch_size) for n, job in zip(counts, jobs, strict=True)]
-        at_once = list(map(self._solver.a_request, counts, widths, steps))
-        order = sorted(range(len(jobs)), key=lambda at: (at_once[at], -steps[at], at))
-        chunks: list[list[int]] = []
-        for most, group in groupby(order, at_once.__getitem__):
-            alike = list(group)
-            count = -(-len(alike) // most)  # chunks of nearly equal length
-            ends = [len(alike) * at // count for at in range(count + 1)]
-            chunks += [alike[begin:end] for begin, end in pairwise(ends)]
-        return sorted(chunks, key=lambda chunk: (-sum(steps[at] for at in chunk), chunk[0]))
+        return sorted(range(len(jobs)), key=lambda at: -steps[at])
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
         """Carry out jobs; the results in the order given."""

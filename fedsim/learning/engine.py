@@ -1,15 +1,14 @@
 """Deferred learning: models are names until a number is wanted.
 
-Asking for one gathers its uncomputed ancestors and computes them in waves (``refs.waves``), all trainings of a wave as one
-cohort. Models that nobody asks for, a straggler's update say, are never computed. Handlers run one at a time, and so do the
-requests here.
+Then a model and its uncomputed ancestors are computed in waves (``refs.waves``), all trainings of a wave as one cohort. Models
+that nobody asks for, such as a straggler's update, are never computed.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, chain, groupby
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -41,15 +40,12 @@ from fedsim.training import Training
 _ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
 _TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
-_ASKED_AT_ONCE = 16  # devices that choose among models in one request
-_APPLIED_AT_ONCE = 1 << 21  # numbers of models that functions are given in one request, unless one is given more: a millisecond
+_REQUESTS = 8  # for each worker, at most, of trainings, choices or functions: with fewer, some would idle at the end
 _MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
 
 
 class Learning(Learner):
-    """Computes the models that names stand for, on the executor of a simulation, as soon as somebody asks for a number.
-
-    ``root`` is ``data.root``, where a relative path of a file starts.
+    """Computes models on a simulation's executor, when their numbers are asked for; ``root`` is ``data.root``.
 
     Raises:
         ScenarioError: the model does not fit the data, or ``training.device`` is not there.
@@ -180,9 +176,7 @@ class Learning(Learner):
                 await self._train(wave)
             elif isinstance(recipe, Best):
                 questions = [self._work.question(ref, self._data) for ref in wave]
-                positions = range(len(wave))
-                chunks = [positions[at : at + _ASKED_AT_ONCE] for at in positions[::_ASKED_AT_ONCE]]
-                found = await self._in_chunks(self._work.objectives, questions, chunks)
+                found = await self._in_chunks(self._work.objectives, questions)
                 for ref, objectives in zip(wave, found, strict=True):
                     ref.choose(objectives)
             elif isinstance(recipe, Applied):
@@ -202,9 +196,7 @@ class Learning(Learner):
                 calls.append((ref, call))
             else:
                 ref.settle(call)
-        sizes = accumulate(sum(map(len, call.models)) for _, call in calls)
-        chunks = [list(chunk) for _, chunk in groupby(range(len(calls)), lambda _: next(sizes) // _APPLIED_AT_ONCE)]
-        values = await self._in_chunks(carry_out_all, [call for _, call in calls], chunks)
+        values = await self._in_chunks(carry_out_all, [call for _, call in calls])
         for (ref, _), value in zip(calls, values, strict=True):
             ref.settle(value)
 
@@ -221,7 +213,7 @@ class Learning(Learner):
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._work.job(ref, self._data) for ref in refs]
-        found = await self._in_chunks(self._work.train, jobs, self._work.split(jobs))
+        found = await self._in_chunks(self._work.train, jobs, self._work.order(jobs))
         for ref, job, solved in zip(refs, jobs, found, strict=True):
             if solved.numbers:
                 told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
@@ -229,10 +221,12 @@ class Learning(Learner):
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or ref.state
 
-    async def _in_chunks(self, work: Callable[..., Any], items: Sequence[Any], chunks: Iterable[Sequence[int]]) -> list[Any]:
-        """The result for each item, of ``work``, which takes a list of them; each chunk has positions of items."""
-        found = await self._joined(work, [([items[at] for at in chunk],) for chunk in chunks])
-        results = dict(zip(chain(*chunks), chain(*found), strict=True))
+    async def _in_chunks(self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None) -> list[Any]:
+        """The result for each item, of ``work``, which takes a list of items; requests go out in an order of positions."""
+        order = range(len(items)) if order is None else order
+        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
+        requests = [([items[place] for place in order[at : at + size]],) for at in range(0, len(items), size)]
+        results = dict(zip(order, chain(*await self._joined(work, requests)), strict=True))
         return [results[at] for at in range(len(items))]
 
     async def _joined(self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]]) -> list[Any]:

@@ -15,15 +15,15 @@ class Evaluation:
     """Right answers and losses, device by device."""
 
     devices: list[int]
-    """who was tested, in order; a device that several models serve stands here once for each."""
+    """the tested devices, one entry for each model that serves a device."""
     correct: NDArray[np.int64] | None
-    """right answers, int64 [devices]; None where no answer is right or wrong."""
+    """right answers, int64 [devices]; None for objectives without accuracy."""
     count: NDArray[np.int64]
-    """answers, of which a test sample asks for one (its class) or several (its tokens), int64 [devices]."""
+    """answers, one or several (tokens) a test sample, int64 [devices]."""
     loss_sum: NDArray[np.float64]
     """summed cross-entropy (or another loss), float64 [devices]."""
     models: dict[str, "Evaluation"] = field(default_factory=dict)
-    """the same for each model by itself, where several were tested."""
+    """the evaluation of each model by itself, where several were tested."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
     """by metric, what it keeps of each device's test samples."""
 

@@ -1,8 +1,7 @@
-"""Pure functions of models: server optimisers, robust means, codecs and noise are made of them.
+"""Pure functions of models, of which server optimisers, robust means, codecs and noise are made.
 
 A function is kept by its import path, so that it can be carried out later, in another process, and after a run was resumed.
-A checkpoint could name any function: only those that are marked as meant for it, in modules that were imported for other
-reasons, are ever called.
+A checkpoint could name any function, so only marked ones of modules that are imported already are ever called.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""The learner's interface. By itself it never learns (``learning = "off"``): a run then measures time and bytes alone."""
+"""The learner's interface, and the learner of ``learning = "off"``: a run that measures time and bytes alone."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,14 +18,14 @@ from fedsim.training import Training
 class Learner:
     """Makes and measures models, for samples of a shape and a number of classes; this one without weights.
 
-    Its names of models have a size and a cost: every test answers None, and asking for weights raises ``SimulationError``.
+    Every test answers None, and asking for weights raises ``SimulationError``.
 
     Attributes:
         learns: whether models have weights.
         parameters: trained numbers, d.
         bytes: the model's size in float32.
-        base_bytes: of the frozen tensors, which are no part of it.
-        state_bytes: of a trainer's state that is sent with models; 0 where none is.
+        base_bytes: bytes of the frozen tensors.
+        state_bytes: bytes of a trainer's state that is sent with each model.
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
@@ -66,19 +66,19 @@ class Learner:
         return update
 
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
-        """The one of some models (at least one) with the smallest training objective on a device's data; see ``Best``.
+        """The model with the smallest training objective on a device's data; see ``Best``.
 
         The objective is the mean loss over the device's training samples, without dropout, plus ``training.l2`` times the sum
-        of the squared kernel entries. The first of equals wins; an objective that is not finite never does, unless none is.
+        of the squared kernel entries. The first of equals wins; an objective that is not finite wins only where none is.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The sum of coefficient x model, in the order given; float64 sums, float32 result.
 
-        A part that is not finite is left out, with a record ``non-finite``. The other coefficients are then scaled to the sum
-        of all, unless ``rescale`` is False (right for a sum of differences). Where nothing is left, or the rest sums to 0 and
-        cannot be scaled, the mix is ``otherwise``, or without one not finite.
+        A part that is not finite is left out, with a record ``non-finite``, and the other coefficients are scaled to the sum of
+        all, unless ``rescale`` is False (for sums of differences). Where nothing is left, or the rest sums to 0, the mix is
+        ``otherwise``, or without one not finite.
         """
         ref = self._name("model", Mixed(tuple(parts), otherwise, rescale))
         ref.state = {} if self.state_bytes and any(part.state is not None for part, _ in parts) else None
@@ -105,7 +105,6 @@ class Learner:
         return self._name("model", Applied(path_of(function), tuple(models), constants, stream, otherwise, leave_out, size))
 
     def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        """A new name. Without learning, how its model would come about is forgotten: nobody will ask."""
         ref = Ref(f"{what}-{self._serial}", self._serial, recipe if self.learns else None, device)
         self._serial += 1
         return ref

@@ -98,12 +98,12 @@ class PartedModel(Model):
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the tensors that are trained; None: all, or with ``lora`` the adapters. The others are frozen: every device
-    downloads them once, with its first model (``base`` in the ledger), and no message has them again.
+    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Every device downloads the others once, with
+    its first model (``base`` in the ledger).
     """
     keep: Patterns | None = None
-    """patterns of trained tensors that never leave a device: it begins with the initial ones and then has its own. A pattern
-    ``CLASS:NAME`` matches by the class of the layer too, as ``*Norm*:*`` does.
+    """patterns of trained tensors that stay on each device, from the initial ones on. A pattern ``CLASS:NAME`` matches by the
+    class of the layer too, as ``*Norm*:*`` does.
     """
     send: Patterns | None = None
     """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
@@ -154,8 +154,8 @@ class TorchModel(PartedModel):
     """A model that torch can train."""
 
     file: str | None = None
-    """a ``.safetensors`` file with the first values of tensors, by name, as a run folder has it in ``models``; tensors that are
-    not in it are drawn. A relative path starts as that of data does.
+    """a ``.safetensors`` file with first values of tensors, by name, as in ``models`` of a run folder; others are drawn. A
+    relative path starts as that of data does.
     """
 
     @abstractmethod
@@ -282,13 +282,12 @@ class CNN5(Layered):
 
 
 class ModuleModel(TorchModel):
-    """Any ``torch.nn.Module``, by the import path of something that makes one.
+    """Any ``torch.nn.Module``, by the import path of its class or of a function that makes it.
 
-    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] where each token asks for
-    one. Its loss is that of the objective unless it has a method ``loss(outputs, y)`` that returns one loss a sample, [n]. It
-    initialises itself, under a seed of the run's. Dropout is replaced by one whose masks are keyed; whatever else draws random
-    numbers in training is refused. Running statistics of batch norms are numbers of the model like its parameters: they travel
-    and are averaged (``fedbn`` keeps them), but no gradient moves them.
+    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] for one a token. Its
+    own method ``loss(outputs, y)``, with one loss a sample, [n], comes before the objective's. It initialises itself, under a
+    seed of the run's. Dropout is replaced by one with keyed masks; other random draws in training are refused. Running
+    statistics of batch norms are sent and averaged like parameters (``fedbn`` keeps them).
     """
 
     kind: Literal["module"] = "module"

@@ -89,14 +89,12 @@ class Objective(Spec):
 
     kind: str
     metrics: list[str] = Field(default_factory=list)
-    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own as
-    ``package.module:function``, a function of ``(outputs, targets)`` that gives one number a sample, [n], of which the mean
-    is taken; the least is the best unless it has an attribute ``more_is_better = True``.
+    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own functions as
+    ``package.module:function`` of ``(outputs, targets)`` with one number a sample, [n], whose mean is taken; the least is the
+    best unless the function has an attribute ``more_is_better = True``.
     """
     loss: str | None = None
-    """one of your own instead of the usual one, as ``package.module:function``, likewise of ``(outputs, targets)`` with one
-    number a sample. A module's own method ``loss`` comes before either.
-    """
+    """your own loss, a function as in ``metrics``. A module's own method ``loss`` comes before it."""
     needs: ClassVar[str]
     """The samples or targets that it needs, for messages."""
     has_accuracy: ClassVar[bool] = True

@@ -1,7 +1,6 @@
-"""Models as names: a ``Ref`` stands for a model that may not have been computed yet, and knows how it would be.
+"""Models as names: a ``Ref`` stands for a model that may not have been computed yet, and has its recipe.
 
-A ref that nobody asks about is never computed. Once it is, it holds its value and drops its recipe, and with it every model
-that only the recipe needed.
+A ref is computed when its value is asked for. Then it drops its recipe, and with it all models that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,7 +18,7 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
-    """A fresh draw of the model's initialisation; another ``count`` is another draw."""
+    """A fresh draw of the model's initialisation, one for each ``count``."""
 
     count: int
 
@@ -28,8 +27,8 @@ class Initial:
 class Trained:
     """Local training of one device on a version of its data.
 
-    With the device, ``key`` names the stream of shuffles and dropout masks; ``round`` decays a learning rate that ``training``
-    does not say. ``before`` is the device's training before, whose trainer has left a state; None: it begins with none.
+    ``device`` and ``key`` name the stream of shuffles and dropout masks; ``round`` decays ``[training] lr``. ``before`` is the
+    device's previous training, whose trainer's state it begins with; None: no state.
     """
 
     training: Training
@@ -42,11 +41,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixed:
-    """A linear combination of models, by coefficients, summed in the order given.
-
-    ``otherwise`` stands in when no part is finite; ``rescale``: the coefficients of the finite parts are scaled up to the sum
-    of all.
-    """
+    """A linear combination of models; see ``Learner.mix``."""
 
     parts: tuple[tuple["Ref", float], ...]
     otherwise: "Ref | None"
@@ -57,7 +52,7 @@ class Mixed:
 class Best:
     """The model with the smallest training objective on a version of a device's data (IFCA, Algorithm 1).
 
-    ``batch``: number of samples on which the objective is estimated, and the key of the stream that draws them; None: all.
+    ``batch``: number of samples of the estimate, and the key of the stream that draws them; None: all samples.
     """
 
     models: tuple["Ref", ...]
@@ -83,7 +78,7 @@ class Applied:
     otherwise: "Ref | None"
     """stands in where a model is not finite, or none is left."""
     leave_out: bool
-    """whether a model that is not finite is left out instead."""
+    """whether it leaves out models that are not finite instead."""
     size: int | None = None
     """how many numbers it gives; None for a model."""
 
@@ -125,10 +120,9 @@ class Ref:
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
-        loss: of a training, and of all that its device and the wire make of it, what it reports; None elsewhere.
+        loss: what a training reports, shared by all that is made of the update; None elsewhere.
         losses, choice: of a choice, the objective of each model, float64 [models], and the position of the chosen one.
-        state: of a training, what its trainer keeps on the device, by name; None until then, and elsewhere. Where it is sent,
-            of mixes of trainings too, and empty until then.
+        state: the trainer's state after a training, by name, and the mean state of a mix where states are sent; else None.
     """
 
     name: str
@@ -180,10 +174,10 @@ _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Tr
 
 
 def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
-    """The refs that must be computed for ``wanted`` to be known, wave by wave, each of one kind of recipe and oldest first.
+    """The refs that must be computed for ``wanted``, wave by wave, each of one kind of recipe and oldest first.
 
-    An initial model or a mix that can be computed now comes first, alone. Then come every function, every choice or every
-    training that can be. A wave must be computed before the next is asked for. Chains may be of any length.
+    An initial model or a mix comes first, alone; then all functions, all choices or all trainings whose parents are known. The
+    caller computes a wave before it asks for the next.
     """
     stack, ready = list(wanted), list[tuple[int, int, Ref]]()
     missing, children = dict[Ref, int](), dict[Ref, list[Ref]]()

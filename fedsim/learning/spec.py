@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Trainer(Spec):
-    """The base of every trainer: what a device does with the model that it has received, and with its own samples."""
+    """The base of every trainer: how a device trains a received model on its own samples."""
 
     kind: str
     lr: float = Field(default=0.03, gt=0.0, le=1e6)
@@ -30,28 +30,22 @@ class Trainer(Spec):
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""
     init: Literal["glorot", "torch"] = "glorot"
-    """``glorot`` (as in Keras: Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in), biases too). A
-    module of the user's own initialises itself.
-    """
+    """``glorot`` (Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in)); modules have their own."""
     device: str = "cpu"
     """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts."""
     state: Literal["fresh", "kept", "sent"] = "fresh"
-    """``fresh``: a trainer remembers nothing; ``kept``: its state (an optimiser's moments) stays on the device between two
-    trainings, and is never sent; ``sent``: it comes with the model and goes with the update, and the server's mean of
-    updates has the mean of their states.
+    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: it stays on the device between trainings;
+    ``sent``: it comes with the model and goes with the update, and the server takes the mean of states as of updates.
     """
     real_limit: PositiveSeconds = 3600.0
-    """real time after which a local training ends the run with an error: one that never ends, say."""
+    """real time after which a local training ends the run with an error."""
 
     applies_terms: ClassVar[bool] = False
-    """Whether it minimises ``TrainingContext.loss``, or applies a strategy's proximal, linear and contrastive terms itself.
-
-    One that does not is refused where a strategy asks for such a term.
-    """
+    """Whether it minimises ``TrainingContext.loss``, or applies the terms that strategies add itself; else they refuse it."""
     reports: ClassVar[Mapping[str, bool]] = {}
-    """Numbers of ``train`` that become columns of rounds and metrics of the run; of each whether the most is the best."""
+    """Numbers of ``train`` that become columns of rounds and metrics of the run -> whether the most is the best."""
     stops_early: ClassVar[bool] = False
-    """Whether it may leave out the last batches. It is then computed as the device begins, for the time of the others."""
+    """Whether it may leave out the last batches; it is then computed as the device begins, so that its time is known."""
 
     @field_validator("device")
     @classmethod
@@ -126,16 +120,13 @@ class TrainingSpec(Trainer):
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
     """added to the gradient of every parameter, as weight_decay w."""
     clip: float | None = Field(default=None, gt=0.0, le=1e6)
-    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms; None: it is not. Such a training
-    takes the plain solver.
-    """
+    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms, by the plain solver."""
     l2: float = Field(default=0.0, ge=0.0, le=1e6)
     """the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W."""
     l2_on: Penalised = "kernels"
     """``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
     solver: Literal["fast", "reference"] = "fast"
-    """``fast``: the fastest way that there is for the model; ``reference``: plain torch, with the same results up to rounding.
-    """
+    """``fast``: the fastest way for the model; ``reference``: plain torch, with the same results up to rounding."""
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]
 

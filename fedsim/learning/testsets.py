@@ -1,8 +1,7 @@
 """Test samples, and models applied to them.
 
-A test image that many devices hold (in the same orientation) is computed once for all of them. Which devices a model is tested
-on may change from test to test. A result does not depend on what was tested before: a model always meets its images in an
-order of their own, in blocks.
+An image that many devices hold (in the same orientation) is computed once for all of them. A model always meets images in their
+own order, in blocks, so that a result does not depend on earlier tests.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,9 +28,9 @@ Judged = dict[str, SampleNumbers]
 
 
 class Block:
-    """Some test images by ascending number, which is quarter turns x pool size + index; called on a worker, it makes them.
+    """Test images by ascending number (quarter turns x pool size + index), made when a worker calls it, and kept if ``keep``.
 
-    They are float32 [block, *shape], in memory of torch's (aligned, whatever numpy's was), and kept if told so.
+    They are float32 [block, *shape], in torch's memory, which is aligned.
     """
 
     def __init__(self, samples: FederatedData, device: torch.device, numbers: NDArray[np.int64], keep: bool) -> None:

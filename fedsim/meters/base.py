@@ -23,7 +23,7 @@ _DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 class Column(NamedTuple):
-    """A column that a meter adds to a table: its name, which no other has, the unit, and in a line what its numbers are."""
+    """A column that a meter adds to a table: its unique name, its unit, and a line about it."""
 
     name: str
     unit: str
@@ -31,27 +31,26 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a task that is over (``start`` and ``end`` in s), carried out or cut short."""
+    """A step of a task that is over (``start``, ``end`` in s), with its record's fields: ``epochs``, ``samples``, ``delivered``
+    ...
+    """
 
     start: float
     end: float
     device: int
     task: int
-    name: str
-    """``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``."""
-    outcome: str
-    """``done``, or the cause for which it ended early."""
+    name: str  #: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``
+    outcome: str  #: ``done``, or the cause for which it ended early
     fields: Mapping[str, Any]
-    """all that the record ``step-end`` says: ``epochs``, ``samples``, ``delivered`` and so on."""
 
 
 class Transfer(NamedTuple):
-    """A message that is over (``start`` and ``end`` in s), whole or cut short, as ``transfers.parquet`` has it.
+    """A message that is over (``start``, ``end`` in s), as ``transfers.parquet`` has it.
 
     Attributes:
-        device: which device sent or received it; None between parts of the server's side.
-        direction: ``up`` or ``down``.
-        bytes, delivered, wire_bytes: its size, what of it moved, and that with headers.
+        device: the sender or receiver; None between parts of the server's side.
+        direction: ``up``, ``down`` or ``peer``.
+        bytes, delivered, wire_bytes: its size, the part that moved, and that with headers.
         outcome: ``done``, or the cause for which it ended early.
         sender, receiver: ends on the server's side other than the server; see ``source`` and ``destination``.
     """
@@ -118,26 +117,20 @@ class MeterContext:
     """The world in which a meter counts."""
 
     devices: int
-    places: int | None
-    """how many edge servers or cells there are, or None."""
-    streams: Streams
-    """random streams by name, the same for every strategy."""
-    overhead: float = 1.0
-    """bytes on the wire for a byte of payload."""
-    folder: Path | None = None
-    """where relative paths of files begin."""
-    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    """what devices draw by their kinds (W), float64 [devices] each."""
+    places: int | None  #: number of edge servers or cells, or None
+    streams: Streams  #: random streams by name, the same for every strategy
+    overhead: float = 1.0  #: bytes on the wire for a byte of payload
+    folder: Path | None = None  #: where relative paths of files begin
+    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)  #: draws by kind of device (W), float64 [devices] each
 
 
 class Meter:
     """The base of every meter: it counts something from the records of a run.
 
-    A class of one's own is named by its import path in ``[[meters]]``; the parameters of its ``__init__`` after ``context`` are
-    the keys of that table. It hears of what happens by the hooks ``on_step`` and ``on_transfer``, and of any other kind of
-    record by a method ``on_KIND(time, fields)``, such as ``on_task_end`` or ``on_step_start``.
-
-    All its attributes but those named in ``fixed`` are saved with the run: numbers, text, lists, dicts, arrays of numpy.
+    A class of your own is named by its import path in ``[[meters]]``; the parameters of its ``__init__`` after ``context`` are
+    keys of that table. Besides ``on_step`` and ``on_transfer`` a method ``on_KIND(time, fields)``, such as ``on_task_end``,
+    hears the records of that kind. All attributes but those in ``fixed`` are saved with the run: numbers, text, lists, dicts,
+    arrays of numpy.
 
     Attributes:
         entry: the name of its entry in the summary; by default that of the class.
@@ -189,10 +182,7 @@ class Meter:
 
 
 class Meters:
-    """The meters of a run: each hears of every record, before what it counts is asked for.
-
-    ``of_sections`` have a section of the scenario, by its name; ``own`` stand in ``[[meters]]``; no two have one entry.
-    """
+    """The meters of a run, ``of_sections`` of the scenario and the user's ``own``; each hears every record."""
 
     def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
         self._own: dict[str, Meter] = {}
@@ -296,7 +286,6 @@ class Meters:
 
 
 def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:
-    """Result of a meter's hook; errors in the hook are reported by file and line."""
     try:
         return hook(*given)
     except FedsimError:

@@ -1,11 +1,8 @@
-"""The ledger of energy: joules by device and phase, and what they weigh in carbon, read off the records.
+"""The ledger of energy: joules by device and phase, and their carbon, read off the records.
 
-Phases are what a device does. ``idle`` is what it draws by being on; all others come on top of that: ``compute``, ``receive``
-and ``send`` (by the time of a transfer, its latency included, and by the bytes that moved), and ``tail``, for which the radio
-stays awake after a transfer, unless the device's next one begins; the last ones go on beyond the end of the run. Energy is
-booked when its phase is over. The server's side has two books of its own, ``server`` and ``edge``.
-
-Energy is drawn from a grid whose carbon intensity may differ by zone and by the hour of the day.
+``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A tail is the time for which
+the radio stays awake after a transfer, until the device's next one, even beyond the run's end. Energy is booked when its phase
+is over. The server's side has two books, ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
 """
 
 import math
@@ -28,10 +25,7 @@ _MOVING = {"download": "receive", "upload": "send"}
 
 
 class Zone:
-    """A part of the grid, whose carbon intensity goes through the ``hours`` of its own day (g/J, 24), again and again.
-
-    ``offset``: the local time of the day when the run begins (s).
-    """
+    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``: its time of the day at 0 s."""
 
     def __init__(self, hours: list[float], offset: float) -> None:
         self._hours, self._offset = hours, offset
@@ -47,7 +41,6 @@ class Zone:
         return joules * (self._summed(end) - self._summed(start)) / (end - start)
 
     def _summed(self, time: float) -> float:
-        """The integral of the intensity from a midnight before the run to ``time`` (s)."""
         days, rest = divmod(time + self._offset, DAY_S)
         hour = int(rest // _HOUR_S)
         return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]
@@ -58,8 +51,8 @@ class EnergyMeter(Meter):
 
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
-        setting: what is not of a device: ``idle_while`` (``working`` or ``there``), ``batteries`` (whether there are any),
-            ``server`` and ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
+        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and ``edge`` (``idle_w``,
+            ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
     """
 
     round_columns = (
@@ -72,28 +65,21 @@ class EnergyMeter(Meter):
         | dict.fromkeys((*COEFFICIENTS, "capacity_j", "initial_j", "charge_w"), float)
         | dict.fromkeys((*(f"{phase}_j" for phase in PHASES), "grams"), float)
     }
-    fixed = ("columns", "setting", "_zones", "_while_there", "_by_battery")
+    fixed = ("columns", "setting", "_zones")
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
         self.columns, self.setting = columns, setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
-        devices = len(columns["zone"])
-        self._books = {phase: np.zeros(devices) for phase in PHASES}
-        self._grams = np.zeros(devices)
+        self._grams = np.zeros(len(columns["zone"]))
+        self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
         self.wasted = 0.0  # of tasks whose work was not used: not done, or without an epoch that counts
         self.grams: float | None = 0.0 if self._zones else None
-        self._while_there = setting["idle_while"] == "there"
-        self._by_battery = np.zeros(devices, dtype=np.bool_)  # whose battery says when they were off
-        if self._while_there and setting["batteries"]:
-            self._by_battery = columns["capacity_j"] < math.inf
-        self._idle_since = np.full(devices, math.inf)  # what has not been booked yet
-        self._idle_told: dict[int, tuple[float, float]] = {}  # by the battery of a device: when, and joules
         self._places_since = 0.0
         self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        self._at_edges: dict[int, float] = {}  # what tasks drew whose work is at an edge server, and may be lost there
-        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin, whose it is, whether that is wasted
+        self._at_edges: dict[int, float] = {}  # joules of tasks whose updates are at an edge server, and may be lost there
+        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin (s), its task, whether that is wasted
 
     def totals(self, time: float) -> dict[str, float | None]:
         self._settle(time, over=False)
@@ -124,7 +110,7 @@ class EnergyMeter(Meter):
             self.grams += grams
 
     def _book_places(self, places: Sequence[str], draw: str, amount: float, start: float, end: float) -> None:
-        """Of the server's side, whose zone is the first: so much of what it draws by a coefficient."""
+        """Book ``amount`` times a coefficient for places of the server's side, in the first zone."""
         for place in places:
             joules = self.setting[place][draw] * amount
             self.by_phase[place] += joules
@@ -135,25 +121,15 @@ class EnergyMeter(Meter):
         return self.columns[name].item(device)  # type: ignore[no-any-return]
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Book what goes on all the time up to ``time`` (s), and all tails that are through, or all if the run is ``over``."""
+        """Book the server's idle power up to ``time`` (s), and tails that are through, all of them if the run is ``over``."""
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
-        if self._while_there:
-            for device in np.flatnonzero(self._idle_since < time).tolist():
-                self._end_idle(device, time)
-                self._idle_since[device] = time
         for device, (begin, _, _) in list(self._tails.items()):
             if over or begin + self._draws(device, "tail_s") <= time:
                 self._end_tail(device, math.inf if over else time)
 
-    def _end_idle(self, device: int, time: float) -> None:
-        since = self._idle_since.item(device)
-        if since < time:
-            self._book(device, "idle", self._draws(device, "idle_w") * (time - since), since, time)
-        self._idle_since[device] = math.inf
-
     def _end_tail(self, device: int, time: float) -> None:
-        """The radio goes to sleep, or to work, at ``time`` (s), if it has not gone to sleep before."""
+        """End a tail at ``time`` (s), or when its duration is over."""
         if (tail := self._tails.pop(device, None)) is not None:
             begin, task, is_wasted = tail
             end = min(time, begin + self._draws(device, "tail_s"))
@@ -162,7 +138,7 @@ class EnergyMeter(Meter):
             self._charge(task, joules, is_wasted)
 
     def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
-        """Put what was drawn down to a task; to the waste where it has ended and is wasted."""
+        """Add joules to a task, or to the waste where it has ended and is wasted."""
         if task in self._tasks:
             begin, drawn = self._tasks[task]
             self._tasks[task] = begin, drawn + joules
@@ -172,10 +148,7 @@ class EnergyMeter(Meter):
             self._at_edges[task] += joules
 
     def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
-        device = fields["device"]
         self._tasks[fields["task"]] = time, 0.0
-        if not self._by_battery[device] and self._idle_since.item(device) == math.inf:
-            self._idle_since[device] = time
 
     def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
         if fields["step"] in _MOVING:
@@ -207,7 +180,8 @@ class EnergyMeter(Meter):
         task, device = fields["task"], fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
-        joules = drawn + self._draws(device, "idle_w") * (time - begin)
+        idle = self._draws(device, "idle_w") * (time - begin)
+        joules = drawn + idle
         if is_wasted:
             self.wasted += joules
             self._at_edges.pop(task, None)
@@ -215,20 +189,11 @@ class EnergyMeter(Meter):
             self._at_edges[task] = joules
         if device in self._tails and self._tails[device][1] == task:
             self._tails[device] = (*self._tails[device][:2], is_wasted)
-        if not self._while_there or fields["outcome"] == "left":
-            self._end_idle(device, time)
-
-    def on_departure(self, time: float, fields: dict[str, Any]) -> None:
-        self._end_idle(fields["device"], time)
+        self._book(device, "idle", idle, begin, time)
 
     def on_battery(self, time: float, fields: dict[str, Any]) -> None:
-        device, idle = fields["device"], fields["idle"]
         if fields["flat"]:
-            self._end_tail(device, time)
-        if self._by_battery[device]:
-            since, before = self._idle_told.get(device, (time, idle))  # from its first task on
-            self._idle_told[device] = time, idle
-            self._book(device, "idle", idle - before, since, time)
+            self._end_tail(fields["device"], time)
 
     def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
         self._book_places(("edge" if "edge" in fields else "server",), "update_j", len(fields["tasks"]), time, time)

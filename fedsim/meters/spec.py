@@ -22,7 +22,7 @@ class Prices(Spec):
     """Rates of an endpoint of a kind, in the currency of the bill."""
 
     per_hour: Price = 0.0
-    """an hour of its work: of a device from the begin of a task to its end, of others from the start of the run."""
+    """an hour of its work: of a device during tasks, of others from the start of the run."""
     per_gigabyte: Price = 0.0
     """10^9 bytes that leave it, with headers."""
     per_request: Price = 0.0
@@ -51,7 +51,7 @@ class CostsSpec(Spec):
     def build(self, context: MeterContext) -> "Bill":
         """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
         if self.edge is not None and context.places is None:
-            raise ScenarioError('costs.edge is said, but network.kind has no cells; allowed with "tree" and "graph" only')
+            raise ScenarioError('costs.edge is given, but network.kind has no cells; allowed with "tree" and "graph" only')
         return Bill(context, self)
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from fedsim.language.stop import StopSpec
 
 _TOTAL = 1000  # steps of the bar
-_NARROW = 60  # columns
 _PLAIN_EVERY_S = 5.0
 _LIVE_EVERY_S = 0.1
 _SAVED_EVERY_S = 1.0
@@ -55,7 +54,7 @@ class RunProgress:
         self._live: Progress | None = None
         if console.is_terminal:
             left = (TextColumn("left", markup=False), TimeRemainingColumn())
-            self._live = Progress(*bar(console, *left), console=console, transient=True)
+            self._live = Progress(*bar(), *left, console=console, transient=True)
             self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
             self._live.start()
 
@@ -91,9 +90,7 @@ class RunProgress:
 
     def _show(self, simulated_s: float, real_s: float) -> None:
         done = share_done(self._stop, self._round, simulated_s)
-        now, number = show_seconds(simulated_s), f"round {self._round}"
-        text = f"{number}, {now}" if self._console.width < _NARROW else f"simulated {now}, {number}"
-        text += self._accuracy
+        text = f"simulated {show_seconds(simulated_s)}, round {self._round}{self._accuracy}"
         if self._live is not None:
             text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
@@ -102,11 +99,9 @@ class RunProgress:
             self._console.print(f"{text}{left}", soft_wrap=True)
 
 
-def bar(console: Console, *more: ProgressColumn) -> tuple[ProgressColumn, ...]:
-    """The columns of a live line; ``more`` and the bar itself only where there is room."""
-    if console.width < _NARROW:  # room for a short text alone
-        return (TextColumn("{task.percentage:.0f}% {task.description}", markup=False),)
-    return (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False), *more)
+def bar() -> tuple[ProgressColumn, ...]:
+    """The columns of a live line."""
+    return BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False)
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:

@@ -41,7 +41,6 @@ def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
 
 
 def _take(path: Path) -> int | None:
-    """The descriptor of the lock, or None while another has it."""
     import fcntl
 
     while True:

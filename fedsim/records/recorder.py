@@ -75,7 +75,6 @@ class Recorder:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
     def _settle(self) -> None:
-        """Bring the events so far into their chain and their table."""
         rows, self._rows = self._rows, []
         self._chain.extend(rows)
         if self._tables:

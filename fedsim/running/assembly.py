@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from fedsim.sections import Sections
 
 
-_ALL_DEVICES = 2_000  # of so many a picture may show them all
-_MOST_CHANGES = 200_000  # a second or two to walk through, and more than pictures show
+_ALL_DEVICES = 2_000  # up to so many, availability is recorded for every device
+_MOST_CHANGES = 200_000  # takes a second or two to compute, and is more than pictures show
 
 
 class Run:
-    """All that one run consists of, on the clock ``simulation``; ``learner`` takes the place of the scenario's learning."""
+    """The components of one run on the clock ``simulation``; ``learner`` replaces the scenario's learning."""
 
     def __init__(self, scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> None:
         self.scenario = scenario
@@ -53,7 +53,7 @@ class Run:
         spec, root = scenario.population, scenario.data.own_folder()
         streams = Streams(scenario.seed)
         capacity = spec.capacities(streams, root)
-        links = None if scenario.network.has_device_rates and capacity.kinds else capacity.links  # what is said goes first
+        links = None if scenario.network.has_device_rates and capacity.kinds else capacity.links  # given rates take precedence
         self.network: Network = scenario.network.build(simulation, streams, spec.devices, links, root)
         self._build_learning(streams, learner)
         malicious = scenario.malicious
@@ -70,19 +70,19 @@ class Run:
         paths = spec.paths(streams, root)
         lifetimes = self.population.arrival, self.population.departure
         availability = bounded(paths, *lifetimes)
-        self._past = spans_of(availability)  # what became of it: for the run folder
+        self._past = spans_of(availability)  # the realised availability, for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())
         self.meters = scenario.meters_in(context)
         metrics = scenario.figures
         of_metrics = [Column(one.name, "", "a metric") for one in metrics]
-        with_columns(ROUNDS, [*of_metrics, *self.meters.columns("round")])  # refuses a name that is there already
+        with_columns(ROUNDS, [*of_metrics, *self.meters.columns("round")])  # refuses a duplicate column name
         with_columns(DEVICES, self.meters.columns("device"))
         batteries = None
         if scenario.energy is not None:
             meter = self.meters.of_sections["energy"]
-            batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, paths, root)
+            batteries = scenario.energy.batteries(meter, simulation, streams, self.population.arrival, root)
         if batteries is not None:
             availability = powered = Powered(availability, batteries)
             self._past = one_by_one(powered.past)
@@ -125,7 +125,7 @@ class Run:
         self.learner: Learner
         self._tensors: Callable[[], Sequence[Tensor]] = tuple
         scenario, root, devices = self.scenario, self.scenario.data.own_folder(), self.scenario.population.devices
-        if scenario.strategy.brings_learning:  # a sample costs what a sample of the reference model does
+        if scenario.strategy.brings_learning:  # a sample costs as much as one of the reference model
             self.data, sizes = None, scenario.population.samples is not None
             self.samples = scenario.population.sizes(streams, root) if sizes else np.zeros(devices, dtype=np.int64)
             flops = scenario.population.reference_flops or 1.0
@@ -165,7 +165,7 @@ class Run:
             self.learner.state_bytes = 4.0 * scenario.training.state_numbers(shapes)
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
-        """Training times of kinds of devices for the scenario's model; None where there are none."""
+        """Roofline model of training times for the scenario's model; None where devices have no kinds."""
         if capacity.which is None or self.scenario.strategy.brings_learning:
             return None
         model, training = self.scenario.model, self.scenario.training
@@ -196,7 +196,7 @@ class Run:
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
-        """Devices that have arrived and not left, bool [devices]; None when these are all, always."""
+        """Devices that have arrived and not left, bool [devices]; None if all are present throughout."""
         return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
 
     def truth(self) -> NDArray[np.int64] | None:
@@ -204,13 +204,13 @@ class Run:
         return None if self.data is None else self.data.truth
 
     def _label_counts(self, device: int, version: int | None) -> NDArray[np.int64]:
-        if self.data is None:  # sizes without data: all samples are as if of one class
+        if self.data is None:  # without data all samples count as one class
             return self.population.samples[device : device + 1]
         shard = self.data.current(device) if version is None else self.data.shard(device, version)
         return self.data.label_counts(shard)
 
     async def model_tensors(self) -> dict[str, dict[str, NDArray[Any]]]:
-        """The strategy's models as they are now, by file name: named tensors, those of a family ``family/number/name``."""
+        """Current models of the strategy: file name -> named tensors; those of a family are named ``number/tensor``."""
         files = {name: dict(tensors) for name, tensors in self.strategy.tensors().items()}
         if not self.learner.learns:
             return files
@@ -221,7 +221,7 @@ class Run:
         return files
 
     def device_columns(self) -> dict[str, Any]:
-        """The content of ``devices.parquet``; of too many devices those that were asked."""
+        """The content of ``devices.parquet``; of large populations only devices that were asked."""
         population, network = self.population, self.network
         devices = self._devices_with(columns.MANY)
         numbers = devices.tolist()
@@ -244,7 +244,7 @@ class Run:
 
     @property
     def estimates(self) -> str:
-        """The figures of the devices' kinds that nobody has measured, where times or joules rest on them, in words."""
+        """Text that names the unmeasured figures of device kinds on which times or joules depend."""
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
         return estimates(self.capacity.names, links=not given.network.has_device_rates, energy=energy)
@@ -254,12 +254,12 @@ class Run:
         return self.scenario.population.devices <= columns.MANY
 
     def _devices_with(self, most: int) -> NDArray[np.int64]:
-        """All devices if they are at most so many, else those that were ever asked; ascending."""
+        """All devices if there are at most ``most``, else those ever asked; int64, ascending."""
         count, asked = self.scenario.population.devices, self.tasks.times_asked
         return np.arange(count) if count <= most else np.array(sorted(asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, NDArray[Any]]:
-        """The content of ``availability.parquet`` up to ``end`` (s): of all devices if they are few, else of those asked."""
+        """The content of ``availability.parquet`` up to ``end`` (s); for large populations, of devices ever asked."""
         return changes(self._past, self._devices_with(_ALL_DEVICES), end, _MOST_CHANGES)
 
     def _fastest_download_s(self) -> float:
@@ -270,7 +270,7 @@ class Run:
 
 
 def assemble(scenario: "Sections", simulation: Simulation, learner: type[Learner] | None = None) -> Run:
-    """Build ``scenario`` into ``simulation``, so that it only needs to be run; ``ScenarioError``, ``DataError``: it cannot."""
+    """Build ``scenario`` into ``simulation``, ready to run; raises ``ScenarioError`` or ``DataError`` if it cannot be built."""
     run = Run(scenario, simulation, learner)
     if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at

@@ -1,4 +1,4 @@
-"""Data that change while a run goes on: when a shift happens, and who hears of it. What it does is ``fedsim.data.shifts``'."""
+"""Timing of data shifts during a run, and the notification of devices; ``fedsim.data.shifts`` implements the shifts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """Carries out a shift rule on the run's data; the draws come from ``world/drift``: every strategy meets the same shifts."""
+    """Applies a shift rule to the run's data. Draws come from the stream ``world/drift``, alike for all strategies."""
 
     def __init__(
         self, spec: ShiftSpec, data: "FederatedData", dispatch: "Dispatch", present: Callable[[], NDArray[np.bool_] | None]
@@ -27,7 +27,7 @@ class Drift:
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Round ``number`` begins; a second call for the same round does nothing."""
+        """Apply the shift of round ``number``, if any; a second call for the same round has no effect."""
         if number > self._begun:
             self._begun = number
             if self._spec.at.has_round(number):
@@ -59,7 +59,7 @@ class Drift:
             sides.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Devices that may shift: all that are there, or those of them that have been selected before."""
+        """Devices that may shift: all present ones, or those of them selected before; int64, ascending."""
         present = self._present()
         may = np.ones(len(self._dispatch.population.speed), dtype=np.bool_) if present is None else present.copy()
         if self._spec.among == "selected":
@@ -69,11 +69,11 @@ class Drift:
         return np.flatnonzero(may)
 
     def snapshot(self) -> dict[str, Any]:
-        """Devices that might shift on each occasion so far: all else follows from these and the seed."""
+        """The candidates of each shift so far; with the seed they determine the shifted data."""
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Let the same happen to the data again, unheard. Alarms follow by ``rearm``."""
+        """Repeat past shifts on the data without notifying anyone; ``rearm`` restores the alarms."""
         self._begun, self._candidates_before = state["begun"], state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):
             for change in self._spec.apply(self._data, occasion, candidates, self._dispatch.streams):

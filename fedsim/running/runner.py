@@ -1,4 +1,4 @@
-"""From a scenario to a result: build, run, and keep the books, whatever happens on the way."""
+"""Runs a scenario: builds it, executes it, and writes the run folder, also after failures and interrupts."""
 
 import asyncio
 import signal
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from fedsim.scenario import Scenario
 
 
-_PATIENCE_S = 1.5  # with what this thread computes itself, in the world or in a handler
-_TRAINING_S = 10.0  # with an instant that waits for training, after SIGTERM; after Ctrl-C that is for the user to say
+_PATIENCE_S = 1.5  # for computations of the event loop's thread, in the world or in a handler
+_TRAINING_S = 10.0  # for an instant that waits for training, after SIGTERM; after Ctrl-C the user decides
 _LOOK_S = 0.1
 
 
 class EndedRun(NamedTuple):
-    """A run that is over: ``summary.json``, one dict an aggregation as in ``rounds.parquet``, and its folder."""
+    """Result of a run: ``summary.json``, the rows of ``rounds.parquet``, and the folder."""
 
     summary: dict[str, Any]
     rows: list[dict[str, Any]]
@@ -44,14 +44,14 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """One run from its building to its books; ``over``: it has ended, however it did, and these are closed.
+    """One run, from building it to the closed run folder; ``over``: it has ended, and its files are closed.
 
-    Building it refuses whatever can be refused, and only then makes the folder. No other process works there until it is over.
-    The job closes ``executor``. ``live_every_s``: how often what there is becomes readable meanwhile (s of real time).
+    The constructor validates everything before it makes the folder, and locks the folder until the run is over. The job closes
+    ``executor``. ``live_every_s``: interval at which intermediate results are written (s of real time).
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
-        CheckpointError: there is nothing to resume; what is there is as it was.
+        CheckpointError: there is nothing to resume; no file was changed.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Job:
         lost = scenario.not_restorable
         if resume and lost:
             raise CheckpointError(f"the run cannot be resumed: {lost}")
-        with ExitStack() as held:  # what is refused lets go of the folder
+        with ExitStack() as held:  # releases the folder's lock if the run is refused
             if out is not None and resume:
                 files.refuse_other_run(out, scenario.to_toml())
                 held.enter_context(locked(out))
@@ -96,18 +96,18 @@ class Job:
             self._held = held.pop_all()
 
     def on_saved(self, tell: Callable[[int, float], None]) -> None:
-        """Call ``tell`` whenever the run has been saved, with the number of rounds and the simulated time (s)."""
+        """Call ``tell`` after each checkpoint with the number of rounds and the simulated time (s)."""
         if self.checkpointer is not None:
             self.checkpointer.tell = tell
 
     def interrupt(self) -> None:
-        """End after the running instant; what is there is kept, and a run with a folder is saved to be resumed."""
+        """End the run after the current instant; a run with a folder is saved so that it can be resumed."""
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
 
     async def execute(self) -> EndedRun:
-        """Run to the end. A failure is passed on after the books are closed."""
+        """Run to the end. An exception is raised again after the run folder is closed."""
         status = "failed"
         try:
             stopped = await self.simulation.run()
@@ -130,7 +130,7 @@ class Job:
             why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = why
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
-        if wrong:  # the strategy's doing, as no update with such numbers comes into a model
+        if wrong:  # caused by the strategy: updates with such numbers never enter a model
             summary["not_finite"] = f"{', '.join(wrong)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
@@ -143,12 +143,12 @@ class Job:
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
             files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
-            for part in not_needed:  # only now: until there was a summary, a killed run could have gone on
+            for part in not_needed:  # only now: without a summary, a killed run could still be resumed
                 part.unlink()
         return EndedRun(summary, self.recorder.rounds, self.out)
 
     def _metrics(self) -> dict[str, Any]:
-        """The last and the best value of each metric, and which extreme is the best."""
+        """Last and best value of each metric, and whether the best is the most or the least."""
         found: dict[str, Any] = {}
         for metric in self.run.metrics:
             values = [row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None]
@@ -193,15 +193,15 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant; if that does not end, end the process: the last checkpoint remains."""
+    """End and save a run after its current instant; if it does not end, end the process; the last checkpoint remains."""
     job.interrupt()
-    with suppress(RuntimeError):  # none runs: nothing is to be waited for
+    with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
         loop = asyncio.get_running_loop()
         threading.Thread(target=_watch, args=(job, loop, number), daemon=True).start()
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process when the event loop does not get its turn for long, or, unless it was Ctrl-C, training takes too long."""
+    """End the process if the event loop hangs, or if training takes too long after a signal other than Ctrl-C."""
     turn = threading.Event()
     turn.set()
     begun = alive = time.monotonic()
@@ -211,11 +211,11 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
         if turn.is_set() or simulation.working:
             alive = now
             turn.clear()
-            with suppress(RuntimeError):  # it was closed in this moment
+            with suppress(RuntimeError):  # the loop has just been closed
                 loop.call_soon_threadsafe(turn.set)
         stuck = now - alive > _PATIENCE_S
         is_late = number != signal.SIGINT and now - begun > _TRAINING_S
-        # To be saved and to write what there is may take its time; to train for that, when the run is over, may not.
+        # Saving and writing results may take long; training after the end of the run may not.
         writes = simulation.settled and (stuck or simulation.stopped is None)
         if (stuck or is_late) and not writes:
             say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)

@@ -42,7 +42,7 @@ class Relative(Deadline):
 
 
 class Quantile(Deadline):
-    """The time in which ``share`` of the last ``over`` tasks were done, times ``slack``; a late one counts as longer than all.
+    """1.2 times the time in which ``share`` of the last ``over`` tasks were done; a late one counts as longer than all.
 
     Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients have ``most`` (s), which is
     also the longest that they ever have.
@@ -53,7 +53,6 @@ class Quantile(Deadline):
     kind: Literal["quantile"] = "quantile"
     share: float = Field(default=0.8, gt=0.0, le=1.0)
     over: int = Field(default=50, ge=1, le=1_000_000)
-    slack: float = Field(default=1.2, gt=0.0)
     most: PositiveSeconds
 
     def least_s(self) -> float:
@@ -65,7 +64,7 @@ class Quantile(Deadline):
         wanted = math.ceil(self.share * self.over)
         if len(took) < self.over or len(in_time) < wanted:
             return self.most
-        return min(self.most, self.slack * in_time[wanted - 1])
+        return min(self.most, 1.2 * in_time[wanted - 1])
 
     def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
         took = state.setdefault("took", [])

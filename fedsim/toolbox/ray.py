@@ -4,10 +4,9 @@ Anybody who reaches the ports of a Ray cluster can run programs on it, because R
 started here listens on the loopback interface alone, and asks every client for a token that only this process and its children
 have. A cluster of several machines belongs into a network of its own, with tokens.
 
-Calls travel as parcels, for workers do not see this process's memory. Two kinds of things stay out of a parcel. What was
-*placed* (a trainer, a data set) is put into the cluster's store once, and made once in each worker process. A big array that
-cannot be written, such as a model's weights, is *shared*: it is put there when it first goes into a call, and dropped when
-nobody in this process holds it any more; workers read it where it lies.
+Calls travel as parcels (pickles), which leave out two kinds of objects. A *placed* object (a trainer, a data set) is put into
+the cluster's store once, and unpickled once in each worker process. A big read-only array, such as a model's weights, is
+*shared*: its first call puts it into the store, where workers read it, and it is dropped when this process has freed it.
 """
 
 import io
@@ -16,10 +15,10 @@ import pickle
 import secrets
 import socket
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from itertools import count
 from typing import Any
@@ -70,43 +69,31 @@ class Packer:
     def pack(self, thing: Any, *, apart: bool = False) -> Parcel:
         """A parcel with ``thing`` in it; with the memory of its arrays ``apart``."""
         parcel, memory = Parcel(), io.BytesIO()
-        _Pickler(self, parcel, memory, apart).dump(thing)
+        pickler = cloudpickle.Pickler(memory, protocol=5, buffer_callback=parcel.buffers.append if apart else None)
+        pickler.persistent_id = partial(self._number, parcel)
+        pickler.dump(thing)
         parcel.content = memory.getvalue()
         return parcel
 
-    def reference(self, thing: Any) -> tuple[str, ParcelReference] | None:
-        """The kind of ``thing`` and its reference, or None if it goes into a parcel by value."""
+    def _number(self, parcel: Parcel, thing: Any) -> tuple[str, int] | None:
+        """The kind of ``thing`` and the position of its reference in the parcel; None if ``thing`` goes by value."""
+        kind, key = "placed", id(thing)
+        held, reference = self._placed.get(key, (None, None))
         if type(thing) is np.ndarray and not thing.flags.writeable and thing.nbytes >= _SHARED_BYTES:
-            key = id(thing)
-            known, reference = self._shared.get(key, (None, None))
+            kind, (known, reference) = "shared", self._shared.get(key, (None, None))
             if known is None or known() is not thing:
                 reference = self._put(thing)
                 self._shared[key] = (weakref.ref(thing, lambda _: self._shared.pop(key, None)), reference)
-            return "shared", reference
-        held, reference = self._placed.get(id(thing), (None, None))
-        return ("placed", reference) if held is thing and held is not None else None
-
-
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Puts numbers where placed and shared things stand, and into ``parcel`` the references that they mean."""
-
-    def __init__(self, packer: Packer, parcel: Parcel, memory: io.BytesIO, apart: bool) -> None:
-        super().__init__(memory, protocol=5, buffer_callback=parcel.buffers.append if apart else None)
-        self._packer, self._parcel = packer, parcel
-
-    def persistent_id(self, thing: Any) -> tuple[str, int] | None:
-        """The kind and position of the reference to ``thing``, or None if ``thing`` goes into the pickle."""
-        kind, reference = self._packer.reference(thing) or ("", None)
-        if not kind:
+        elif held is None or held is not thing:
             return None
-        references = self._parcel.shared if kind == "shared" else self._parcel.placed
+        references: list[ParcelReference] = getattr(parcel, kind)
         if reference not in references:
             references.append(reference)
         return kind, references.index(reference)
 
 
 class Opener:
-    """Opens parcels in a worker, where it keeps what was placed; ``fetch`` gets things from the store."""
+    """Opens parcels in a worker and keeps placed objects there; ``fetch`` gets objects from the store."""
 
     def __init__(self, fetch: Callable[[Sequence[ParcelReference]], Sequence[Any]]) -> None:
         self._fetch = fetch
@@ -119,19 +106,9 @@ class Opener:
             if reference not in self._kept:
                 self._kept[reference] = self.open(*self._fetch([reference]))
         things = {"placed": [self._kept[reference] for reference in parcel.placed], "shared": arrays}
-        return _Unpickler(parcel, things).load()
-
-
-class _Unpickler(pickle.Unpickler):
-    """Puts things where their numbers stand."""
-
-    def __init__(self, parcel: Parcel, things: Mapping[str, Sequence[Any]]) -> None:
-        super().__init__(io.BytesIO(parcel.content), buffers=parcel.buffers)
-        self._things = things
-
-    def persistent_load(self, number: tuple[str, int]) -> Any:
-        kind, at = number
-        return self._things[kind][at]
+        unpickler: Any = pickle.Unpickler(io.BytesIO(parcel.content), buffers=parcel.buffers)
+        unpickler.persistent_load = lambda number: things[number[0]][number[1]]
+        return unpickler.load()
 
 
 class Ray(Executor):
@@ -208,10 +185,7 @@ class Ray(Executor):
             succeeded, outcome = pickle.loads(answer.result())
         except Exception as error:
             succeeded, outcome = False, SimulationError(f"a call could not be carried out on the Ray cluster: {_brief(error)}")
-        if succeeded:
-            future.set_result(outcome)
-        else:
-            future.set_exception(outcome)
+        (future.set_result if succeeded else future.set_exception)(outcome)
 
     def close(self) -> None:
         open_calls, self._open = self._open, {}
@@ -220,8 +194,8 @@ class Ray(Executor):
             self._ray.cancel(reference)
         self._packer = Packer(self._ray.put)
         if self._ours:
-            self._ours = False
             self._ray.shutdown()
+        self._ours = False
 
 
 _openers: dict[int, Opener] = {}

@@ -19,19 +19,19 @@ _HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
 class SwapPart(Shift):
     """Random pairs of candidates exchange all samples of two labels that only one of them has (FlexCFL, section 5.3).
 
-    Pairs come about as in ``swap-all``. Of each that fires, each device gives away one of its own labels, drawn at random:
-    a label which it has among both its training and its test samples, and the other has not (code of FlexCFL). All training
-    and test samples of the label go. A pair in which one has no such label stays as it is.
+    Pairs are drawn as in ``swap-all``. In each that fires, each device gives away a random label out of those that are among
+    both its training and its test samples, and not among both of the other's (code of FlexCFL), with all samples of it. A pair
+    in which one device has no such label stays as it is.
 
-    Data of which a part has been exchanged are of no group (``NO_GROUP``) from then on. Single samples can move only between
-    devices that turn, label and distort alike, for a sample takes no transform along; all else is refused.
+    A device that has exchanged is of no group (``NO_GROUP``) from then on. Samples move without a transform, so devices that
+    turn, label or distort them differently are refused.
     """
 
     kind: Literal["swap-part"] = "swap-part"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
     """of each pair, on each occasion."""
     quirk: bool = False
-    """as in the published code, where a pair that cannot exchange ends the occasion for all pairs after it."""
+    """as in the published code: a pair that cannot exchange ends the occasion for all pairs after it."""
 
     def check(self, data: FederatedData) -> None:
         if not data.pool.labelled:
@@ -62,36 +62,26 @@ class SwapPart(Shift):
 
 
 def _exchanged(data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64) -> Shard:
-    """``mine`` without the label ``gone``, and with the samples of ``come`` that ``yours`` has."""
     train = mine.train[data.train_labels(mine) != gone], yours.train[data.train_labels(yours) == come]
     test = mine.test[data.test_labels(mine) != gone], yours.test[data.test_labels(yours) == come]
     return Shard(np.concatenate(train), np.concatenate(test), mine.quarter_turns, mine.label_map)
 
 
 def _require_alike(one: Shard, other: Shard) -> None:
-    what = "drift.kind is 'swap-part', which moves single samples between devices"
-    if one.augment_seed is not None or other.augment_seed is not None:
-        raise ScenarioError(
-            f"{what}; each device distorts its training images by draws of its own, which a sample cannot take along: allowed "
-            'are data.augmentation = "none" and drift.kind = "swap-all"'
-        )
     meanings = [(shard.quarter_turns % 4, shard.label_map is not None and shard.label_map.tolist()) for shard in (one, other)]
-    if meanings[0] != meanings[1]:
+    if meanings[0] != meanings[1] or one.augment_seed is not None or other.augment_seed is not None:
         raise ScenarioError(
-            f"{what}; with this data.partition devices turn images or permute labels each in their own way, so that a sample "
-            "would change its meaning: allowed are the partitions other than 'rotations' and 'permutations', and "
-            'drift.kind = "swap-all"'
+            "drift.kind is 'swap-part', which moves single samples between devices, and here each device turns, labels or "
+            "distorts them in its own way: allowed are data.augmentation = \"none\", a data.partition other than 'rotations' "
+            "and 'permutations', and drift.kind = \"swap-all\""
         )
 
 
 class Incremental(Shift):
     """On each occasion every candidate holds a larger share of its training data (FlexCFL, section 5.3: 25 % every 50 rounds).
 
-    On occasion k these are the first ``shares[k]`` of its samples, in an order shuffled once for each device; rounded up, as in
-    the published code. So a release keeps what was released before, distorted as it was. Test data and the true group stay.
-    After the last share nothing happens any more.
-
-    The first occasion belongs at the start of a run: before it, a device holds everything.
+    On occasion k a device holds the first ``shares[k]`` of its samples, rounded up, in an order shuffled once for each device.
+    Test data and the true group stay. Before the first occasion a device holds everything.
     """
 
     kind: Literal["incremental"] = "incremental"
@@ -99,9 +89,7 @@ class Incremental(Shift):
     shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
     """of a device's training samples, in (0, 1], not falling."""
     as_published: bool = False
-    """as in the published code, which takes each share of what is released at that time: with the defaults n/4, n/8, 3n/32 and
-    3n/32 of n samples, so that data vanish. Each size is rounded up.
-    """
+    """as in the published code: each share is of what is released at that time, n/4, n/8, 3n/32 and 3n/32 by default."""
 
     @field_validator("shares")
     @classmethod
@@ -132,9 +120,8 @@ class Incremental(Shift):
 class LabelPermutation(Shift):
     """Each candidate permutes its labels with some probability: a change of concept that no picture shows.
 
-    The permutation, uniform among those that change something, is applied to the labels as they are now, of training and
-    test samples alike. The device's data are of no group (``NO_GROUP``) from then on. Whether and how a device permutes does
-    not depend on the other candidates.
+    The permutation, uniform among all but the identity, is applied to the present labels of training and test samples. The
+    device is of no group (``NO_GROUP``) from then on. Its draws do not depend on the other candidates.
     """
 
     kind: Literal["label-permutation"] = "label-permutation"
@@ -167,9 +154,9 @@ class LabelPermutation(Shift):
 class Rotation(Shift):
     """Each candidate's images turn, with some probability, by a further one, two or three quarter turns.
 
-    Training and test images turn alike. Whether and how far a device's turn does not depend on the other candidates. Where
-    the true groups are told apart by their rotations alone (partition ``rotations``), the device's data are of the group with
-    the new rotation, or of none (``NO_GROUP``) where no group has it; where groups differ in something else, of none.
+    Training and test images turn alike. A device's draws do not depend on the other candidates. Where the true groups differ
+    by their rotations alone (partition ``rotations``), the device is of the group with the new rotation from then on; in all
+    other cases it is of no group (``NO_GROUP``).
     """
 
     kind: Literal["rotation"] = "rotation"
@@ -179,9 +166,7 @@ class Rotation(Shift):
     def check(self, data: FederatedData) -> None:
         shape = data.pool.shape
         if len(shape) != 3 or shape[1] != shape[2]:
-            raise ScenarioError(
-                f"drift.kind is 'rotation'; the samples have the shape {shape}, and only square images can be turned"
-            )
+            raise ScenarioError(f"drift.kind is 'rotation', which turns square images; the samples have the shape {shape}")
 
     def apply(self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams) -> list[Change]:
         self.check(data)
@@ -197,20 +182,19 @@ class Rotation(Shift):
 
 
 def _firing(data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator) -> list[int]:
-    """The candidates that change; one draw for each device of the population."""
     fires = generator.random(len(data.shards)) < probability
     return [device for device in np.sort(candidates).tolist() if fires[device]]
 
 
 def _set_groups(data: FederatedData, changes: list[Change], groups: dict[int, int] | None = None) -> None:
-    """Say the true groups of changed data, by their quarter turns or none, where groups are known at all."""
+    """Set the true groups of changed data where groups are known: that of the quarter turns, or none."""
     if data.truth is not None:
         for change in changes:
             data.truth[change.device] = (groups or {}).get(data.current(change.device).quarter_turns, NO_GROUP)
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """The true group that goes with a number of quarter turns; empty where the groups are not a matter of turns alone."""
+    """The true group of each number of quarter turns; empty where the groups differ by something else."""
     if data.initial_truth is None:
         return {}
     turns = [shard.quarter_turns % 4 for shard in data.shards]

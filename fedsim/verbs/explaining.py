@@ -6,10 +6,10 @@ from typing import Any
 
 import click
 
-from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import INTERRUPTED
-from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
+from fedsim.verbs import ALLOW_CODE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
 
 
 @click.command("compare")
@@ -28,24 +28,19 @@ from fedsim.verbs import ALLOW_CODE, FILE, RUN_FOLDER, RUNS, WORKERS, changes, o
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
 @click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
-@out("The file to write: .csv or .md.", kind=FILE)
 @one_message
-def compare_command(
-    runs: tuple[Path, ...], out: Path | None, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any
-) -> None:
+def compare_command(runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
-    from fedsim.lab.compare.show import as_text, compare_published, form_of, print_short, print_to
+    from fedsim.lab.compare.show import as_text, compare_published, print_short, print_to
     from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
-    from fedsim.records.folder import write_text
 
-    chosen = form if out is None else form_of(out, form)
-    if published is None and chosen is None and not whole:
+    if published is None and form is None and not whole:
         lines = read_lines(runs, how["baseline"], *read_goal(goal, how["budget"]))
         print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
-        say("All figures: --all prints them, --out FILE.md and --out FILE.csv write them.")
+        say("All figures: --all, --markdown and --csv print them.")
         return
     if published is not None and len(runs) > 1:
         raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
@@ -53,15 +48,10 @@ def compare_command(
         tables = Comparison(read_lines(runs, how["baseline"]), how["targets"], how["ledger"]).tables()
     else:
         tables = compare_published(runs[0], published)
-    if chosen is None:
+    if form is None:
         print_to(Console(), tables)
-    elif out is None:
-        say(*as_text(tables, chosen).removesuffix("\n").split("\n"))
     else:
-        try:
-            write_text(out, as_text(tables, chosen))
-        except OSError as error:
-            raise RunFolderError(f"--out {str(out)!r} cannot be written: {error.strerror}") from None
+        say(*as_text(tables, form).removesuffix("\n").split("\n"))
 
 
 @click.command("why")

@@ -49,13 +49,6 @@ _ABSENT = "where LOG has no such column."
 @click.argument("log", type=FOLDER)
 @out("The folder for the scenario and its tables.", required=True)
 @click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
-@click.option(
-    "--hold-out",
-    type=click.Choice(["third", "last", "none"]),
-    default="third",
-    show_default=True,
-    help="Rounds that nothing is fitted to: every third, the last third, none.",
-)
 @click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
 @click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
 @click.option("--epochs", type=click.IntRange(min=1), default=1, help=f"Of each training, {_ABSENT}")
@@ -65,11 +58,8 @@ _ABSENT = "where LOG has no such column."
     type=click.Choice(["fluid", "tcp", "bbr"]),
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
-@click.option("--lenient", is_flag=True, help="Leave out what cannot be used (holes, clients that appear once), and say so.")
 @one_message
-def calibrate_command(
-    log: Path, out: Path, size: Any, samples: Any, epochs: int, latency: Any, lenient: bool, **fit: Any
-) -> None:
+def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: int, latency: Any, **fit: Any) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
     from fedsim.calibrate import calibrate
     from fedsim.calibrate.log import LogDefaults
@@ -77,7 +67,7 @@ def calibrate_command(
 
     sized = None if size is None else read_quantity("--bytes", size, Bytes)
     latency_s = None if latency is None else read_quantity("--latency", latency, Seconds)
-    say(*calibrate(log, out, LogDefaults(sized, samples, epochs, lenient), latency=latency_s, **fit))
+    say(*calibrate(log, out, LogDefaults(sized, samples, epochs), latency=latency_s, **fit))
 
 
 @click.command("report")

@@ -1,7 +1,7 @@
-"""When a device can be reached: always, in random phases, by day and night, as recorded, or as a table of the user's says.
+"""Availability of devices: always, in random phases, by day and night, as recorded, or from a table of the user's.
 
-A path is a pure function of (seed, device): ``span(device, time)`` answers for any time in any order, and the answer never
-depends on what was asked before. One who asks every second and one who asks once at the end see the same path.
+A path is a pure function of (seed, device): ``span(device, time)`` may be called for any time in any order, and the answer
+never depends on earlier calls.
 """
 
 import math
@@ -25,7 +25,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Availability(Protocol):
-    """The paths of a whole population. Who inherits it and has ``span`` has all; the rest is there to be made faster."""
+    """The paths of a population. Only ``span`` is needed; the other methods may be overridden for speed."""
 
     @abstractmethod
     def span(self, device: int, time: float) -> Span:
@@ -43,7 +43,7 @@ class Availability(Protocol):
 
 
 class AvailabilityModel(Spec):
-    """The base of every availability: when devices can be reached. It has ``build``, or ``build_on`` if it knows days."""
+    """The base of every availability. A kind has ``build``, or ``build_on`` if it depends on the time of day."""
 
     kind: str
 
@@ -52,7 +52,7 @@ class AvailabilityModel(Spec):
         raise NotImplementedError
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Availability:
-        """The same, where it matters which time of day it is where each device is; this is what a run calls."""
+        """Like ``build``, with the devices' local times; this is what a run calls."""
         return self.build(streams, devices, root)
 
 
@@ -115,10 +115,9 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
-    """Each device's state at time 0, and every change of it up to ``end`` (s), in order of devices and times.
+    """Each device's state at 0 s and its changes up to ``end`` (s): ``device`` int64, ``time`` (s), ``on`` bool; [rows] each.
 
-    Of more than ``most`` rows whole devices are left out, evenly over their numbers. Returns ``device`` int64, ``time`` (s)
-    float64 and ``on`` bool, [rows] each.
+    In order of devices and times. Above ``most`` rows whole devices are left out, evenly over their numbers.
     """
     count = len(devices)
     devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly

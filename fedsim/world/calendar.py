@@ -1,12 +1,8 @@
-"""Calendar of simulated time, and time of day of each device.
-
-Simulated time itself knows no days. Where they matter (day and night, a table with dates), ``starts`` says which instant time 0
-is, and ``zone`` where the devices are.
-"""
+"""Calendar of simulated time, and time of day of each device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timezone, tzinfo
+from datetime import UTC, date, datetime, time, tzinfo
 from pathlib import Path
 from typing import Annotated, Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -32,8 +28,8 @@ def _instant(value: Any) -> Any:
     try:
         _parsed(text)
     except (TypeError, ValueError):
-        example = "'2024-03-04T06:00', '2024-03-04T06:00+01:00' or '06:00'"
-        raise PydanticCustomError("calendar", f"a date and time, or a time of day, is allowed; for example {example}") from None
+        allowed = "a date and time, or a time of day, is allowed; for example '2024-03-04T06:00+01:00' or '06:00'"
+        raise PydanticCustomError("calendar", allowed) from None
     return text
 
 
@@ -52,12 +48,10 @@ class CalendarSpec(Spec):
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
     """a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
-    """names of time zones (``"Europe/Berlin"``) or offsets from UTC (``"+05:30"``): one for all, a choice with shares, a list,
-    or a column of a file.
-    """
+    """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a column of a file."""
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """The calendar of so many devices; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""
+        """The devices' calendar; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""
         names = self.zone.by_device("population.calendar.zone", streams.generator("world/zone"), devices, root)
         known, which = distinct(names)
         return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
@@ -65,10 +59,7 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """The calendar of a run: the instant that time 0 is, all zones, and ``which`` of these each device is in, int [devices].
-
-    It is ``stated`` where the scenario says it, else only assumed.
-    """
+    """The instant of time 0, ``which`` zone each device is in, int [devices], and whether the scenario has ``stated`` them."""
 
     starts: datetime
     zones: Sequence[tzinfo]
@@ -77,11 +68,11 @@ class Calendar:
 
     @classmethod
     def assumed(cls, devices: int) -> "Calendar":
-        """That of a scenario which says nothing of it: time 0 is midnight, everywhere."""
+        """Time 0 is midnight, everywhere."""
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> Floats:
-        """Time of the day at time 0 of each device (s), float64 [devices]; over a change to summer time it keeps the offset."""
+        """Time of day at time 0 of each device (s), float64 [devices]; summer time never changes it later."""
         passed: Floats = np.array([seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones])
         return each(lambda which: passed[which], self.which)
 
@@ -99,9 +90,7 @@ def seconds_of_day(of_day: time) -> float:
 
 def _zone(name: str) -> tzinfo:
     try:
-        offset = datetime.fromisoformat(f"2024-01-01T00:00{name}").utcoffset() if name[:1] in "+-" else None
-        return ZoneInfo(name) if offset is None else timezone(offset)
+        return ZoneInfo(name)
     except (ValueError, KeyError, OSError):  # what zoneinfo raises for a name that it does not find
-        allowed = "the names of time zones such as 'Europe/Berlin', 'UTC', and offsets such as '+05:30'"
-        told = f"population.calendar.zone is {name!r}; allowed are {allowed}{nearest(name, available_timezones())}"
-        raise ScenarioError(told) from None
+        allowed = f"names of time zones such as 'Europe/Berlin'{nearest(name, available_timezones())}"
+        raise ScenarioError(f"population.calendar.zone is {name!r}; allowed are {allowed}") from None

@@ -1,7 +1,4 @@
-"""Columns of a population, one entry a device, that take little room: for what all devices share, and for what few were asked.
-
-A column that all share is an array with one number behind all entries (stride 0), which cannot be written to.
-"""
+"""Columns of a population that take little room; one whose entries are all alike has one number behind them (stride 0)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +9,7 @@ from numpy.typing import NDArray
 from fedsim.arrays import Floats, Ints
 
 MANY = 2_000_000
-"""Of more devices than these, only those that were ever looked at have rows: in caches, and in ``devices.parquet``."""
+"""Above this number only devices that were ever looked at have rows in caches and in ``devices.parquet``."""
 
 ALL = slice(None)
 
@@ -39,12 +36,12 @@ def distinct(column: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
 
 
 def pieces(devices: int) -> Iterator[slice]:
-    """All devices, some at a time: what is found of each of them piece by piece is never in memory as a whole."""
+    """All devices, some at a time, to bound memory."""
     return (slice(begin, begin + _PIECE) for begin in range(0, devices, _PIECE))
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """The mean of a column that is made piece by piece; to the bit ``np.mean`` of the whole, which adds up halves of halves."""
+    """Mean of a column that is made piece by piece; to the bit ``np.mean``, which adds up halves of halves."""
 
     def total(begin: int, end: int) -> float:
         half = (end - begin) // 2
@@ -57,9 +54,7 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 
 
 class DeviceRows:
-    """Row of each device in the columns of a table: its own number for few devices (``all``), the next free row for more than
-    ``MANY``. Columns need ``room`` entries.
-    """
+    """Row of each device in columns of ``room`` entries: its number, or the next free row if there are more than ``MANY``."""
 
     def __init__(self, devices: int) -> None:
         self.all = devices <= MANY
@@ -67,7 +62,7 @@ class DeviceRows:
         self._rows: dict[int, int] = {}
 
     def of(self, devices: Ints) -> Ints:
-        """The rows of some devices; int64, as many. Columns may have to grow then."""
+        """Rows of devices, int64 [len(devices)]; columns may have to grow then."""
         if self.all:
             return devices
         rows = self._rows

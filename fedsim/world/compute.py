@@ -1,11 +1,10 @@
 """Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which it is slow.
 
-Durations are models, never measurements. An epoch's jitter is named by the device and the instant at which the epoch begins,
-so it belongs to the world: whoever trains on this device at this time meets the same delay. That of other work is named by the
-device and the number of its task.
+An epoch's jitter is named by the device and the instant at which the epoch begins, so that every strategy meets the same delay;
+that of other work by the device and the number of its task.
 
-Devices may share machines, whose workers take their tasks in turn. Each of k computations on a host runs at throughput(k) / k
-of the speed that one has alone (processor sharing), so each is known by how much the host has served when it is through.
+Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at throughput(k) / k of its
+speed alone (processor sharing), so a computation ends when the host has served each computation a known amount.
 """
 
 import math
@@ -24,7 +23,7 @@ from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import Bytes, PositiveSeconds, Seconds
 from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.streams import Streams
-from fedsim.world.columns import alike, each
+from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
 from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
 
@@ -42,15 +41,13 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """The clockwork of local training; draws from ``world/jitter``, ``world/jitter/task`` and ``world/slow``.
-
-    ``jitter`` is the coefficient of variation of an epoch's time (lognormal, mean 1), one for all or float64 [devices].
-    ``reach_s`` is how far to look ahead at first (s): what ends later is mostly never waited for.
-    """
+    """Times of epochs; ``jitter``: their coefficient of variation (lognormal, mean 1), one for all or float64 [devices]."""
 
     def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
         self._streams = streams
-        self._sigma = each(_sigmas, alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
+        values, which = distinct(alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
+        sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
+        self._sigma = each(lambda place: sigmas[place], which)
         self._factor = self._mean_rate = 1.0
         self._phases = None  # on while a device is not slow
         self.reach_s = math.inf
@@ -71,12 +68,11 @@ class Compute:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """When each of ``epochs`` epochs of ``epoch_s`` at full speed ends (s, on the grid), begun at ``start`` back to back.
+        """Ends (s, on the grid) of ``epochs`` epochs of ``epoch_s`` at full speed, back to back from ``start`` (s).
 
-        Epochs that would begin at or after ``limit`` (s) are left out. Nothing after ``horizon`` (s) matters: epochs that would
-        begin later are left out but for one, and an end beyond it or the limit may be any time beyond. ``task``, how many tasks
-        the device was given before, names the jitter instead of the instants at which epochs begin.
-        ``SimulationError``: the device would go through too many slow phases on the way.
+        Epochs that would begin at or after ``limit`` (s) are left out, and all but one that would begin after ``horizon`` (s).
+        An end beyond either is only a lower bound. ``task``, the number of the device's task, names the jitter instead of the
+        instants at which epochs begin. ``SimulationError``: too many slow phases on the way.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -84,7 +80,7 @@ class Compute:
             for last, beyond in ((limit, 0), (horizon, 1)):
                 if last < math.inf and on_grid(epoch_s) > 0:
                     fitting = min(fitting, math.ceil((last - start) / epoch_s) + beyond)
-            # Each sum is rounded once, so that so many epochs end exactly at a deadline that is exactly so many epochs long.
+            # Each sum is rounded once: n epochs end exactly at a deadline of n epochs.
             return [on_grid(start + epoch_s * (epoch + 1)) for epoch in range(max(fitting, 0))]
         ends: list[float] = []
         while len(ends) < epochs and start < limit and start <= horizon:
@@ -94,10 +90,9 @@ class Compute:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """The epochs that a device begins which watches its own clock (CATA-Fed's Eq. 8); all would end at ``ends`` (s).
+        """The ``ends`` (s) of the epochs that a device begins which watches its own clock (CATA-Fed's Eq. 8).
 
-        The first begins at ``start`` (s) in any case; another one only if the mean of the finished ones fits into what is left
-        until ``limit`` (s), to some ticks.
+        The first begins at ``start`` (s) in any case, another one only if the mean epoch so far fits in before ``limit`` (s).
         """
         begun = min(1, len(ends))
         while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:
@@ -105,7 +100,7 @@ class Compute:
         return ends[:begun]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
-        """The factor of an epoch that begins at ``start`` (s), or of the ``task`` of that number; see ``epoch_ends``."""
+        """Factor of the time of an epoch that begins at ``start`` (s), or of ``task``; see ``epoch_ends``."""
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
@@ -128,28 +123,18 @@ class Compute:
             start = span.end
 
 
-def _sigmas(jitter: Floats) -> Floats:
-    values, which = np.unique(jitter, return_inverse=True)
-    return np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])[which]
-
-
 CurvePoint = Annotated[list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)]
 
 
 class HostSpec(Spec):
-    """``population.host``: machines on which the devices run. Device i is on host i mod ``number``.
-
-    A tree network of as many cells (``network.kind = "tree"``) has each host's own link to the server.
-    """
+    """``population.host``: machines on which the devices run. Device i is on host i mod ``number``, as in a tree's cells."""
 
     number: int = Field(default=1, ge=1)
     """how many hosts, all alike."""
     cores: int | None = Field(default=None, ge=1)
     """how many computations run at full speed at once; more share the cores evenly."""
     throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
-    """instead of ``cores``, points [computations at once, how many times the work of one they do together]. The curve begins at
-    [1, 1], is straight between points and flat after the last: two threads a core are a flatter piece.
-    """
+    """instead of ``cores``, points [computations at once, total speed relative to one], linear from [1, 1], flat at the end."""
     workers: int | None = Field(default=None, ge=1)
     """how many tasks run at once; further ones queue, first come, first served. None: all run."""
     memory: Bytes | None = None
@@ -168,10 +153,9 @@ class HostSpec(Spec):
             raise ValueError(f"'throughput' has points at {busy[1:]} computations; allowed are ascending numbers above 1")
         for count, work in self.throughput or ():
             if work > count:
-                told = f"'throughput' lets {count:g} computations do the work of {work:g}"
-                raise ValueError(f"{told}; allowed is up to {count:g}")
+                raise ValueError(f"'throughput' is {work:g} at {count:g} computations; allowed is up to {count:g}")
         if (self.memory is None) != (self.task_memory is None):
-            raise ValueError("'memory' and 'task_memory' go together; give both or none")
+            raise ValueError("'memory' needs 'task_memory'")
         if self.slots < 1:
             raise ValueError(f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B")
         return self
@@ -220,7 +204,7 @@ class Hosts:
         self._pools: dict[int, simpy.Resource] = {}
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Ask for a worker; returns the steps that come before the task's own: the queue for it, and its start-up."""
+        """Request a worker; returns the steps before the task's own: the queue for the worker, and its start-up."""
         start_up = (Pause("start-up", self._spec.start_up),) if self._spec.start_up else ()
         return start_up if self._spec.slots == math.inf or self._take_worker(task) else (Queue(), *start_up)
 
@@ -236,15 +220,14 @@ class Hosts:
         cores.jobs[task.id] = _Computing(task, cores.served, cores.served + seconds)
 
     def is_due(self, task: Task) -> bool:
-        """Whether the running computation ought to be through now, but for the rounding of times."""
-        job = self._job(task)
-        if job is None:
+        """Whether the running computation ends now, but for the rounding of times."""
+        if (job := self._job(task)) is None:
             return False
         cores = self._advanced(self._host(task))
         return job.end - cores.served <= self._spec.rate(len(cores.jobs)) * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
-        """End the computation that runs, if one does; returns whether one did."""
+        """End the running computation; returns whether there was one."""
         job = self._job(task)
         if job is not None:
             cores = self._advanced(self._host(task), changes=True)
@@ -260,7 +243,7 @@ class Hosts:
             job.end = served + (job.end - served) * factor
 
     def used_s(self, task: Task) -> float:
-        """Seconds of a core that the step which ends has had."""
+        """Core seconds of the step that ends."""
         return self._used.pop(task.id, 0.0)
 
     def _host(self, task: Task) -> int:
@@ -271,7 +254,7 @@ class Hosts:
         return None if cores is None else cores.jobs.get(task.id)
 
     def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
-        """The cores of a host as of now; where something ``changes`` the alarm is set when this instant is over."""
+        """The cores of a host as of now; if something ``changes`` the alarm is set after this instant."""
         if changes:
             if not self._changed:
                 self._simulation.unsettle(self._solve)

@@ -1,10 +1,8 @@
 """Speeds and links of devices: by kinds with a name, or by FedScale's table of real phones; and how long kinds take to train.
 
-``device_kinds.toml`` has the catalogue, every figure with its source and date.
-
-A kind takes as long as a roofline says, operation by operation: as long as its arithmetic, or as long as its data take through
-memory, whichever is longer (Williams, Waterman and Patterson, "Roofline", CACM 2009). A CPU makes further passes over some
-data, before or after; a GPU does not. A batch and an epoch cost something fixed besides.
+``device_kinds.toml`` has the catalogue, every figure with its source and date. A kind's time follows a roofline: each operation
+takes the longer of its arithmetic and its memory traffic (Williams, Waterman and Patterson, "Roofline", CACM 2009). CPUs make
+further passes over some data, GPUs none. A batch and an epoch have fixed costs besides.
 """
 
 import math
@@ -41,21 +39,16 @@ class DeviceKind(Spec):
     """The figures of a kind of device.
 
     Attributes:
-        flops: peak FLOP/s at float32, of the part that trains (CPU or GPU).
-        flops_share: how much of it training reaches.
-        gpu: whether that part is a GPU, which spares the passes over data that CPUs make beside an operation.
-        arm: whether it is a board with ARM cores, on which torch runs other kernels than on a server's CPU.
-        bandwidth: peak bytes/s of its memory.
-        bandwidth_share: how much of it training reaches.
-        memory: its memory.
-        memory_share: how much of it a training may take.
+        flops, flops_share: peak FLOP/s at float32 of the processor that trains, and the share that training reaches.
+        gpu: whether that is a GPU, which makes no further passes over data.
+        arm: whether it is a board with ARM cores, on which torch runs other kernels.
+        bandwidth, bandwidth_share: peak bytes/s of its memory, and the share that training reaches.
+        memory, memory_share: its memory, and the share that a training may take.
         batch, epoch: fixed costs of each (s).
-        down, up, latency: its usual link; a scenario's ``[network.device]`` goes before it.
-        idle: power while it does nothing (W).
-        compute: what computing adds to that (W).
-        radio: what sending or receiving adds to that (W).
-        receive_byte, send_byte: what each byte on the wire adds to that (J/B).
-        tail, tail_lasts: what a radio draws that stays awake after a transfer (W), and for how long.
+        down, up, latency: its usual link; a scenario's ``[network.device]`` overrides it.
+        idle, compute, radio: power while idle, and what computing, and sending or receiving, add to it (W).
+        receive_byte, send_byte: what each byte on the wire adds (J/B).
+        tail, tail_lasts: power of a radio that stays awake after a transfer (W), and for how long.
     """
 
     flops: FlopPerSecond
@@ -99,7 +92,7 @@ def _based(value: Any) -> Any:
 
 
 class _Like:
-    """The key ``like`` in the schema for editors, and with it no key that must be there."""
+    """The key ``like`` in the schema for editors, which makes all other keys optional."""
 
     def __get_pydantic_json_schema__(self, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
         kind = handler.resolve_ref_schema(handler(core))
@@ -111,7 +104,7 @@ OwnKind = Annotated[DeviceKind, BeforeValidator(_based), _Like()]
 
 
 class Figure(NamedTuple):
-    """A figure as a scenario would write it, its source ("estimate" and why, where none is published) and that one's month."""
+    """A figure as a scenario writes it, its source ("estimate" and why, if none is published) and the source's month."""
 
     value: Any
     source: str
@@ -137,10 +130,7 @@ def figures(name: Any, key: str, file: Path = _TABLE) -> dict[str, Figure]:
 
 
 def estimates(names: Sequence[str], *, links: bool, energy: bool) -> str:
-    """The catalogue's figures of these kinds that are estimates, in words; empty if there are none.
-
-    Computing always counts, the kinds' ``links`` and what they draw (``energy``) where a run takes them from the kinds.
-    """
+    """A warning that names these kinds' figures that are estimates, with those of links and energy if asked; else empty."""
     fields = {"flops", "flops_share", "bandwidth", "bandwidth_share", "batch"}
     fields |= {*(("down", "up", "latency") if links else ()), *(KIND_POWERS.values() if energy else ())}
     found = []
@@ -177,10 +167,9 @@ KIND_POWERS = {
 
 @dataclass(frozen=True)
 class Capacity:
-    """Speeds of all devices (samples/s, float64 [devices]) and, where a file or kinds say them, their links.
+    """Speeds of devices (samples/s, float64 [devices]), perhaps ``links``: down, up (bytes/s), latency (s), float64 [devices].
 
-    ``links`` are down and up (bytes/s) and perhaps latency (s), float64 [devices] each. ``kinds`` of devices have ``names``,
-    and ``which`` of these each device is, int [devices]; none where ``speed`` says how fast devices are.
+    ``which`` of the ``kinds``, with ``names``, each device is, int [devices]; None without kinds.
     """
 
     speed: Floats
@@ -194,7 +183,7 @@ class Capacity:
         return None if self.which is None else self.names[int(self.which[device])]
 
     def flops(self) -> Floats | None:
-        """FLOP/s that devices reach by their kinds, float64 [devices]; None where they have none."""
+        """FLOP/s that devices reach by their kinds, float64 [devices]; None without kinds."""
         return None if self.which is None else np.array([kind.flops * kind.flops_share for kind in self.kinds])[self.which]
 
     def powers(self) -> dict[str, Floats]:
@@ -235,7 +224,7 @@ def operations_s(operations: Operations, samples: int, flops: float, bandwidth: 
 
 
 class Rooflines:
-    """Training times of devices, ``which`` of the ``kinds`` each is; ``cost_of`` a smaller model (``Training.cut``)."""
+    """Training times of devices; ``which`` of the ``kinds`` each is; ``cost_of`` gives a smaller model's (``Training.cut``)."""
 
     def __init__(
         self,
@@ -303,11 +292,11 @@ class Rooflines:
         return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batch_size, samples)), False)
 
     def check(self, samples: int) -> None:
-        """Raise ``ScenarioError`` for a model that no device has room to train, be it on as few as so many samples."""
+        """Raise ``ScenarioError`` for a model that no device has room to train on ``samples``."""
         needed, room = self.needed(Training(None), samples), max(kind.room for kind in self.kinds)
         if needed > room:
-            told = f"population.device: training the model takes {show_bytes(needed)}, and no device has room for it"
-            raise ScenarioError(f"{told}: the largest leaves {show_bytes(room)}")
+            sizes = f"training the model takes {show_bytes(needed)}, and no device has room, at most {show_bytes(room)}"
+            raise ScenarioError(f"population.device: {sizes}")
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
         full, rest = divmod(samples, size) if samples else (0, 0)

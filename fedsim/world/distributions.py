@@ -1,8 +1,4 @@
-"""A quantity of every device, with units in the text.
-
-Drawn (a constant, uniform, lognormal, choice), or said device by device: in a list, or in a table of the user's own, CSV or
-Parquet. A message about a cell names the file, the row (from 1, without a header), what is there and what is allowed.
-"""
+"""A quantity of every device, with units in the text: drawn from a distribution, or listed, or from a user's CSV or Parquet."""
 
 import csv
 import math
@@ -29,11 +25,7 @@ _NEEDED: Any = object()
 
 
 class DeviceTable:
-    """Columns of a table of the user's own; cells of a CSV are text, an empty one is None.
-
-    A file that ends in ``.parquet`` is Parquet, any other CSV with a header. It must have ``columns`` and may have ``more``;
-    ``key`` is where the scenario names it. ``DataError``: it is missing or malformed, has no rows, or lacks a column.
-    """
+    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty."""
 
     def __init__(self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = ()) -> None:
         import pyarrow as pa
@@ -48,23 +40,20 @@ class DeviceTable:
             raise DataError(f"{key}: {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
         for column in columns:
             if column not in names:
-                told = f"{key}: {str(path)!r} has no column {column!r}"
-                raise DataError(f"{told}; it has {', '.join(names)}{nearest(column, names)}")
+                known = f"it has {', '.join(names)}{nearest(column, names)}"
+                raise DataError(f"{key}: {str(path)!r} has no column {column!r}; {known}")
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
         self.cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
-        """The error that says what is wrong with a cell; ``row`` is counted from 0."""
-        said = f"{column} is {shown(self.cells[column][row])}"
-        return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {said}: {why}")
+        """The error for a cell; ``row`` counts from 0, in the message from 1 without the header."""
+        cell = f"{column} is {shown(self.cells[column][row])}"
+        return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")
 
     def values(self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """A column's cells as values of a type, [rows]; ``DataError`` names the first row whose cell is not allowed.
-
-        ``unit`` is that of bare numbers where ``kind`` is a quantity; ``empty`` is for empty cells, else refused.
-        """
+        """A column's values of type ``kind``, [rows]; bare numbers have the ``unit``, empty cells are ``empty`` or refused."""
         cells = self.cells[column]
         full = [row for row, cell in enumerate(cells) if cell is not None]
         if len(full) < len(cells) and empty is _NEEDED:
@@ -83,7 +72,7 @@ class DeviceTable:
         return [values.get(row, empty) for row in range(len(cells))]
 
     def devices(self, devices: int) -> list[int]:
-        """The device of each row, [rows]; ``DataError`` if it is no number from 0 to ``devices`` - 1."""
+        """The device of each row, [rows]."""
         numbers = self.values("device", int)
         for row, number in enumerate(numbers):
             if not 0 <= number < devices:
@@ -91,7 +80,7 @@ class DeviceTable:
         return numbers
 
     def by_device(self, column: str, devices: int, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """The values of a column in order of devices, [devices]; ``DataError`` if a device has no row, or several."""
+        """A column's values in order of devices, [devices]; ``DataError`` unless each device has one row."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
         if "device" in self.cells:
@@ -129,7 +118,6 @@ def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
 
 
 def _stripped(cell: Any) -> Any:
-    """A cell without the blanks around it; None where that leaves nothing, or for what is no number."""
     return (cell.strip() or None) if isinstance(cell, str) else None if cell != cell else cell
 
 
@@ -151,10 +139,7 @@ class Distribution(Spec):
         raise NotImplementedError
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """The value of each device in the base unit, float64 [devices]: by default drawn.
-
-        ``key`` is where it stands in the scenario, for errors; files are sought in ``root``.
-        """
+        """Each device's value in the base unit, float64 [devices]; ``key`` names it in errors, files are under ``root``."""
         return self.draw(generator, devices)
 
 
@@ -228,7 +213,6 @@ class Listed(Distribution, Generic[Q]):
     values: list[Q] = Field(min_length=1)
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """The values as they are listed; ``ScenarioError`` if there are more or fewer than devices."""
         if len(self.values) != devices:
             raise ScenarioError(f"{key} lists {len(self.values)} values for {devices} devices; allowed is one a device")
         return np.array(self.values)
@@ -246,7 +230,6 @@ class FileColumn(Spec):
     """of the cells that are bare numbers, such as ``"s"``; others carry their own."""
 
     def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
-        """The values of the column; ``DataError`` if a row or a value is missing (unless ``empty`` stands for it), or wrong."""
         table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 

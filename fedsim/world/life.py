@@ -2,9 +2,8 @@
 
 A process exists while a device works; idle devices are rows of the population.
 
-A step ends once: it completes, or the process is interrupted, with one cause. What completes in the same instant has
-completed, and the next step is interrupted as it begins. What is complete at the very instant of a deadline is in time, or
-would be at most ``tie_s`` later: no tick lies on 0.8 s, but a task of 0.8 + 10 + 0.8 s is in time for 11.6 s.
+A step ends once: it completes, or the process is interrupted, with one cause. A step that completes in the same instant has
+completed, and the next one is interrupted as it begins. Completions up to ``tie_s`` after a deadline are in time.
 """
 
 import math
@@ -30,12 +29,12 @@ from fedsim.world.task import Cause, Power, Queue, Task, TaskStep
 class TaskRunner(StepRunner):
     """Carries out tasks on the devices of a population.
 
-    ``availability`` is cut to lifetimes. ``next_steps`` is asked what follows a task's steps; nothing where that was all.
-    ``on_end`` is told of each task once, when it has ended.
+    ``availability`` is cut to lifetimes. ``next_steps`` returns the steps that follow a task's, if any. ``on_end`` is called
+    once with each task that has ended.
 
     Attributes:
-        times_asked, times_selected: how many tasks each device was given, and in how many of them it was selected for a round.
-        off: the devices that are switched off, whatever their availability says.
+        times_asked, times_selected: device -> number of its tasks, and of its selections for a round.
+        off: devices that are switched off, whatever their availability.
     """
 
     def __init__(
@@ -60,7 +59,7 @@ class TaskRunner(StepRunner):
         self.times_selected: Counter[int] = Counter()
 
     def life(self, task: Task) -> ProcessGenerator:
-        """Process of a device that carries out a task; one that was saved goes on with the step that had begun."""
+        """Process of a device that carries out a task, from the step that had begun if it was saved."""
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
@@ -153,10 +152,7 @@ class TaskRunner(StepRunner):
         return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which the device can be reached (s); infinity if there is none.
-
-        For a ``time`` after the end of the run it is ``time``. A device that is switched off counts as on.
-        """
+        """First time (s) from ``time`` on at which the device is available, or infinity; ``time`` after the run's end."""
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
     def anyone_ever(self) -> bool:
@@ -177,10 +173,7 @@ class TaskRunner(StepRunner):
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device, which begins in this instant with ``steps``; see ``Task``.
-
-        One that ``continues`` what the device's task before began is no other selection. ``SimulationError``: the device works.
-        """
+        """Give a task to an idle device, which begins in this instant; see ``Task``. ``SimulationError``: the device works."""
         if (other := self._working.get(device)) is not None:
             raise SimulationError(f"device {device} still works on task {other.id}; it does one thing at a time")
         count, spent_s = self.times_asked.get(device, 0), self._spent.pop(device, 0.0)
@@ -203,7 +196,7 @@ class TaskRunner(StepRunner):
         task.process = self._simulation.process(self.life(task))
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """Interrupt a running task in this instant. A task that has just ended stays as it ended, one that is due is done."""
+        """Interrupt a running task in this instant; a task that has ended, or is due, stays as it is."""
         if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and self._is_due(task):
@@ -222,14 +215,12 @@ class TaskRunner(StepRunner):
             task.vanish = self._env.at(("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT)
 
     def switch_off(self, device: int) -> None:
-        """From now on the device cannot be reached; its task is lost."""
         self.off.add(device)
         if device in self._working:
             self._lose(self._working[device])
         self.messages.lose(device)
 
     def lose_edge(self, edge: int) -> None:
-        """An edge server is lost, and with it all tasks that run through it."""
         for task in self.running.values():
             if task.edge == edge:
                 self._lose(task)
@@ -239,16 +230,13 @@ class TaskRunner(StepRunner):
         self._watch(task)
 
     def snapshot(self) -> dict[str, Any]:
-        asked, selected = (
-            np.array(list(counts.items()), dtype=np.int64).reshape(-1, 2) for counts in (self.times_asked, self.times_selected)
-        )
+        counts = {"times_asked": self.times_asked, "times_selected": self.times_selected}
+        arrays = {name: np.array(list(of.items()), dtype=np.int64).reshape(-1, 2) for name, of in counts.items()}
         batteries = None if self.batteries is None else self.batteries.snapshot()
-        counts = {"asked": self._asked, "times_asked": asked, "times_selected": selected}
         running = {"running": list(self.running.values()), "off": sorted(self.off), "batteries": batteries}
-        return counts | running | super().snapshot()
+        return {"asked": self._asked, **arrays, **running, **super().snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Each device's process goes on with the step that had begun; alarms follow by ``rearm``."""
         if self.batteries is not None:
             self.batteries.restore(state["batteries"])
         self._asked = state["asked"]
@@ -264,7 +252,6 @@ class TaskRunner(StepRunner):
         super().restore(state)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: of a task, a ``flat`` battery, or a ``host``."""
         owner: Any = {"flat": self.batteries, "host": self.hosts}.get(kind)
         if owner is not None:
             owner.rearm(kind, number, when)

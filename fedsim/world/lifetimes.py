@@ -1,8 +1,4 @@
-"""Newcomers and those who leave for good: when, what that does to availability, and who is told.
-
-A device is there from its arrival up to but not including its departure, both columns of the population. Nothing is built
-for a device before it comes: all arrivals share one wake-up, and so do all departures.
-"""
+"""Arrivals and departures; a device is there from its arrival up to but not including its departure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -31,7 +27,7 @@ class Turnover(Spec):
         """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
 
     def draw(self, streams: Streams, devices: Any, root: Path | None) -> Floats:
-        """When each device joins, of so many; or leaves, by when they join (s, float64 [devices]): s, float64 [devices]."""
+        """Arrivals of ``devices`` devices, or departures, with the arrivals as ``devices`` (s); float64 [devices]."""
         raise NotImplementedError
 
 
@@ -53,11 +49,7 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Paths of availability cut to each device's lifetime: off before its arrival, and off for good from its departure.
-
-    An off phase may follow another one (not yet arrived, then arrived but away); on phases never touch, if those of the
-    paths within do not. Lifetimes are in s, float64 [devices].
-    """
+    """Paths cut to each device's lifetime (s, float64 [devices]); an off phase may follow another one."""
 
     def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
         self._within, self._arrival, self._departure = within, arrival, departure
@@ -95,11 +87,7 @@ def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availab
 
 
 class Lifetimes:
-    """Records who joins and who leaves, and tells of newcomers when they can first be reached.
-
-    Emits ``arrival`` and ``departure`` with the ``device``, in order of time, then device; a device that is there from time 0
-    does not arrive. ``on_arrival`` is called with each newcomer at the first instant in which it can be reached, if any.
-    """
+    """Emits ``arrival`` (not at time 0) and ``departure``; calls ``on_arrival`` when a newcomer can first be reached."""
 
     def __init__(
         self,
@@ -119,7 +107,7 @@ class Lifetimes:
         self._await_departure()
 
     def present(self, time: float) -> Flags:
-        """Devices that have arrived and not left at ``time`` (s), on or off; bool [devices]."""
+        """Whether each device has arrived and not left at ``time`` (s); bool [devices]."""
         return (self._arrival <= time) & (time < self._departure)
 
     def snapshot(self) -> dict[str, Any]:
@@ -161,7 +149,7 @@ class Lifetimes:
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:
-    """The chosen devices in order of their times, then of their numbers; and these times, with infinity at the end."""
+    """The chosen devices in order of their times, then numbers; and these times, with infinity at the end."""
     devices = np.flatnonzero(chosen)
     devices = devices[np.argsort(times[devices], kind="stable")]
     return devices, np.append(times[devices], math.inf)

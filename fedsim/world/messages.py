@@ -1,8 +1,7 @@
 """Messages between any two endpoints of the network, outside of tasks: of edge servers, and between devices.
 
-A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, ``message`` between all
-others. It is cut when one of its ends can no longer be reached, or is ``lost`` from the start if one cannot be reached when it
-is sent; what moved until then is charged.
+A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, else ``message``. It is
+``lost`` when one of its ends can no longer be reached, or cannot from the start; bytes sent until then are charged.
 """
 
 import math
@@ -21,10 +20,7 @@ from fedsim.world.task import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way, between endpoints by their numbers.
-
-    It has no ``flow`` where an end could not be reached when it was sent; ``alarm`` rings when an end no longer can.
-    """
+    """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings when an end no longer can."""
 
     id: int
     source: int
@@ -48,10 +44,9 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 
 
 class Messages:
-    """Carries messages between endpoints; those that have not ended are ``under_way``, by their numbers.
+    """Carries messages between endpoints: ``under_way``, by their numbers; ``lost``: edge servers, of ``edges``, that are lost.
 
-    Of the ``edges`` edge servers those that are ``lost`` are gone with all that they hold; ``on_edge_lost`` is told of each,
-    before what was on its way ends. ``until`` says until when an endpoint can be reached (s), now where it cannot.
+    ``on_edge_lost`` is called before a lost edge server's messages end; ``until``: when an end is unreachable next (s).
     """
 
     def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:
@@ -70,10 +65,7 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Send a message of the round ``number`` (or of none); ``on_end`` is called once, in no call of this object's.
-
-        ``waited``: see ``Network.send``. ``SimulationError``: there is no such endpoint, or it would send to itself.
-        """
+        """Send a message of the round ``number``, if any; ``on_end`` is called once, later. See ``Network.send``."""
         now, until = self.simulation.now, min(self.until(source), self.until(destination))
         message = self.under_way[self._sent] = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
         self._sent += 1
@@ -94,10 +86,7 @@ class Messages:
     def carry(
         self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
     ) -> Message:
-        """Send a message of a round between an edge server and the server. One that is lost does not get it.
-
-        ``SimulationError``: there is no such edge server, or it has a message on its way in this direction.
-        """
+        """Send a message of a round between an edge server and the server; one at a time in each direction."""
         if not 0 <= edge < self.edges:
             raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}")
         way = ends(self.network.devices + edge, direction)
@@ -106,7 +95,7 @@ class Messages:
         return self.send(*way, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """From now on the edge server is lost, and what is on its way to or from it; not what is there at this instant."""
+        """The edge server is lost from now on, and messages to or from it that are not complete at this instant."""
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)
@@ -116,7 +105,7 @@ class Messages:
             self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
-        """End a message now with a cause; one whose last byte has come is done."""
+        """End a message now; a complete one is done, whatever the ``outcome``."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
             self.network.cancel(flow)

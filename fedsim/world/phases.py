@@ -1,8 +1,4 @@
-"""Alternating random phases: on and off of a device that comes and goes, normal and slow of one that computes.
-
-A path is a pure function of (seed, device), whoever asks for it, when and in which order; where a walk along it has got to is
-kept in columns, as a cache. Thousands of devices are walked at once, to the same bits as one by one.
-"""
+"""Alternating random phases of a device, a pure function of (seed, device), with the phase found last as a cache."""
 
 import math
 from typing import NamedTuple
@@ -31,11 +27,10 @@ class Span(NamedTuple):
 
 
 class Phases:
-    """Alternating exponential phases of each device, sampled lazily from its own counter.
+    """Alternating exponential phases of each device, with mean lengths in s, sampled lazily.
 
-    Phase k of a device is its k-th draw of ``purpose``, whoever asks; the phase at time 0 (drawn from ``purpose/first``) is on
-    with the long-run share of on time, so that the population starts in its steady state (an exponential phase has no memory of
-    when it began). Mean lengths are in s.
+    Phase k of a device is its k-th draw of ``purpose``. The phase at time 0 (drawn from ``purpose/first``) is on with the
+    long-run share of on time, so that the population starts in its steady state.
     """
 
     def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
@@ -69,12 +64,11 @@ class Phases:
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise ``SimulationError`` if there are far too many phases from ``start`` to ``end`` (s) to go through."""
+        """Raise ``SimulationError`` if there are too many phases from ``start`` to ``end`` (s) to go through."""
         expected, (off, on) = 2 * (end - start) / sum(self._means), self._means
         if expected > _MOST_PHASES:
-            told = f"device {device} has {expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} s"
-            most = f"at most {_MOST_PHASES:.0e} can be walked through at a time"
-            raise SimulationError(f"{told} ({self._purpose}); {most}: give longer phases, or an earlier end of the run")
+            many = f"{expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} s ({self._purpose})"
+            raise SimulationError(f"device {device} has {many}; allowed are {_MOST_PHASES:.0e}; make them longer")
 
     def next_on(self, device: int, time: float) -> float:
         span = self.span(device, time)

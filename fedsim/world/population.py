@@ -48,14 +48,14 @@ class Population:
     """Columns of the devices, one entry a device each.
 
     Attributes:
-        speed: training speed, samples/s of the reference model; of kinds of devices: of the trained model, in full batches.
-        samples, version: training samples held now, and of which version of the device's data, from 0; int64.
-        cost: how many times the reference model's cost a sample of the trained model takes.
+        speed: samples/s of the reference model; of kinds of devices: of the trained model, in full batches.
+        samples, version: training samples held now, and the version of the device's data, from 0; int64.
+        cost: cost of a sample of the trained model, relative to the reference model.
         arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never; float64.
         slowness: a tentative straggler's factor, already contained in ``speed``; else 1.
-        rooflines: say how long training takes, instead of ``speed`` and ``cost``, where devices are of kinds.
-        flops: FLOP/s that each device reaches, float64; None where nothing says so.
-        share_of: cost of a sample of a smaller model (``Training.cut``) over that of the trained model.
+        rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
+        flops: FLOP/s that each device reaches, float64; None if unknown.
+        share_of: relative cost of a sample of a smaller model (``Training.cut``).
     """
 
     speed: Floats
@@ -74,7 +74,7 @@ class Population:
         self.slowness = np.broadcast_to(self.slowness, self.speed.shape)
 
     def shift(self, device: int, version: int, samples: int) -> None:
-        """From now on the device holds another version of its data, with so many training samples."""
+        """Give the device another version of its data, with so many training samples."""
         if not self.version.flags.writeable:  # the first shift: until now these were shared
             self.version, self.samples = self.version.copy(), self.samples.copy()
         self.version[device] = version
@@ -102,13 +102,12 @@ class Population:
             seconds += work.samples * self.cost / self.speed.item(device)
         if work.flops:
             if self.flops is None:
-                why = "work is counted in FLOPs, but nothing says how many a device does in a second"
-                raise SimulationError(f"{why}; give population.device, or population.speed with population.reference_flops")
+                raise SimulationError("work in FLOPs needs population.device, or population.speed with reference_flops")
             seconds += work.flops / self.flops.item(device)
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
-        """Seconds until a device finds no room for a training on so many samples, or with None for testing; None if it has."""
+        """See ``Rooflines.failing_s``."""
         return None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
@@ -128,10 +127,7 @@ class Population:
 
 
 class Stragglers(Spec):
-    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices computes at a factor of its speed, all the time.
-
-    They are the first of a random order of the devices, so a larger share in the same world slows the same ones and more.
-    """
+    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices, in a random order, is always slow."""
 
     share: float = Field(ge=0.0, le=1.0)
     """of the devices that are slow."""
@@ -162,25 +158,15 @@ class PopulationSpec(Spec):
     speed: SpeedDistribution | None = None
     """training speed in samples/s, for the scenario's own model, or for the reference model if that is given."""
     capacity: Annotated[CapacityModel, CAPACITIES] | None = None
-    """speeds and links from a file of real phones, or of real hospitals, instead of ``speed`` and the network's device rates.
-    ``population = "hospitals-fets"`` is short for ``capacity`` alone.
-    """
+    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short: ``population = "fedscale"``."""
     device: NameDistribution | None = None
-    """the kinds of the devices by name (``fedsim list`` has them), instead of ``speed``: one for all, a choice with shares, a
-    list, or a column of a file. Training takes as long as the trained model's operations do on them.
-    """
+    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a list, or from a file."""
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
-    """kinds of the user's own by name: all figures of ``DeviceKind``, or those in which one differs from the one that it is
-    ``like``.
-    """
+    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are ``like`` and what differs."""
     samples: SamplesByDevice | None = None
-    """how many training samples devices hold where there is no learning: ``{low, high}``, ``"long-tail"``, a list, or a column
-    of a file; None: as the data are dealt.
-    """
+    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's column; None: as dealt."""
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
-    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; the trained model's time is scaled by its own
-    FLOPs. None: ``speed`` is for the trained model itself.
-    """
+    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed`` is for the trained model."""
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
     """coefficient of variation of an epoch's time."""
     slow_phases: SlowPhases | None = None
@@ -194,9 +180,7 @@ class PopulationSpec(Spec):
     availability: AvailabilitySpec = AlwaysOn()
     """when devices can be reached while they are there."""
     fitted_at_once: int | None = Field(default=None, ge=1)
-    """how many clients worked at a time in the log that the devices and their links were fitted to (``fedsim calibrate``):
-    ``fedsim check`` says what is not known of a run with fewer or more; None: not fitted.
-    """
+    """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim check`` warns of other numbers."""
     arrivals: ArrivalsSpec | None = None
     """devices that join later; None if all are there from the start."""
     departures: DeparturesSpec | None = None
@@ -218,7 +202,7 @@ class PopulationSpec(Spec):
             for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
                 find_kind(name, self.kinds, "population.device")
         if self.host is not None and self.slow_phases is not None:
-            raise ValueError("'host' shares cores by what runs on them, which 'slow_phases' of devices cannot change; give one")
+            raise ValueError("'host' shares its cores, which 'slow_phases' cannot change; give one of them")
         if self.host is not None and self.host.number > self.devices:
             raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
         for lifetimes in (self.arrivals, self.departures):
@@ -274,17 +258,16 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """The columns of a population whose devices hold ``samples`` [devices] and train a model of the given FLOPs.
+        """The population whose devices hold ``samples`` [devices] and train a model of the given FLOPs a sample.
 
-        ``speed`` (samples/s) and ``flops`` (FLOP/s; they go before the reference model's) are before any device is slowed;
-        ``rooflines``, if given, stand for ``speed``. ``ScenarioError``: a device has no speed, or leaves when it is not there.
+        ``speed`` (samples/s, or by ``rooflines``) and ``flops`` (FLOP/s, or by the reference model) are those before any device
+        is slowed. ``ScenarioError``: a device has no speed, or leaves when it is not there.
         """
         if rooflines is not None:
             rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         if not speed[slowest := int(np.argmin(speed))] > 0:
-            told = f"population.speed gives device {slowest} {speed[slowest]:g} samples/s"
-            raise ScenarioError(f"{told}, which trains nothing, ever; allowed is more than 0")
+            raise ScenarioError(f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; allowed is more than 0")
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
         slowness = np.ones(1) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
         arrival = alike(0.0, self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices, root)

@@ -1,7 +1,7 @@
-"""The steps of tasks: what a device computes, and the messages that it sends and receives.
+"""The steps of tasks: computations of a device, and messages between the device and the server.
 
-A computation has one alarm, at its end, if the device does not disconnect before; others on the way if that is far away. A
-message is a flow. Where messages queue, one takes a slot before its first byte leaves.
+A computation has one alarm, at its end if the device does not disconnect before, or at a look on the way if that is far away.
+A message is a flow; where messages queue, it takes a slot before its first byte leaves.
 """
 
 import math
@@ -26,17 +26,17 @@ _DISCONNECTED = ("lost", "left", "battery")
 _COMPUTED = Train | Evaluate | Work
 
 Ending = tuple[Cause | None, dict[str, Any]]
-"""Cause by which an ended step is counted (None: it was completed), and further fields of its record."""
+"""Cause by which a step ended (None: it was completed), and further fields of its record."""
 
 
 class StepRunner:
     """Begins and ends the steps of tasks, and interrupts them; ``TaskRunner`` carries out tasks with it.
 
     Attributes:
-        running: the tasks that have not ended, by their numbers.
-        paces: device -> factor of its own speed at which it computes now, of those for which that is not 1.
-        queues: direction -> what each message of that direction holds while it is under way. They wait for it in order.
-        scarce: the tasks whose batteries may not last for what they send or receive.
+        running: number -> task that has not ended.
+        paces: device -> factor of its speed now, if not 1.
+        queues: direction -> slots that messages of that direction hold while under way.
+        scarce: number -> task whose battery may run out during its message.
     """
 
     def __init__(
@@ -78,7 +78,6 @@ class StepRunner:
         return self.batteries if self.batteries is not None and self.batteries.has(task.device) else None
 
     def _note_data(self, task: Task) -> None:
-        """Data may change while a device works: what counts is what it holds when it begins to compute."""
         task.samples = self.population.samples.item(task.device)
         task.version = self.population.version.item(task.device)
 
@@ -87,7 +86,6 @@ class StepRunner:
             task.process.interrupt(cause)
 
     def _cut(self, task: Task) -> None:
-        """The device cannot be reached from now on: it has left for good, its battery is flat, or it is away."""
         now = self._simulation.now
         left = now >= self.population.departure[task.device]
         self._interrupt(task, "left" if left else "battery" if now >= task.dry else "lost")
@@ -119,10 +117,7 @@ class StepRunner:
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def _look_ahead(self, task: Task) -> None:
-        """Find out when the running computation ends; if that is far away, only that it does not end for long.
-
-        Most of what is far away never happens: a deadline comes before. If it does not, a look later goes twice as far.
-        """
+        """Compute when the running computation ends, or look again later, twice as far: mostly a deadline comes before."""
         now, step, start = self._simulation.now, task.step, task.step_start
         epoch_s, epochs, limit, adaptive, draw = self._planned(task)
         if self.hosts is not None:
@@ -140,7 +135,7 @@ class StepRunner:
         ends = known + self.compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
         if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
-            ends[-1] = limit  # the time that is kept back was rounded up
+            ends[-1] = limit  # the reserve was rounded up
         if adaptive and not far:
             ends = self.compute.adapt(start, ends, limit)
         task.epoch_ends = ends
@@ -153,7 +148,7 @@ class StepRunner:
             self._arm(task, ends[-1] if all_fit else max(limit, now))
 
     def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
-        """The running computation: an undisturbed epoch (s), how many, the limit (s), if it adapts, its jitter's name."""
+        """The running computation: seconds an epoch, epochs, limit (s), whether it adapts, number that names its jitter."""
         step, population, pace = task.step, self.population, self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
@@ -174,14 +169,14 @@ class StepRunner:
         reserve = 0.0
         if limit.reserve_upload:
             alone_s = self.network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
-            # News of the last byte comes on a tick: between two of them on the next one, or on that after it by rounding.
+            # The last byte is noticed on a tick: the next one, or that after it by rounding.
             reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:
             reserve += on_grid_after(limit.reserve_s) + TICK_S
         return on_grid(until) - reserve
 
     def _arm(self, task: Task, end: float) -> None:
-        """Set the alarm for the ``end``, or for a battery that is flat before; none if the device disconnects first."""
+        """Set the alarm for the ``end`` or an earlier flat battery; none if the device disconnects first."""
         off = max(task.off, self._simulation.now)
         if self._runs_dry(task, min(end, off)) and task.dry < end:
             task.battery = self._env.at(("battery", task.id), task.dry, partial(self._cut, task), CUT)
@@ -193,7 +188,7 @@ class StepRunner:
             task.dry = battery.dry(task.device, until)
         return task.dry < math.inf
 
-    # Computations on hosts: one epoch after another, and an alarm at the limit.
+    # Computations on hosts.
 
     def _end_epoch(self, task: Task) -> None:
         assert task.epoch_ends is not None
@@ -217,7 +212,7 @@ class StepRunner:
     # Computations end.
 
     def _is_due(self, task: Task) -> bool:
-        """Whether the running step ought to be over now, but for the rounding of times; it then is."""
+        """Whether the running step ends now, but for the rounding of times; an epoch that does is then counted."""
         now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
         if task.flow is not None:
             return self.network.finish(task.flow)
@@ -230,7 +225,6 @@ class StepRunner:
         return True
 
     def _computed(self, task: Task, step: Train | Evaluate | Work, cause: Cause | None) -> Ending:
-        """The running computation ends: note its budget, and what its host has computed."""
         now, limit, shared = self._simulation.now, NO_LIMIT if isinstance(step, Work) else step.limit, dict[str, Any]()
         self._known_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
@@ -288,7 +282,7 @@ class StepRunner:
     # Messages.
 
     def _has_to_queue(self, task: Task, step: TaskStep) -> bool:
-        """Whether a message has to wait for a slot; otherwise it has taken one, if there are any."""
+        """Whether a message has to wait for a slot; otherwise takes one, if messages queue."""
         if not isinstance(step, Download | Upload) or task.slot is not None or task.edge is not None:
             return False
         return step.direction in self.queues and not task.request("slot", self.queues[step.direction])
@@ -301,7 +295,7 @@ class StepRunner:
         self._look_at_charge(task)
 
     def _look_at_charge(self, task: Task) -> None:
-        """Set the alarm for when the battery is flat, or until when it surely lasts, whatever becomes of the message's rate."""
+        """Set the alarm for when the battery is flat, or until when it lasts at any rate of the message."""
         battery, flow = self._battery_of(task), task.flow
         if battery is None:
             return
@@ -319,7 +313,7 @@ class StepRunner:
         (self._cut if self._simulation.now >= task.dry else self._look_again)(task)
 
     def _look_at_scarce(self) -> None:
-        """Links were shared again: batteries that may not last for their messages last for longer now, or shorter."""
+        """Look again at scarce batteries: links were shared anew."""
         for task in list(self.scarce.values()):
             if task.waits and task.flow is not None and task.flow.ended is None:
                 self._look_again(task)
@@ -331,7 +325,7 @@ class StepRunner:
         self._look_at_charge(task)
 
     def _sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
-        """A message has arrived, or was cut short; one interrupted after its last byte has arrived counts as received."""
+        """End a message; one that is interrupted after its last byte has arrived is done."""
         flow, task.flow = task.flow, None
         assert flow is not None
         task.release("slot")
@@ -358,7 +352,7 @@ class StepRunner:
         return kept | {"queued": queued, "scarce": list(self.scarce)} | hosts
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what was saved, when the tasks are there. Alarms follow, and ``queue``."""
+        """Restore when the tasks are there, before the alarms and ``queue``."""
         self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
         self._queued = state["queued"]
         self.scarce = {task_id: self.running[task_id] for task_id in state["scarce"]}

@@ -1,11 +1,8 @@
-"""A task is data: what the server asks of one device, as a tuple of steps, and how far the device has come with them.
-
-Each step is an interval of simulated time that can end early, with a cause. The world passes models through untouched.
-"""
+"""A task as data: a tuple of steps for one device, and its progress. A step is an interval that can end early, with a cause."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import simpy
@@ -17,13 +14,12 @@ from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flows import Flow
 
 Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
-"""Why a task ends before its last step: past its deadline (or no longer needed), its device vanished, left for good or has a
-flat battery, the run was over, or what was to be computed does not fit into memory."""
+"""Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
 
 class Payload(NamedTuple):
-    """A part of a message, with a purpose of its own in the ledger, such as ``"model"`` or ``"update"``."""
+    """A part of a message, with its own purpose in the ledger, such as ``"model"``."""
 
     purpose: str
     bytes: float
@@ -40,7 +36,7 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """The device trains on its own data, as long as the limit lets it."""
+    """The device trains on its own data, within the limit."""
 
     training: Training
     limit: Limit = NO_LIMIT
@@ -49,10 +45,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The device computes the loss of ``models`` on its own training data: a forward pass over each sample for each model.
-
-    With a budget it is late if it is not through by then. ``samples``: of so many, drawn for this task; None: of all.
-    """
+    """The device computes the loss of ``models`` on its training data, or ``samples`` of them; late if beyond the limit."""
 
     models: tuple[Any, ...]
     limit: Limit = NO_LIMIT
@@ -71,7 +64,7 @@ class Upload:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """The device writes models in the form in which they are sent, or reads them; takes a fixed time (s)."""
+    """The device encodes or decodes models; takes a fixed time (s)."""
 
     name: Literal["encode", "decode"]
     seconds: float
@@ -79,11 +72,7 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The device computes something without a ref, for as long as a training on ``samples``, ``flops`` and ``seconds`` take.
-
-    Its jitter is named by the number of its device's task, so that one who begins a little later meets the same delay.
-    ``what`` says what it is for.
-    """
+    """The device computes without a ref: a training's time on ``samples``, of ``flops``, and ``seconds``; ``what``: purpose."""
 
     samples: float = 0.0
     flops: float = 0.0
@@ -93,14 +82,13 @@ class Work:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The amounts that are given, by name."""
-        told = {"samples": self.samples, "flops": self.flops, "seconds": self.seconds, "what": self.what}
-        return {name: value for name, value in told.items() if value}
+        """The fields that are set, by name."""
+        return {one.name: value for one in fields(self) if (value := getattr(self, one.name))}
 
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The device takes a fixed time (s) without computing: its worker starts, or its code sleeps."""
+    """The device takes a fixed time (s) without computing."""
 
     name: Literal["start-up", "sleep"]
     seconds: float
@@ -108,19 +96,19 @@ class Pause:
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """The device waits until it is let in with the message of the step after this one, or has a worker of its host."""
+    """The device waits for a slot for its next message, or for a worker of its host."""
 
     name = "queue"
 
 
 Computation = Train | Evaluate | Work | Pause
-"""Computation, or time without, that a client half may ask of its device."""
+"""Steps that a client half may ask of its device."""
 
 TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
 
 class Power(Protocol):
-    """The batteries of devices, as the world asks them and tells them what a device does: ``fedsim.energy.batteries``."""
+    """The batteries of devices, as the world uses them: ``fedsim.energy.batteries``."""
 
     def has(self, device: int) -> bool: ...
     def start(self, device: int) -> None: ...
@@ -144,18 +132,18 @@ NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker
 
 @dataclass(slots=True)
 class Task:
-    """A running or ended task: the whole truth about it, so that its device's process can be started again from it.
+    """A running or ended task: all of its state, from which its device's process can be started again.
 
     Attributes:
-        count: how many tasks this device was given before.
-        continues: whether it goes on with what the task before began, which has computed for ``spent_s``.
+        count: number of the device's tasks before this one.
+        continues: whether it goes on with the device's task before, which has computed for ``spent_s``.
         edge: the edge server with which it exchanges messages; None for the server itself.
-        position, begun, step_start: the step that runs now, whether that has begun, and when (s).
+        position, begun, step_start: the step that runs now, whether it has begun, and when (s).
         epochs, trained: local epochs that count, of the last training so far, and of each that is over.
-        samples, version: training samples that it computes on, and of which version of the device's data.
-        epoch_ends: when the epochs of the running training, or the running evaluation, end (absolute s).
-        off, dry: when its device disconnects, and when its battery is flat (s), as far as that is known.
-        fails: the running computation ends for want of memory.
+        samples, version: training samples that it computes on, and the version of the device's data.
+        epoch_ends: ends of the epochs of the running training, or of the running evaluation (absolute s).
+        off, dry: when its device disconnects, and when its battery is flat (s), as far as known.
+        fails: whether the running computation ends for lack of memory.
         done: the end of the running step, for which its device's ``process`` waits.
         alarm, vanish, battery: ring at the end of a computation, when the device disconnects, and to look at its battery.
     """
@@ -202,7 +190,7 @@ class Task:
         self.__post_init__()
 
     def carried_out(self) -> None:
-        """The running step is over: its process goes on, in this instant. A computation may have failed."""
+        """End the running step in this instant."""
         assert self.done is not None
         self.done.succeed("memory" if self.fails else None)
 
@@ -222,7 +210,7 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, what: str, resource: simpy.Resource) -> bool:
-        """Ask for a ``slot`` or a ``worker``; returns whether there was one. If not, the running step ends when there is."""
+        """Request a ``slot`` or a ``worker``; returns whether one is free. If not, the running step ends when one is."""
         request = resource.request()
         setattr(self, what, request)
         if not request.triggered:
@@ -230,7 +218,6 @@ class Task:
         return request.triggered
 
     def release(self, what: str) -> None:
-        """Give it back, or ask for it no longer."""
         request = getattr(self, what)
         setattr(self, what, None)
         if request is not None and request.triggered:
@@ -240,6 +227,6 @@ class Task:
 
 
 def in_line(what: str, resource: simpy.Resource, tasks: Mapping[int, Task]) -> list[int]:
-    """The tasks that have a ``slot`` or a ``worker`` of a resource, and then those that wait for one."""
+    """Numbers of the tasks that have a ``slot`` or a ``worker`` of a resource, then of those that wait."""
     of = {id(getattr(task, what)): task_id for task_id, task in tasks.items()}
     return [of[id(request)] for request in (*resource.users, *resource.queue)]

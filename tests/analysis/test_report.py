@@ -24,7 +24,6 @@ from fedsim.cli import main
 from fedsim.errors import FedsimError
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
-from tests.analysis.conftest import Ran
 from tests.lab.conftest import finish, write
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
@@ -132,6 +131,7 @@ def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
     accuracy = run.summary["accuracy"]
     for said in (
         "population.devices: 20; ",
+        "strategy: fedavg; ",
         f"{accuracy['final']:.4f}",
         f"best {accuracy['best']:.4f}",
         "Table of 8 rounds",
@@ -189,13 +189,10 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     ("words", "message"),
     [
         (["RUN", "--out", "TMP/report.txt"], "allowed is a file whose name ends in .html or .htm"),
-        (["RUN", "--out", "RUN/report.html"], "lies in the run folder"),
         (["RUN", "--out", "TMP/folder.html"], "is a folder"),
         (["RUN", "--out", "RUN/summary.json/report.html"], "lies in the run folder"),
         (["RUN", "--out", "TMP/a-file/report.html"], "cannot be written"),
         (["TMP"], "is not a run folder"),
-        (["TMP/nowhere"], "nowhere' does not exist"),
-        ([], "Missing argument"),
     ],
 )
 def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, words: list[str], message: str) -> None:
@@ -227,9 +224,8 @@ def test_a_large_run_makes_a_small_file(small: dict[str, Any], made: Callable[..
 
 
 def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert default_out(tmp_path / "runs").name == "runs.report.html"
-    assert default_out(tmp_path / ("x" * 250)).name == f"{'x' * 100}.report.html"
-    assert default_out(tmp_path / "-rf ; <b>").name == "rf____b_.report.html"
+    for name, kept in {"runs": "runs", "x" * 250: "x" * 100, "-rf ; <b>": "rf____b_"}.items():
+        assert default_out(tmp_path / name).name == f"{kept}.report.html"
     monkeypatch.chdir(tmp_path)
     assert default_out(Path()).name == f"{tmp_path.name}.report.html"
 
@@ -299,12 +295,3 @@ def test_it_ends_when_it_is_told_to(tmp_path: Path) -> None:
     over.set()
     watch([tmp_path / "nothing yet"], told.append, over)
     assert told[0].startswith("http://127.0.0.1:")
-
-
-def test_a_page_says_what_the_scenario_is(ran: Ran) -> None:
-    """By the names of its kinds, a user's own too, and its counts, so that a reader knows which key says it."""
-    acts = [{"kind": "upload-slots", "slots": 1}, {"kind": "tests.world.test_processes:forever"}]
-    run = ran("page", learning="off", world={"processes": acts})
-    said = next(text for text in Document(write_report([run.path])).texts if "population.devices" in text)
-    assert {"learning: off", "strategy: fedavg", "population.availability: renewal"} <= set(said.split("; "))
-    assert said.endswith("world.processes: upload-slots, tests.world.test_processes:forever")

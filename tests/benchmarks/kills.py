@@ -42,7 +42,7 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> Result:
         strategy = strategy | {"secure_aggregation": {}}
     sections = eventful_world(strategy, seed=draw.randrange(1000), rounds=rounds)
     if draw.random() < 2 / 3 and strategy["kind"] not in _SERVERLESS:
-        sections["energy"] = PHONE | {"battery": BATTERY | CHARGED, "idle_while": draw.choice(["there", "working"])}
+        sections["energy"] = PHONE | {"battery": BATTERY | CHARGED}
     if draw.random() < 2 / 3:
         sections["network"]["protocol"] = "tcp"
     sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])

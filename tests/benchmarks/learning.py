@@ -1,14 +1,12 @@
 """How fast devices train: prints JSON. Run with ``python -m tests.benchmarks.learning [WHAT...]``.
 
-WHAT is a model (logistic, mlp, cnn5), ``strategies``, or ``gpu``; by default all but the last.
+WHAT is a model (logistic, mlp, cnn5) or ``strategies``; by default all.
 
 One round is 20 clients x 60 samples, 10 epochs, batches of 10: 1,200 SGD steps. The reference is what anyone would write, a
 module a client with ``torch.optim.SGD``, in the same process; its time over ours is the ratio. An evaluation is one model on
 7,000 test samples.
 
 ``strategies`` puts rounds of others beside FedAvg's, in the same world: processor time in turns, and the median of the ratios.
-``gpu`` has the CNN of CATA-Fed on images of CIFAR-10's shape, 40 clients a round, on ``cuda``; beside the seconds of a round
-stands its share of the card's own rate, that of products of large float32 matrices.
 """
 
 import asyncio
@@ -34,7 +32,6 @@ from fedsim.learning.spec import TrainingSpec
 from fedsim.running.runner import Job
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.toolbox.models.published import CataCNN
 from tests.benchmarks.script import round_s
 
 CLIENTS, SAMPLES, TESTS, EPOCHS, BATCH, LR = 20, 60, 350, 10, 10, 0.03
@@ -127,36 +124,6 @@ async def _start(core: Learning) -> np.ndarray:
     return await core.value(core.initial())
 
 
-def images() -> FederatedData:
-    """Noise in the shape of CIFAR-10."""
-    draw = np.random.default_rng(0)
-    total = 40 * 100
-    x = draw.integers(0, 256, (total, 3, 32, 32)).astype(np.uint8)
-    index = np.arange(total, dtype=np.int32).reshape(40, -1)
-    pool = Pool(x, draw.integers(0, 10, total), 10, scale=1 / 255, mean=0.5, std=0.25)
-    return FederatedData(pool, [Shard(row.copy(), row[:1].copy()) for row in index])
-
-
-def product_rate() -> float:
-    """FLOPs a second of large float32 matrix products."""
-    left, right = (torch.randn(4096, 4096, device="cuda") for _ in range(2))
-    float((left @ right)[0, 0])
-    begin = time.perf_counter()
-    for _ in range(10):
-        right = left @ right / 4096
-    float(right[0, 0])  # waits for the device
-    return 10 * 2 * 4096**3 / (time.perf_counter() - begin)
-
-
-def gpu() -> dict[str, float]:
-    """Seconds of a round on a GPU, and its share of the card's rate."""
-    training = TrainingSpec(lr=0.05, batch_size=20, device="cuda")
-    core = Learning(Simulation(executor=Inline()), CataCNN(), training, images(), Streams(1))
-    seconds, _ = asyncio.run(round_s(core, 40, 5, 3))
-    flops = 40 * 100 * 5 * core.flops_per_sample
-    return {"round_s": seconds, "round_flops": flops, "share_of_rate": flops / seconds / product_rate()}
-
-
 def main(names: list[str]) -> None:
     """Measure and print."""
     torch.set_num_threads(1)
@@ -165,9 +132,6 @@ def main(names: list[str]) -> None:
         if name == "strategies":
             with tempfile.TemporaryDirectory() as folder:
                 results |= {f"{model} rounds": ratios for model, ratios in strategies(data, Path(folder)).items()}
-            continue
-        if name == "gpu":
-            results[name] = gpu()
             continue
         model, rounds = MODELS[name]
         loop = plain(model, data, max(1, rounds // 4))

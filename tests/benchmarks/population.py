@@ -1,15 +1,10 @@
 """What a large population costs: prints JSON. ``python -m tests.benchmarks.population [--batteries] [--rounds N]``.
 
-The week of ``scenarios/population.toml`` (a round of 1,000 devices every half hour, without learning, written to a run folder)
-with 10,000, 100,000 and 1,000,000 devices, each run in a process of its own: wall and CPU seconds from its start to its exit,
-the most memory that it held, events, and their bytes on disk. A round's cost is the CPU time from its begin to its end, the
-median of the first day's rounds and of the last day's: what grows between them are the paths of availability, which are walked
-from the start of the run when a device is first asked for. Medians over the repeats.
+The week of ``scenarios/population.toml`` with 10,000, 100,000 and 1,000,000 devices, each run in a process of its own: wall and
+CPU seconds, peak memory, events, their bytes on disk, and the median CPU time of a round on the first day and on the last.
+Medians over the repeats. A day of 100 million (``--devices 100000000 --rounds 48``) is to take less than 180 s and 4 GB.
 
-A day of 100 million (``--devices 100000000 --rounds 48``) is to take less than 180 s and 4 GB.
-
-With ``--batteries`` it is one day of 100,000 phones that are reached by day and night, and live on their batteries, as those of
-``scenarios/batteries.toml`` do: to take less than 60 s and 1 GB.
+With ``--batteries`` a day of 100,000 phones as in ``scenarios/batteries.toml``: less than 60 s and 1 GB.
 """
 
 import asyncio

@@ -2,7 +2,6 @@
 
     python -m tests.benchmarks.roofline                    # measure, fit, predict; half a minute on an idle core
     python -m tests.benchmarks.roofline --seconds 5        # longer, where others work on the machine
-    python -m tests.benchmarks.roofline --layers           # no model: ``_PASSES`` of fedsim/toolbox/models/profile.py, fitted
     python -m tests.benchmarks.roofline --batches          # recurrent models and others in batches of 1 to 256
 
 What a batch costs in any case is measured on a layer of one number. Two numbers are fitted, on four of the models (those that
@@ -12,17 +11,14 @@ the least of many steps in three passes. The allocator keeps what it has: whethe
 on what ran before, and makes a step longer by up to a quarter. Exit status 1 if the mean error of the ten, or of the six, is
 above 25 %.
 
-``--layers`` times every operation of some sixty single layers, none of which is in a model, and fits how often each kind of
-operation passes over its data. ``--batches`` predicts nine models by the rates fitted in batches of 32; what recurrent layers
+``--batches`` predicts nine models by the rates fitted in batches of 32; what recurrent layers
 cost was fitted to the first four.
 """
 
 import ctypes
 import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +27,6 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedsim.model_cost import ModelCost
-from fedsim.toolbox.models import profile as counted
 from fedsim.toolbox.models.profile import profile
 from fedsim.world.device_kinds import operations_s
 from tests.benchmarks.script import parser
@@ -161,84 +156,12 @@ def fit(costs: Mapping[str, ModelCost], times: Mapping[str, float], fixed: float
     return flops, bandwidth
 
 
-def layers() -> list[tuple[nn.Module, tuple[int, ...]]]:
-    convolutions = [
-        *((16, 8, 8, 32, 3, 1, 1), (16, 16, 24, 20, 3, 1, 1), (64, 16, 16, 16, 3, 1, 1), (32, 24, 24, 24, 3, 1, 1)),
-        *((8, 32, 48, 28, 3, 1, 1), (16, 48, 48, 14, 3, 1, 1), (32, 64, 96, 8, 3, 1, 1), (16, 96, 96, 12, 3, 1, 1)),
-        *((8, 128, 192, 8, 3, 1, 1), (16, 24, 48, 28, 3, 2, 1), (32, 48, 96, 14, 3, 2, 1), (16, 24, 24, 28, 5, 1, 1)),
-        *((8, 48, 64, 14, 5, 1, 1), (16, 24, 48, 28, 1, 1, 1), (32, 48, 48, 20, 1, 1, 1), (16, 96, 96, 14, 1, 1, 1)),
-        *((32, 24, 48, 20, 1, 2, 1), (16, 24, 24, 28, 3, 1, 24), (32, 48, 48, 20, 3, 1, 48), (64, 16, 16, 20, 3, 1, 16)),
-    ]  # batch, channels in and out, side, kernel, stride, groups
-    dense = [(16, 512, 512), (32, 384, 256), (32, 2048, 512), (64, 640, 320), (128, 300, 300), (768, 96, 288), (2048, 64, 128)]
-    shapes = [(16, 24, 28, 28), (32, 48, 20, 20), (64, 16, 20, 20), (8, 128, 28, 28)]
-    found: list[tuple[nn.Module, tuple[int, ...]]] = [
-        (nn.Conv2d(i, o, k, stride, k // 2, groups=groups), (n, i, side, side))
-        for n, i, o, side, k, stride, groups in convolutions
-    ]
-    found += [(nn.Linear(i, o), (n, i)) for n, i, o in dense]
-    found += [(nn.Sequential(nn.LayerNorm(width), nn.Softmax(-1)), (n, width)) for n, width in ((768, 96), (600, 512))]
-    for shape in shapes:
-        each = (nn.ReLU(), nn.GELU(), nn.Tanh(), nn.Dropout(), nn.MaxPool2d(2), nn.AvgPool2d(2))
-        found += [(layer, shape) for layer in (*each, nn.GroupNorm(4, shape[1]), nn.BatchNorm2d(shape[1]))]
-    return found
-
-
-def operations(module: nn.Module, shape: Sequence[int], seconds: float) -> list[tuple[str, float, float, float]]:
-    """Of each operation of a layer, forward and backward: its name, FLOPs, bytes moved, and least processor time (s)."""
-
-    class Timing(counted.Counting):
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            before, begun = len(self.operations), time.thread_time()
-            func(*args, **(kwargs or {}))
-            took = time.thread_time() - begun
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-            for each in self.operations[before:]:
-                rows.append((each.name, each.filled, each.moved, took))
-            return result
-
-    x = torch.randn(*shape, requires_grad=True)
-    best: list[tuple[str, float, float, float]] = []
-    end = time.monotonic() + seconds
-    while time.monotonic() < end or not best:
-        rows: list[tuple[str, float, float, float]] = []
-        module.zero_grad()
-        x.grad, y = None, torch.randn_like(module(x))
-        with Timing():
-            module(x).backward(y)
-        best = [min(pair, key=lambda row: row[3]) for pair in zip(best or rows, rows, strict=True)]
-    return best
-
-
-def fit_passes(seconds: float) -> None:
-    """Fit FLOP/s, bytes/s and how often each kind of operation passes over its data, and show them."""
-    rows = [row for layer in layers() for row in operations(*layer, seconds) if row[2] > 3e5]
-    kinds = sorted({name for name, *_ in rows} & counted._PASSES.keys())
-    share = np.array([1 / np.sqrt(sum(other[0] == row[0] for other in rows)) for row in rows])  # kinds count alike
-
-    def off(logarithms: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-        flops, bandwidth, *passes = np.exp(logarithms).tolist()
-        again = defaultdict(float, zip(kinds, passes, strict=True))
-        told = [max(f / flops, moved / bandwidth) + again[name] * moved / bandwidth for name, f, moved, _ in rows]
-        return np.log(np.array(told) / [took for *_, took in rows])
-
-    found = least_squares(lambda at: off(at) * share, np.log([1e11, 3e10, *(3.0 for _ in kinds)]), loss="soft_l1").x
-    flops, bandwidth, *passes = np.exp(found).tolist()
-    print(f"{flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
-    for name, value in zip(kinds, passes, strict=True):
-        errors = [error for error, row in zip(off(found), rows, strict=True) if row[0] == name]
-        spread = np.sqrt(np.mean(np.square(errors)))
-        print(f"{name:28} {value:6.1f} passes beside one ({counted._PASSES[name]:.1f} in use), {spread:4.0%} off")
-
-
 def main() -> int:
-    options = parser(__doc__, seconds=2.0, layers=False, batches=False).parse_args()
+    options = parser(__doc__, seconds=2.0, batches=False).parse_args()
     torch.manual_seed(1)
     torch.set_num_threads(1)
     for threshold in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, where there is glibc
         getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(threshold, 1 << 30)
-    if options.layers:
-        fit_passes(options.seconds)
-        return 0
     costs = {name: profile(make(), shape, CLASSES) for name, (make, shape) in MODELS.items()}
     rows, each_s = [*MODELS.items(), ("", (lambda: nn.Linear(1, CLASSES), (1,)))] * PASSES, options.seconds / PASSES
     times: dict[str, float] = {}

@@ -1,8 +1,6 @@
-"""What the server's computing costs, beside what ``fedsim/federation/costs.py`` says. ``python -m tests.benchmarks.server``
+"""Processor time of the server's operations at several sizes on one thread (ms), and its ratio to ``cost_s`` (0.5 to 2).
 
-
-Each operation is carried out at several sizes on one thread. Printed are the processor time (so that other work on the machine
-counts little; ms) and its ratio to ``cost_s``, which should be between a half and two.
+``python -m tests.benchmarks.server``
 """
 
 import time
@@ -41,17 +39,14 @@ def cases() -> Iterator[tuple[str, int, int, int, Callable[[], object]]]:
 
 
 def mixed(rows: list[NDArray[np.float32]]) -> object:
-    """A mean of models."""
     return sum(np.float32(0.1) * row for row in rows)
 
 
 def distances(rows: NDArray[np.float32], centers: NDArray[np.float32]) -> object:
-    """As in FeSEM's E-step."""
     return [[np.linalg.norm(row.astype(np.float64) - one) for one in centers] for row in rows]
 
 
 def seconds(carry_out: Callable[[], object]) -> float:
-    """The least processor time of some runs."""
     carry_out()  # imports
     times = []
     for _ in range(REPEATS):

@@ -32,8 +32,8 @@ from tests.data.conftest import (
 )
 
 MEDIUM = pooled(grey_images(400, 20, side=2), "pixel")
-RECIPES = [Iid(), Shards(similarity=0.3), Dirichlet(), PowerLaw(minimum_per_class=2), Femnist(), Femnist(overlap=False)]
-RECIPES += [DittoPartition(seed="run"), ClassBias(), ClassImbalance(largest=20), LabelGroups(groups=2)]
+RECIPES = [Iid(), Shards(similarity=0.3), Dirichlet(), PowerLaw(), Femnist(), Femnist(overlap=False)]
+RECIPES += [DittoPartition(), ClassBias(), ClassImbalance(largest=20), LabelGroups(groups=2)]
 RECIPES += [Rotations(), Permutations()]
 
 
@@ -44,23 +44,20 @@ def test_one_seed_gives_one_split_and_another_seed_another(recipe: Partition, de
     assert_well_formed(data, MEDIUM, devices)
     assert_same(data, recipe.split(MEDIUM, devices, Streams(3)))
     other = recipe.split(MEDIUM, devices, Streams(4))
-    assert all_train(data).tolist() != all_train(other).tolist()
+    assert (all_train(data).tolist() != all_train(other).tolist()) == (not isinstance(recipe, DittoPartition))
 
 
 @pytest.mark.parametrize(
     ("recipe", "devices", "says"),
     [
         (Iid(), 601, r"population.devices is 601; 'pictures' has 600 training samples, so at most 600 are allowed"),
-        (Shards(), 301, r"population.devices is 301; .* each device gets 2 shards, so at most 300"),
-        (Dirichlet(), 301, r"population.devices is 301; .* each device needs 2, so at most 300 are allowed"),
-        (PowerLaw(), 1000, r"population.devices is 1000; 5 samples of each of its 2 classes .* so at most 80 are allowed"),
-        (PowerLaw(classes_per_device=11), 10, r"data.partition.classes_per_device is 11; .* 1 to 10 are allowed"),
+        (Shards(), 301, r"population.devices is 301; .* 2 shards a device, so at most 300"),
+        (Dirichlet(), 301, r"population.devices is 301; .* at least 2 a device, so at most 300 are allowed"),
+        (PowerLaw(), 1000, r"population.devices is 1000; each needs 5 samples of each of its 2 classes.* so at most 80"),
         (Femnist(classes_per_device=12), 10, r"data.partition.classes_per_device is 12; .* 1 to 10 are allowed"),
-        (Femnist(overlap=False), 100, r"population.devices is 100; .* Allowed are fewer devices, a larger"),
-        (DittoPartition(classes_per_device=11), 10, r"data.partition.classes_per_device is 11"),
+        (Femnist(overlap=False), 100, r"population.devices is 100; .* allowed are fewer devices, a larger"),
         (ClassBias(classes_per_device=11), 10, r"data.partition.classes_per_device is 11"),
         (ClassImbalance(), 100, r"data.partition.largest is 100; .* has 60 .* of class \d, so 1 to 60 are allowed"),
-        (ClassImbalance(mean=30.0), 10, r"data.partition.mean is 30.0; allowed is a class number from 1 to 10"),
         (LabelGroups(groups=3), 12, r"data.partition.groups is 3; 'pictures' has 10 classes, so 1, 2, 5, 10 are allowed"),
         (LabelGroups(), 4, r"data.partition.groups is 5; with population.devices = 4, 1 to 4 are allowed"),
         (LabelGroups(), 601, r"population.devices is 601; .* has 120 training samples for a group, so at most 600 are allowed"),
@@ -83,7 +80,6 @@ def test_what_cannot_be_is_refused(recipe: Partition, devices: int, says: str, s
         *((recipe, {key: 0}) for recipe, key in ((Dirichlet, "alpha"), (PowerLaw, "classes_per_device"))),
         *((ClassBias, options) for options in ({"share": 1.5}, {"sizes": {"kind": "uniform", "low": 5, "high": 4}})),
         *((Rotations, {"degrees": degrees}) for degrees in ([0, 45], [90, 90], [])),
-        (DittoPartition, {"seed": "mine"}),
     ],
 )
 def test_impossible_options_are_refused(recipe: type[Partition], options: dict[str, object]) -> None:
@@ -166,14 +162,6 @@ def test_a_file_says_who_holds_what(tmp_path: Path, small: Dataset) -> None:
     assert split("p.json") == [([3, 1], [600, 799]), ([1, 599], [])]
     (tmp_path / "p.json").write_text('{"0": [0, 10, 20], "1": [1, 11]}')  # test samples follow the labels
     assert [(len(tested), {*small.pool.y[tested]}) for _, tested in split("p.json")] == [(20, {0}), (20, {1})]
-    np.savez(tmp_path / "p.npz", train_0=[5, 6], train_1=np.array([7], dtype=np.uint16), test_0=[3])
-    assert split("p.npz") == [([5, 6], [603]), ([7], [])]
-    np.savez(tmp_path / "p.npz", train_0=[1], train_2=[2])
-    with pytest.raises(DataError, match=r"holds train_2; allowed are train_0, train_1"):
-        split("p.npz")
-    (tmp_path / "p.npz").write_text("no archive")
-    with pytest.raises(DataError, match=r"cannot be read as an .npz archive"):
-        split("p.npz")
 
 
 @pytest.mark.parametrize(
@@ -242,8 +230,6 @@ def test_permuted_labels_reach_training_and_the_whole_test_set(small: Dataset) -
     assert np.array_equal(data.test_samples(shard)[1], shard.label_map[small.pool.y[small.test]])
     assert_each_once(np.concatenate([shard.train for shard in data.shards]), small.train)
     assert all(mine.test is data.shards[0].test for mine in data.shards), "one array serves all"
-    shared = Permutations(test="share").split(small, 8, Streams(1))
-    assert_each_once(np.concatenate([shard.test for shard in shared.shards]), small.test)
 
 
 @pytest.mark.parametrize(("groups", "devices", "used"), [(5, 20, 30), (5, 5, 120), (2, 40, 15), (1, 7, 85), (5, 13, 40)])
@@ -281,10 +267,7 @@ def test_one_main_class_is_a_group(recipe: Partition, small: Dataset) -> None:
     assert label_table(data).argmax(axis=1).tolist() == truth(data)
 
 
-SEEDS = [1, 2, 3]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_fedprox_mnist(mnist: Dataset, seed: int) -> None:
     data = PowerLaw().split(mnist, 1000, Streams(seed))
     sizes = data.train_sizes() + held_out(data)
@@ -413,11 +396,8 @@ def test_class_imbalance(large: Dataset, classes: int) -> None:
 
 
 def test_majorities_follow_the_rounded_normal_and_hold_the_largest_amount(large: Dataset) -> None:
-    data = ClassImbalance(classes_per_device=1, largest=10).split(large, 3000, Streams(1))
+    data = ClassImbalance(classes_per_device=2, largest=1000).split(large, 3000, Streams(1))
     majority = np.argmax(label_table(data), axis=1) + 1
     draws = np.rint(np.random.Generator(np.random.Philox(1)).normal(5.0, np.sqrt(10.0), 400_000))
     expected = np.bincount(draws[(draws >= 1) & (draws <= 10)].astype(int), minlength=11)[1:]
     assert np.bincount(majority, minlength=11)[1:] / 3000 == pytest.approx(expected / expected.sum(), abs=0.025)
-    # With the normal so narrow that class 3 is everybody's majority.
-    table = label_table(ClassImbalance(classes_per_device=5, mean=3.0, variance=1e-4).split(large, 60, Streams(1)))
-    assert np.array_equal(table[:, 2], table.max(axis=1))

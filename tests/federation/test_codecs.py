@@ -244,7 +244,7 @@ def test_a_model_that_is_sent_to_all_is_one_draw() -> None:
 # With strategies whose devices keep a state that the server adds up too: both have the same, and it learns.
 
 UP: list[dict[str, Any]] = [LOSSY[6] | {"share": 0.05}, LOSSY[7] | {"share": 0.1}, LOSSY[5], LOSSY[8], LOSSY[2], LOSSY[0]]
-SERVERS = {"scaffold": ("control", "control"), "feddyn": ("moved", "moved"), "feddr": ("z", "model"), "fpfc": ("model", "own")}
+SERVERS = {"scaffold": ("control", "control"), "feddyn": ("moved", "moved"), "feddr": ("z", "model")}
 """The state of a device, and the server's."""
 
 
@@ -265,10 +265,6 @@ def test_what_the_server_has_is_what_its_devices_have(kind: str, up: dict[str, A
     devices, state = run.dispatch.snapshot()["devices"]["states"], run.strategy.state[on_server]
     own = {number: kept[on_device] for number, kept in devices.items() if on_device in kept}
     assert len(own) >= 5
-    if kind == "fpfc":
-        pairs = [(state[number], model) for number, model in own.items()]
-        assert all(np.array_equal(*weights(run, pair)) for pair in pairs)
-        return
     first: list[Ref] = [run.learner.initial(0)] if kind == "feddr" else []
     values = weights(run, [state, *own.values(), *first])
     total = sum(values[1 : 1 + len(own)]) + (12 - len(own)) * (values[-1] if first else 0.0)

@@ -7,7 +7,6 @@ import random
 import re
 import subprocess
 import sys
-import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -25,9 +24,8 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedsim
-from fedsim.errors import SimulationError
 from fedsim.executors import Threads
-from fedsim.flower.app import carried_out, read_app
+from fedsim.flower.app import read_app
 from fedsim.flower.client_side import bytes_of, bytes_of_content
 from fedsim.flower.replaced import AppHalf
 from fedsim.records.reading import RunFolder
@@ -209,22 +207,6 @@ def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_pat
     fresh, here = json.loads((tmp_path / "run" / "summary.json").read_text()), execute(sections).summary
     for name in ("events_sha256", "models_sha256"):
         assert fresh[name] == here[name]
-
-
-def test_a_function_s_value_its_error_and_its_never_ending() -> None:
-    here = Path(__file__).parent
-    assert carried_out(lambda: 3, 60.0, here, "it") == 3
-    with pytest.raises(ZeroDivisionError):
-        carried_out(lambda: 1 / 0, 60.0, here, "it")
-    waits = threading.Event()
-
-    def stuck() -> None:
-        waits.wait()
-
-    with pytest.raises(SimulationError, match=r"^it has computed for 0\.01 s of real time, in test_apps\.py, line \d+; "):
-        carried_out(stuck, 0.01, here, "it")
-    assert carried_out(lambda: 4, 60.0, here, "it") == 4  # another thread's, for that one is still at it
-    waits.set()
 
 
 # Bytes of messages, against what Flower itself writes.

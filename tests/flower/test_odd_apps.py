@@ -16,7 +16,7 @@ from fedsim.output.terminal import Console, RunProgress
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Record
 from fedsim.testing import assert_sound
-from tests.calls import call, done
+from tests.calls import done
 from tests.flower.runs import execute, scenario
 
 ODD = Path(__file__).parent / "apps" / "odd_app" / "odd_app"
@@ -72,7 +72,7 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
         ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
         ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
         ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
-        ("polls", "nonsense", r"of device 0 answered with \{{'accuracy': 1.0\}}, a dict; allowed is a Message, in client_app"),
+        ("polls", "nonsense", r"of device 0 answered with .*, a dict; allowed is a Message that .*, in client_app"),
         ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
     ],
 )
@@ -88,12 +88,6 @@ def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, messag
     folder = RunFolder(tmp_path / "run")  # what there was until then can be read
     assert folder.summary["status"] == "failed"
     assert len(folder.rounds) == (server == "fails")
-
-
-def test_a_client_s_exception_may_be_an_answer_as_it_is_in_flower(tmp_path: Path) -> None:
-    result = execute(odd("polls", "raises", client_errors="reply"), tmp_path / "run")
-    assert result.summary["rounds"] == 3
-    assert_sound(tmp_path / "run")
 
 
 @pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
@@ -147,16 +141,6 @@ def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
     sections["strategy"] |= strategy
     with pytest.raises(ScenarioError, match=message):
         execute(sections)
-
-
-def test_an_app_is_code_and_runs_only_where_it_is_allowed(tmp_path: Path) -> None:
-    written = fedsim.Scenario(**scenario("odd_app")).to_toml()
-    (tmp_path / "app.toml").write_text(written)
-    with pytest.raises(ScenarioError, match=r"^strategy\.app is '.*', which is code, and would be run"):
-        fedsim.load(tmp_path / "app.toml")
-    result = call("run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--quiet")
-    assert result.exit_code == 2
-    assert not (tmp_path / "run").exists()
 
 
 def test_replies_without_the_metric_or_the_number_are_named() -> None:
@@ -216,7 +200,6 @@ def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(planned: int
     named = "" if planned is None else f"[tool.flwr.app.config]\nserver.num_rounds = {planned}\n"
     components = '[tool.flwr.app.components]\nserverapp = "a:app"\nclientapp = "a:app"\n'
     (tmp_path / "pyproject.toml").write_text(components + named)
-    (tmp_path / "a.py").touch()
     app, shown = fedsim.Scenario(**scenario(str(tmp_path))), io.StringIO()
     progress = RunProgress(app.strategy.horizon(app.stop), Console(file=shown))
     progress.take(Record(10.0, "round", {"round": 1, "accuracy": None}))

@@ -157,27 +157,6 @@ class Dropping(nn.Module):
         return self.back(self.drop(self.front(x)))  # type: ignore[no-any-return]
 
 
-class Normed(nn.Module):
-    """Has running statistics that are means over all batches."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.BatchNorm1d(6, momentum=None)
-
-
-class Sizeless(nn.Module):
-    """Does not say how wide it is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.LazyLinear(3)
-
-
-class Broken(nn.Module):
-    def __init__(self) -> None:
-        raise RuntimeError("no such luck")
-
-
 def not_a_module() -> int:
     return 3
 

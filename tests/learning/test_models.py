@@ -67,26 +67,26 @@ def test_a_module_counts_as_its_layers_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factory", "says"),
+    ("factory", "args", "says"),
     [
-        ("tests.learning.small", "package.module:Name"),
-        ("tests.learning.smal:Quadratic", "cannot be imported"),
-        ("tests.learning.small:Quadratik", "did you mean 'Quadratic'"),
-        ("tests.learning.small:T", "must be a subclass of torch.nn.Module"),
-        ("tests.learning.small:Counting", "a class that is not a subclass of torch.nn.Module"),
-        ("tests.learning.small:not_a_module", "annotate it '-> torch.nn.Module'"),
-        ("tests.learning.small:no_module_after_all", "made a int"),
-        ("os:system", "a builtin_function_or_method"),
-        ("tests.learning.small:Broken", "no such luck"),
-        ("tests.learning.small:Normed", "give it a momentum"),
-        ("tests.learning.small:Sizeless", "'last' is a LazyLinear, whose size is not known before its first use"),
-        ("torch.nn:AlphaDropout", "draws random numbers"),
-        ("torch.nn:ReLU", "without trainable parameters"),
+        ("tests.learning.small", {}, "package.module:Name"),
+        ("tests.learning.smal:Quadratic", {}, "cannot be imported"),
+        ("tests.learning.small:Quadratik", {}, "did you mean 'Quadratic'"),
+        ("tests.learning.small:T", {}, "must be a subclass of torch.nn.Module"),
+        ("tests.learning.small:Counting", {}, "a class that is not a subclass of torch.nn.Module"),
+        ("tests.learning.small:not_a_module", {}, "annotate it '-> torch.nn.Module'"),
+        ("tests.learning.small:no_module_after_all", {}, "made a int"),
+        ("os:system", {}, "a builtin_function_or_method"),
+        ("torch.nn:Linear", {}, "failed with model.args = {}: TypeError"),
+        ("torch.nn:BatchNorm1d", {"num_features": 6, "momentum": None}, "give it a momentum"),
+        ("torch.nn:LazyLinear", {"out_features": 3}, "'itself' is a LazyLinear, whose size is not known before its first use"),
+        ("torch.nn:AlphaDropout", {}, "draws random numbers"),
+        ("torch.nn:ReLU", {}, "without trainable parameters"),
     ],
 )
-def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, says: str) -> None:
+def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, args: dict[str, Any], says: str) -> None:
     with pytest.raises(ScenarioError, match=says) as refusal:
-        ModuleModel(factory=factory).plain_module((1,), 1)
+        ModuleModel(factory=factory, args=args).plain_module((1,), 1)
     assert factory in str(refusal.value)
 
 
@@ -189,6 +189,19 @@ class Attention(nn.Module):
         return y
 
 
+class Attending(nn.Module):
+    """A transformer's layer over the rows of a digit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.layer(x.reshape(-1, 8, 8)).flatten(1))
+        return found
+
+
 class Looks(nn.Module):
     """Looks at the values of its samples, which only real ones have."""
 
@@ -260,19 +273,6 @@ DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13]}
 FEDAVG = {"kind": "fedavg", "clients_per_round": 3}
 BASE, SECOND = 64 * 13 + 13 + 13 * 10 + 10, 2 * (13 + 10)  # numbers of the model, and of the upper layer's adapter of rank 2
-
-
-class Attending(nn.Module):
-    """A transformer's layer over the rows of a digit."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-        self.out = nn.Linear(64, 10)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = self.out(self.layer(x.reshape(-1, 8, 8)).flatten(1))
-        return found
 
 
 def normed() -> nn.Module:
@@ -369,9 +369,9 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_models:normed"}
 @pytest.mark.parametrize(
     ("model", "strategy", "says"),
     [
-        (MLP | {"train": "3.lora_A"}, FEDAVG, r"model\.train has '3\.lora_A'.*nearest are.*it has 1\.weight"),
+        (MLP | {"train": "3.lora_A"}, FEDAVG, r"model\.train has '3\.lora_A'.*it has 1\.weight"),
         (MLP | {"lora": {"rank": 2, "where": "2"}}, FEDAVG, r"model\.lora\.where has '2'.*no such layer.*it has 1, 3"),
-        (MLP | {"keep": "3.wait"}, FEDAVG, r"model\.keep has '3\.wait'.*the nearest are 3\.weight"),
+        (MLP | {"keep": "3.wait"}, FEDAVG, r"model\.keep has '3\.wait'.*did you mean '3\.weight'"),
         (MLP | {"keep": "*"}, FEDAVG, "every tensor of the model stays on its device"),
         (MLP | {"keep": "3.*", "send": "1.*"}, FEDAVG, "'keep' and 'send' both say"),
         (

@@ -93,16 +93,13 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"meters": ["tests.own_parts:Slowest"]}, "not a subclass of fedsim.plugin.Meter"),
         ({"meters": ["tests.own_parts:Open"]}, "takes '\\*\\*'; allowed are parameters by name"),
         ({"meters": [MOVED | {"prize": 2.0}]}, "unknown key 'prize'; allowed are kind, price.*did you mean 'price'"),
-        ({"meters": [MOVED | {"price": "much"}]}, "meters.0.price is 'much'"),
         ({"meters": [MOVED, MOVED]}, "meters: two have the entry 'moved'"),
         ({"meters": ["tests.own_parts:Twice"]}, "the column 'speed' is in the table already"),
         ({"costs": {"devise": {}}}, "unknown key 'devise'; allowed are currency, device, .*did you mean 'device'"),
-        ({"costs": {"device": {"per_our": 1.0}}}, "costs.device has the unknown key 'per_our'.*did you mean 'per_hour'"),
         ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
         ({"costs": {"device": {"per_hour": -1.0}}}, "costs.device.per_hour is -1.0; .*0"),
-        ({"costs": {"device": {"per_gigabyte": "1 EUR"}}}, "costs.device.per_gigabyte is '1 EUR'.*a number"),
         ({"costs": {"currency": ""}}, "costs.currency is ''"),
-        ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is said, but network.kind has no cells"),
+        ({"costs": {"edge": {"per_hour": 1.0}}}, "costs.edge is given, but network.kind has no cells"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(sections: dict[str, Any], says: str) -> None:

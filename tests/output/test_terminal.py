@@ -161,14 +161,6 @@ def test_nothing_is_printed_elsewhere() -> None:
             assert not re.search(r"click\.echo|rich\.console import .*Console\b|\.stderr\.write", text), path
 
 
-def test_on_thirty_columns_the_round_can_be_read() -> None:
-    shown = io.StringIO()
-    progress = RunProgress(StopSpec(rounds=100), Console(file=shown, force_terminal=True, width=30))
-    progress.take(Record(760.0, "round", {"round": 41, "accuracy": 0.9465}))
-    progress.close()
-    assert "42% round 42, 12 min 40 s" in shown.getvalue()
-
-
 @pytest.mark.parametrize("terminal", [True, False])
 def test_it_says_what_is_saved(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]

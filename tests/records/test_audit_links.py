@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.audit import audit
 from fedsim.audit.evidence import grain_s
-from fedsim.audit.links import overfull, slack_s
+from fedsim.audit.links import Rate, Stretch, slack_s
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from fedsim.simulation import TICK_S
@@ -27,6 +27,10 @@ HELD = "no link carried more than it can"
 
 times = st.integers(0, 12)
 messages = st.lists(st.tuples(times, times, st.integers(0, 6)), max_size=9)
+
+
+def overfull(begin: Any, end: Any, size: Any, rate: float) -> Stretch | None:
+    return Rate(np.zeros(1), np.array([rate])).overfull(begin, end, size)
 
 
 def worst_of_all_stretches(begin: Any, end: Any, size: Any) -> float:

@@ -45,27 +45,12 @@ def test_as_many_epochs_as_fit(tmp_path: Path, T: float, expected: list[int]) ->
     assert epochs(run) == dict(enumerate(expected))
 
 
-def test_the_deadline_counts_from_the_download_and_the_last_upload_ends_a_round(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
-    small["network"]["device"]["latency"] = {"kind": "uniform", "low": "0 s", "high": "3 s"}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "clusters": 2}
-    run = ran(small, tmp_path / "run")
-    ends = [event for event in of_kind(run, "step-end") if event["round"] == 0]
-    downloads = {event["task"]: event["time"] for event in ends if event["step"] == "download"}
-    trained = {event["task"]: event["time"] for event in ends if event["step"] == "train"}
-    assert len(set(downloads.values())) == 6
-    assert all(time <= downloads[task] + 10.0 for task, time in trained.items())
-    assert max(trained.values()) > min(downloads.values()) + 10.0
-    assert run.rounds[0]["time"] == max(event["time"] for event in ends if event["step"] == "upload")
-
-
-@pytest.mark.parametrize("margin", ["0 s", "3 s"])
-def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], margin: str, tmp_path: Path) -> None:
+def test_with_changing_speed_the_mean_of_its_own_epochs_decides(small: dict[str, Any], tmp_path: Path) -> None:
     small["population"] |= {"jitter": 0.6, "slow_phases": {"factor": 0.2, "mean_normal": "20 s", "mean_slow": "5 s"}}
     small["population"] |= {"availability": {"kind": "always"}}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "margin": margin, "mitigation": False}
+    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "15 s", "mitigation": False}
     run = ran(small | {"stop": {"rounds": 20}}, tmp_path / "run")
-    budget = 15.0 - float(margin.split()[0])
+    budget = 15.0
     starts = {event["task"]: event["time"] for event in of_kind(run, "step-start") if event["step"] == "train"}
     stopped_in_time = 0
     for event in trainings(run):
@@ -177,36 +162,6 @@ def test_whom_a_deadline_makes_a_straggler(T: float, slow: bool, fires_above: fl
     assert bool(stragglers) == (fires_above < math.inf)
 
 
-@pytest.mark.parametrize("selection", ["proportional-fair", "round-robin", "random"])
-def test_how_clients_are_selected(tmp_path: Path, selection: str) -> None:
-    sizes = [100] * 6 + [1000] * 6
-    run = run_of(tmp_path, sizes, rounds=12, clusters=2, clients_per_round=3, selection=selection)
-    cohorts: dict[int, list[int]] = {}
-    for event in of_kind(run, "task-start"):
-        if event["round"] is not None:
-            cohorts.setdefault(event["round"], []).append(event["group"])
-    assert all(len(cohort) == 3 for cohort in cohorts.values())
-    mixed = [len(set(cohort)) > 1 for cohort in cohorts.values()]
-    assert any(mixed) == (selection == "random")
-    if selection == "round-robin":
-        assert [cohort[0] for cohort in cohorts.values()] == [0, 1] * 6
-    if selection == "proportional-fair":
-        assert sum(cohort[0] for cohort in cohorts.values()) == pytest.approx(6, abs=1)  # clusters of equal size
-        assert min(row["selected"] for row in run.devices) > 0
-
-
-def test_time_for_ones_own_upload_can_be_kept_back(small: dict[str, Any], tmp_path: Path) -> None:
-    small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
-    small["network"] = {"kind": "star", "device": {"down": "1 Gbit/s", "up": "20 kbit/s"}}
-    small["strategy"] = {"kind": "cata-fed", "clients_per_round": 6, "deadline": "10 s", "reserve_upload": True}
-    run = ran(small, tmp_path / "run")
-    downloads = {event["task"]: event["time"] for event in of_kind(run, "step-end") if event["step"] == "download"}
-    valid = {event["task"] for event in trainings(run) if event["data"]["epochs"]}
-    ends = {event["task"]: event["time"] for event in of_kind(run, "task-end") if event["task"] in valid}
-    assert ends
-    assert all(end <= downloads[task] + 10.0 + 1e-6 for task, end in ends.items())
-
-
 @pytest.fixture
 def shaky(small: dict[str, Any]) -> dict[str, Any]:
     """Devices that vanish often, and rounds of CATA-Fed."""
@@ -233,14 +188,14 @@ def test_a_disconnected_client_is_removed_for_good(shaky: dict[str, Any], tmp_pa
 
 
 def test_a_client_that_rejoins_is_a_new_one(shaky: dict[str, Any], tmp_path: Path) -> None:
-    shaky["strategy"] |= {"rejoin": True, "rejoin_delay": "25 s", "smallest_part": 5, "deadline": "2 s"}
+    shaky["strategy"] |= {"rejoin": True, "smallest_part": 5, "deadline": "2 s"}
     run = ran(shaky, tmp_path / "run")
     assert run.summary["rounds"] == 60
     returned = [(lost, following) for lost, following in lost_and_next(run) if following is not None]
     assert len(returned) > 10
     for lost, following in returned:
         assert following["round"] is None  # a size report comes first
-        assert following["time"] >= lost["time"] + 25.0
+        assert following["time"] >= lost["time"] + 60.0
     assert {event["device"] for event in of_kind(run, "split")} & {following["device"] for _, following in returned}
     connected: set[int] = set()
     unsplit: set[int] = set()  # who has reported and not been split since
@@ -348,17 +303,14 @@ def test_waits_are_conserved_and_a_selected_client_starts_again_at_none() -> Non
         assert len(set(np.array(state["cluster"])[chosen])) == 1
 
 
-@pytest.mark.parametrize(
-    ("selection", "expected"),
-    [("proportional-fair", pytest.approx(0.986, abs=0.003)), ("random", pytest.approx(0.977, abs=0.003))],
-)
-def test_jain_of_the_strategy_itself(selection: str, expected: Any) -> None:
+@pytest.mark.parametrize(("selection", "expected"), [("proportional-fair", 0.986), ("random", 0.977), ("round-robin", 0.977)])
+def test_jain_of_the_strategy_itself(selection: str, expected: float) -> None:
     run = connected(clusters=1, selection=selection)
     times = np.zeros(1000, dtype=np.int64)
     for number in range(1000):
         run.strategy.state["round"] = number + 1
         times[run.strategy.select()] += 1  # type: ignore[attr-defined]
-    assert jain(times) == expected
+    assert jain(times) == pytest.approx(expected, abs=0.003)
 
 
 def test_a_cluster_is_selected_in_proportion_to_its_size() -> None:

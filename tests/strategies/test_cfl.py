@@ -135,7 +135,6 @@ def test_the_scale_is_that_of_the_first_updates(tmp_path: Path) -> None:
     scale = np.mean([np.linalg.norm(centre - start) for centre in (A, A, -A, -A)])
     for options, eps1, eps2 in (
         ({}, 0.2 * scale, 0.5 * scale),
-        ({"eps1_relative": 0.4, "eps2_ratio": 3.0}, 0.4 * scale, 1.2 * scale),
         ({"eps1": 0.5}, 0.5, 1.25),
         ({"eps2": 7.0}, 0.2 * scale, 7.0),
     ):
@@ -154,18 +153,6 @@ def test_in_the_round_of_a_split_the_children_move_as_one_or_apart(tmp_path: Pat
         parent, *children = weights(run)
         assert np.array(children) == pytest.approx(np.array(after), abs=1e-6)
         assert parent == pytest.approx(np.array([3.0, 1.0] if source == "published-code" else [0.0, 0.0]), abs=1e-6)
-
-
-def test_small_clusters_and_early_rounds_can_be_spared(tmp_path: Path) -> None:
-    draw = np.random.default_rng(4)
-    sections = quadratics(draw.normal(size=(9, 2)), tmp_path / "data", 12, min_cluster_size=3, first_split_round=4, **ALWAYS)
-    found = splits(ran(sections, tmp_path / "run"))
-    assert found[0]["round"] == 4
-    parents = {0: 9}
-    for split in found:
-        assert parents[split["group"]] >= 3
-        parents |= dict(zip(split["children"], map(len, split["members"]), strict=True))
-    assert all(size < 3 for node, size in parents.items() if node not in {split["group"] for split in found})
 
 
 CORNERS = [(4.0, 4.0), (-4.0, 3.0), (-3.0, -4.0), (5.0, -4.0)]

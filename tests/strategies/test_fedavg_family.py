@@ -97,12 +97,6 @@ def test_it_reaches_the_optimum_of_all(
     assert model_after(curved(tmp_path, strategy, rounds, epochs, steps))[0] == pytest.approx(OPTIMUM, abs=near)
 
 
-def test_with_alpha_by_samples_feddyn_reaches_the_optimum_of_the_weighted_losses(tmp_path: Path) -> None:
-    found = model_after(curved(tmp_path, FEDDYN | {"alpha_samples": 25}, 100, 2, UNEQUAL))
-    share = np.array(UNEQUAL) * STRENGTH
-    assert found[0] == pytest.approx((share * CENTER).sum() / share.sum(), abs=1e-6)
-
-
 def test_scaffolds_control_variates_of_option_one_are_the_gradients_and_take_one_more_pass(tmp_path: Path) -> None:
     run, _ = played(curved(tmp_path, {"kind": "scaffold", "option": "I"}, 60, 2, UNEQUAL))
     own = weights(run, [run.dispatch.devices.states[device]["control"] for device in range(4)])

@@ -47,15 +47,6 @@ def test_devices_are_asked_in_turn_until_each_was(tmp_path: Path, kind: str) -> 
     assert sorted(asked[4]) != sorted(asked[5])
 
 
-def test_without_it_cohorts_are_those_of_fedavg(tmp_path: Path) -> None:
-    strategies = (grouped("ifca", **{"as": "paper"}), grouped("hypcluster"), {"kind": "fedavg", "clients_per_round": 4})
-    cohorts = []
-    for strategy in strategies:
-        run = twenty(tmp_path / strategy["kind"], strategy, 6, learning="off")
-        cohorts.append([[event["device"] for event in tasks(run) if event["round"] == number] for number in range(6)])
-    assert cohorts[0] == cohorts[1] == cohorts[2]
-
-
 def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_path: Path) -> None:
     run = twenty(tmp_path, grouped("ifca-mig", moment={"shift": "oracle"}), 8, **swap(rounds=[6]))
     (at,) = {event["time"] for event in of_kind(run, "shift")}
@@ -226,41 +217,24 @@ def test_a_device_may_lose_its_only_class(tmp_path: Path, kind: str) -> None:
     assert min(row["samples"] for row in run.devices) > 0
 
 
-# Devices that join and leave while a run goes on, at every strategy.
+# Devices that join and leave while a run goes on.
+
+INTRODUCED: list[Sections] = [{"kind": "cata-fed", "clusters": 2, "deadline": "500 ms", "smallest_part": 10}]
+INTRODUCED += [{"kind": "tifl", "tiers": 2, "tiers_from": tiers_from} for tiers_from in ("size", "latency")]
 
 
-def joined(folder: Path, strategy: Sections) -> RunFolder:
+@pytest.mark.parametrize("strategy", INTRODUCED, ids=lambda strategy: strategy.get("tiers_from", strategy["kind"]))
+def test_a_newcomer_is_introduced_when_it_arrives_and_trains_from_then_on(tmp_path: Path, strategy: Sections) -> None:
     population = {"arrivals": scheduled(d3="1 s", d11="2 s")}
-    return twenty(folder, strategy, 60, population=population, learning="off")
-
-
-def test_cata_fed_connects_a_newcomer_when_it_arrives(tmp_path: Path) -> None:
-    strategy = {"kind": "cata-fed", "clients_per_round": 4, "clusters": 2, "deadline": "500 ms", "most_epochs": 3}
-    run = joined(tmp_path, strategy | {"smallest_part": 10})
-    reports = {row["device"]: row["start"] for row in run.transfers if row["purpose"] == "size-report"}
-    assert {device: time for device, time in reports.items() if time > 0} == {3: 1.0, 11: 2.0}
-    clustered = [(event["time"], sum(event["data"]["members"])) for event in of_kind(run, "cluster")]
-    assert [members for _, members in clustered] == [18, 19, 20]
-    for device in (3, 11):
+    run = twenty(tmp_path, strategy | {"clients_per_round": 4}, 60, population=population, learning="off")
+    sorted_in = [sum(event["data"]["members"]) for event in [*of_kind(run, "cluster"), *of_kind(run, "tiers")]]
+    assert sorted_in == ([18, 19, 20] if strategy["kind"] == "cata-fed" else [18])
+    for device in range(20):
         own = tasks(run, device)
+        assert own[0]["time"] == {3: 1.0, 11: 2.0}.get(device, 0.0)
         assert [event["round"] is None for event in own] == [True] + [False] * (len(own) - 1)
-        assert len(own) > 1
-
-
-@pytest.mark.parametrize("tiers_from", ["size", "latency"])
-def test_tifl_introduces_a_newcomer_when_it_arrives_and_sorts_it_in(tmp_path: Path, tiers_from: str) -> None:
-    strategy = {"kind": "tifl", "tiers": 2, "clients_per_round": 3, "tiers_from": tiers_from}
-    strategy |= {"profiling_rounds": 2} if tiers_from == "latency" else {}
-    run = joined(tmp_path, strategy)
-    begins = [tasks(run, device) for device in range(20)]
-    introduced = {device: [event["time"] for event in own if event["round"] is None] for device, own in enumerate(begins)}
-    assert {len(own) for own in introduced.values()} == {1 if tiers_from == "size" else 2}
-    assert (introduced[3][0], introduced[11][0]) == (1.0, 2.0)
-    assert all(own[0] == 0 for device, own in introduced.items() if device not in (3, 11))
-    (event,) = of_kind(run, "tiers")
-    assert sum(event["data"]["members"]) == 18
-    assert run.devices[3]["group"] is not None
-    assert any(event["round"] is not None for device in (3, 11) for event in begins[device])
+        assert run.devices[device]["group"] is not None
+    assert len(tasks(run, 3)) > 1
 
 
 def test_a_server_does_not_know_who_is_to_come() -> None:

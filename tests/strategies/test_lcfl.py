@@ -16,7 +16,7 @@ from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
 from tests.strategies.runs import model_of, moved, of_kind, played, ran, weights
-from tests.strategies.worlds import Centre, file_data, module, opposite_groups, world
+from tests.strategies.worlds import ROTATED, Centre, file_data, module, opposite_groups, world
 
 
 class LeastSquares(Centre):
@@ -31,23 +31,14 @@ class LeastSquares(Centre):
 
 def with_module(loss: type[Centre], samples: list[np.ndarray], folder: Path, lr: float, features: int) -> dict[str, Any]:
     """Device i holds ``samples[i]``, under labels that do not matter; models begin at the origin."""
-    return {
-        "data": file_data(folder, [(own, np.arange(len(own)) % 2) for own in samples]),
-        "model": module(loss, start=[0.0] * features),
-        "training": {"lr": lr, "batch_size": 1000},
-        "population": {"devices": len(samples)},
-    }
+    data = file_data(folder, [(own, np.arange(len(own)) % 2) for own in samples])
+    model, training = module(loss, start=[0.0] * features), {"lr": lr, "batch_size": 1000}
+    return world(data, len(samples), {"kind": "lcfl"}, 1, model=model, training=training)
 
 
 def rotated_digits(devices: int, **strategy: Any) -> dict[str, Any]:
     """Handwritten digits, turned four ways; groups are found after a good local training."""
-    return {
-        "data": {"source": "digits", "partition": "rotations"},
-        "training": {"lr": 0.1, "batch_size": 10},
-        "population": {"devices": devices},
-        "strategy": {"kind": "lcfl", "local_epochs": 2} | strategy,
-        "stop": {"rounds": 1},
-    }
+    return world(ROTATED, devices, {"kind": "lcfl", "local_epochs": 2} | strategy, 1, seed=1)
 
 
 LOCAL: dict[str, Any] = {"moment": {"kind": "local", "epochs": 10}}
@@ -79,7 +70,6 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
     centres = np.array([[0.0, 1.0], [3.0, 0.0], [0.5, 1.0], [3.0, 0.5], [-0.5, 0.5]])
     scenario = with_module(Centre, [np.tile(c, (4, 1)) for c in centres], tmp_path, lr=1.0, features=2)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": 1}, "local_epochs": 1}
-    scenario["stop"] = {"rounds": 1}
     squares = ((centres[:, None] - centres[None]) ** 2).sum(axis=2)
     found = clustering_of(ran(scenario, tmp_path / "lcfl"))
     assert np.array(found["distance"]) == pytest.approx(squares, abs=1e-5)
@@ -106,7 +96,6 @@ def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Pat
         changes.append(w)
     scenario = with_module(LeastSquares, samples, tmp_path, lr=lr, features=3)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": steps}, "local_epochs": 1}
-    scenario["stop"] = {"rounds": 1}
     for measure, vectors in (("grad-cos", expected), ("update-cos", changes)):
         scenario["strategy"] |= {"measure": measure}
         units = np.array(vectors) / np.linalg.norm(vectors, axis=1)[:, None]
@@ -150,7 +139,7 @@ def test_rotations_are_found_after_a_local_warm_up(clustering: dict[str, Any], t
 
 def test_as_the_published_code_medoids_may_begin_in_one_cluster(tmp_path: Path) -> None:
     samples = [np.full((2, 1), c) for c in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 100.0, 100.1, 100.2)]
-    scenario = with_module(Centre, samples, tmp_path, lr=1.0, features=1) | {"stop": {"rounds": 1}}
+    scenario = with_module(Centre, samples, tmp_path, lr=1.0, features=1)
     strategy = {"kind": "lcfl", "groups": 2, "measure": "diff-norm", "moment": {"kind": "local", "steps": 1}}
     for source, begins in (("paper", "build"), ("published-code", "heuristic")):
         found = clustering_of(ran(scenario | {"strategy": strategy | {"as": source}}, tmp_path / source))
@@ -269,11 +258,10 @@ def test_who_is_lost_in_the_exchange_is_asked_again(tmp_path: Path) -> None:
     assert run.summary["bytes"]["by_purpose"]["exchange"] > 4 * 3 * 1000.0  # what they had received before is lost
 
 
-@pytest.mark.parametrize(("limit", "time"), [({"attempts": 1}, 10.0), ({"deadline": "5 s"}, 9.0)])
-def test_without_an_exchange_the_run_ends_and_says_so(limit: dict[str, Any], time: float, tmp_path: Path) -> None:
-    run = ran(on_and_off(tmp_path, **limit), tmp_path / "run")
+def test_without_an_exchange_the_run_ends_and_says_so(tmp_path: Path) -> None:
+    run = ran(on_and_off(tmp_path, deadline="5 s"), tmp_path / "run")
     assert run.summary["stopped"] == "0 devices came back from the exchange, too few for 2 groups"
-    assert run.summary["simulated_s"] == pytest.approx(time)
+    assert run.summary["simulated_s"] == pytest.approx(9.0)
     assert not run.rounds
 
 

@@ -29,10 +29,10 @@ DITTO: dict[str, Any] = {"kind": "ditto", "clients_per_round": 12, "local_epochs
 
 def test_two_rounds_of_ditto_by_hand(tmp_path: Path) -> None:
     """Its global model is FedAvg's."""
-    ditto = {"kind": "ditto", "lam": 0.5, "personal_epochs": 4, "aggregation": "mean"}
+    ditto = {"kind": "ditto", "lam": 0.5, "aggregation": "mean"}
     model, own = 5.0, np.full(4, 5.0)
     for _ in range(2):
-        for _ in range(4):
+        for _ in range(3):
             own = own - 0.1 * (STRENGTH * (own - CENTER) + 0.5 * (own - model))
         model = float((model + (CENTER - model) * (1 - (1 - 0.1 * STRENGTH) ** 3)).mean())
     shared, owns = all_after(curved(tmp_path, ditto, 2, 3))
@@ -60,10 +60,10 @@ def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global
 
 
 def test_own_models_cost_time_and_no_bytes(tmp_path: Path) -> None:
-    sections = world(ROTATED, 12, DITTO | {"personal_epochs": 3}, 1, population={"speed": "100 samples/s"})
+    sections = world(ROTATED, 12, DITTO, 1, population={"speed": "100 samples/s"})
     run = ran(sections, tmp_path / "run")
     ends = {event["device"]: event["time"] for event in of_kind(run, "task-end")}
-    assert [ends[row["device"]] for row in run.devices] == pytest.approx([5 * row["samples"] / 100 for row in run.devices])
+    assert [ends[row["device"]] for row in run.devices] == pytest.approx([4 * row["samples"] / 100 for row in run.devices])
     assert moved(run) == dict.fromkeys(["model", "update"], 12 * 650 * 4)
 
 

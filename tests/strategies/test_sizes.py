@@ -122,7 +122,7 @@ def three_kinds(**of_all: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("kind", ["hetlora", "flora", "diloco", "heterofl"])
 def test_models_of_tokens(kind: str) -> None:
-    model = {"kind": "transformer", "hidden": 8, "heads": 2}
+    model = {"kind": "transformer", "hidden": 8}
     model |= {"lora": {"rank": 4}, "train": "*.lora_?" if kind == "hetlora" else "*"} if "lora" in kind else {}
     data = {"source": {"kind": "text", "length": 12}, "partition": "by-label"}
     strategy = {"kind": kind} | ({} if kind == "diloco" else {"clients_per_round": 2})

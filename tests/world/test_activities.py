@@ -168,18 +168,13 @@ def test_facts() -> None:
     ("call", "says"),
     [
         (lambda world: world.send("devise 1", "server", 1), "no endpoint 'devise 1'; allowed are server, device 0 to device 3"),
-        (lambda world: world.send("device 4", "server", 1), "no endpoint 'device 4'; allowed are"),
         (lambda world: world.send("sever", 1, 1), "did you mean 'server'"),
         (lambda world: world.send(1, 1, 1), "sends to itself"),
         (lambda world: world.send(1, 9, 1), "there is no endpoint 9"),
         (lambda world: world.send(0, 1, "5 Mb"), "'5 Mb'.*did you mean 'MB'"),
-        (lambda world: world.send(0, 1, -1), "a message is -1; allowed is"),
         (lambda world: world.send(0, 1, math.nan), "a message is nan; allowed is"),
-        (lambda world: world.compute("server", 1), "there is no device -1"),
         (lambda world: world.compute(4, 1), "there is no device 4; allowed are 0 to 3"),
-        (lambda world: world.compute(0, "3 GFLOPS"), "did you mean 'GFLOP'"),
         (lambda world: world.compute(0, samples=-1), "cannot compute -1 samples"),
-        (lambda world: world.compute(0, seconds="3 GFLOP"), "a time is '3 GFLOP'"),
     ],
 )
 def test_what_is_refused(call: Callable[[World], Any], says: str) -> None:

@@ -91,9 +91,7 @@ class TestFlash:
         [
             ([[1010, None]], r"ready\.0\.1: it must be a number"),
             ([[1010, 1030], [1020, 1040]], "interval 1"),
-            ([[1010, 1005]], "interval 0"),
             ([[1010, 2000]], "interval 0"),
-            ([[1010]], r"ready\.0\.1"),
             ("oops", "ready: it must be a list"),
         ],
     )
@@ -199,7 +197,7 @@ def test_the_share_is_the_sinusoid_at_every_hour(lasts: str) -> None:
 
 def test_it_is_the_local_hour_that_counts() -> None:
     half = MANY // 2
-    zones = ["Europe/Berlin"] * half + ["-05:00"] * half
+    zones = ["Europe/Berlin"] * half + ["Etc/GMT+5"] * half
     path = tidal(calendar={"starts": "2024-07-01T18:00+02:00", "zone": zones}, most=0.9, least=0.0)
     assert share(path, 8 * HOUR, range(half)) == pytest.approx(0.9, abs=0.02)  # 02:00 in Berlin, in summer
     assert share(path, 20 * HOUR, range(half)) == pytest.approx(0.0, abs=0.02)
@@ -245,13 +243,6 @@ def test_seconds(tmp_path: Path) -> None:
     assert path.next_on(2, 120.0) == math.inf
 
 
-def test_a_pattern_that_comes_again(tmp_path: Path) -> None:
-    path = paths(tmp_path, "device,start,end\n0,0,10\n0,90,100\n1,0,100\n2,5,6\n", unit="s", every="100 s")
-    assert spans(path, 0, 200) == [(0, 10), (90, 110), (190, 210)]
-    assert spans(path, 1, 200) == [(0, math.inf)]
-    assert spans(path, 2, 300) == [(5, 6), (105, 106), (205, 206)]
-
-
 def test_times_of_day_are_local_and_may_go_over_midnight(tmp_path: Path) -> None:
     text = "device,start,end\n0,22:00,06:30\n1,22:00,06:30\n2,00:00,00:00\n1,12:00,13:00\n"
     path = paths(tmp_path, text, {"starts": "2024-03-04T05:00Z", "zone": ["UTC", "Asia/Tokyo", "UTC"]})
@@ -290,13 +281,10 @@ def test_devices_may_be_drawn_among_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("device,start\n0,1 s\n", r"has no column 'end'"),
         ("device,start,end\n0,1 s,5 s\n3,1 s,5 s\n", r"row 2 of '.*on\.csv': device is '3': allowed are 0 to 2"),
         ("device,start,end\n0,5 s,1 s\n", r"row 1 of '.*': end is '1 s': that is before its start, 5 s"),
         ("device,start,end\n0,8 s,9 s\n1,3 s,9 s\n0,1 s,8.5 s\n", r"row 1 of '.*': start is '8 s': that is within row 3 of"),
-        ("device,start,end\n0,-1 s,5 s\n", r"row 1 of '.*': start is '-1 s': a time cannot be negative"),
         ("device,start,end\n0,1,5\n", r"row 1 of '.*': start is '1': a time is a number and a unit"),
-        ("device,start,end\n0,1 s,\n", r"row 1 of '.*': end is None: every row needs a value"),
         ("device,start,end\n0,1 s,5 s\n0,22:00,23:00\n", r"row 2 of '.*': start is '22:00': the first row has simulated times"),
         ("device,start,end\n0,22:00,25:00\n", r"row 1 of '.*': end is '25:00'"),
         ("device,start,end\n0,22:00,22:00\n", r"row 1 of '.*': end is '22:00': that is when it starts"),
@@ -309,5 +297,3 @@ def test_bad_intervals(tmp_path: Path, text: str, message: str) -> None:
         paths(tmp_path, text, {"starts": "2024-03-04T00:00"})
     with pytest.raises(FedsimError, match=r"has dates; give population\.calendar\.starts"):
         paths(tmp_path, "device,start,end\n0,2024-03-04T08:00,2024-03-04T09:00\n")
-    with pytest.raises(FedsimError, match=r"end is '2 h': that is after the 3600 s of population\.availability\.every"):
-        paths(tmp_path, "device,start,end\n0,1 s,2 h\n", every="1 h")

@@ -149,15 +149,6 @@ def test_a_tail_ends_where_the_battery_is_flat() -> None:
     assert last["drawn"] == pytest.approx(2.0 + 8.0 * 9 / 7, abs=1e-6)
 
 
-def test_flat_within_a_tail() -> None:
-    """5 J: 1 s of receiving takes 2.5, and 2.5 J are gone in 2.5 s of idling and the tail."""
-    site = Site(capacity_j=5.0)
-    site.start(model(100.0))
-    site.run(60.0)
-    assert [(time, fields["flat"]) for time, fields in site.told()] == [(0, False), (1, False), (3.5, True), (60, True)]
-    assert site.told()[-1][1]["drawn"] == pytest.approx(2 + 0.5 * 2.5, rel=1e-12)
-
-
 def day(begins: str, lasts: str, chance: float = 1.0) -> Daily:
     return Daily.model_validate({"begins": begins, "lasts": lasts, "chance": chance})
 

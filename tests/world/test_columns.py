@@ -26,14 +26,6 @@ from fedsim.world.phases import Phases
 DEVICES = 60
 
 
-def test_what_all_share_is_one_number_and_is_reckoned_with_once() -> None:
-    doubled = columns.each(lambda column: column * 2 + len(column), columns.alike(2.0, DEVICES))
-    assert doubled.tolist() == [5.0] * DEVICES
-    assert doubled.strides == (0,)
-    assert columns.each(lambda column: column * 2 + len(column), np.arange(4.0)).tolist() == [4.0, 6.0, 8.0, 10.0]
-    assert not columns.alike(1, 0).size
-
-
 def test_paths_are_the_same_when_only_those_who_were_looked_at_have_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     every = Phases(Streams(3), "p", 1200.0, 300.0, DEVICES)
     monkeypatch.setattr(columns, "MANY", DEVICES - 1)

@@ -15,7 +15,7 @@ import pytest
 from fedsim.checkpoint.codec import Encoder, decode
 from fedsim.environment import LAST
 from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, on_grid
+from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
 from fedsim.world.network import SERVER, Flow, Network, Star
@@ -346,19 +346,6 @@ def test_routes_through_any_graph_are_the_shortest_and_the_same_back() -> None:
                 there, back = (network._path(*pair) for pair in ((tail, other), (other, tail)))
                 assert len(there) == hops
                 assert [" -> ".join(link.split(" -> ")[::-1]) for link in there[::-1]] == back
-
-
-def test_hosts_are_endpoints_after_all_others() -> None:
-    graph: networkx.Graph[str] = networkx.path_graph(["hub", "cache", "street"])
-    networkx.set_edge_attributes(graph, 1000.0, "capacity")
-    simulation, free = Simulation(), np.full(2, math.inf)
-    edges = EdgeServers(["street"], math.inf, math.inf, 0.5)
-    network = between(simulation, free, free, np.zeros(2), graph, "hub", ["street"], edges=edges, hosts=["cache"])
-    assert (network.hosts, network.endpoints) == ({"cache": 3}, 4)
-    assert network.links_between(3, 1) == [("cache -> street", 1000.0)]
-    flow = network.send(3, 1, 2000.0, lambda: None)
-    asyncio.run(simulation.run())
-    assert flow.ended == on_grid(0.5) + 2.0
 
 
 def routed(graph: "networkx.Graph[str]", attach: list[str]) -> Graph:

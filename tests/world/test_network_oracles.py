@@ -17,7 +17,6 @@ from fedsim.streams import Streams
 from fedsim.world.network import Network, Star
 from fedsim.world.network.filling import max_min
 from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Tcp, Transport
-from fedsim.world.network.star import StarDirection
 from tests.world import realrun
 from tests.world.network_plays import Listed, Send, play
 
@@ -128,22 +127,6 @@ def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
         np.append(np.array(capacity, dtype=np.float64), np.inf), table, np.array(caps), np.array(exact, dtype=float)
     )
     assert rates.tolist() == pytest.approx([float(rate) for rate in textbook(capacity, routes, caps, exact)], rel=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.integers(1, 60),
-    st.lists(
-        st.tuples(st.sampled_from([1.0, 3.0, 10.0, math.inf]), st.sampled_from(["1", "2", "1/3"])), min_size=1, max_size=10
-    ),
-)
-def test_a_star_s_rates_are_the_textbooks(capacity: int, flows: list[tuple[float, str]]) -> None:
-    half = StarDirection(float(capacity))
-    for number, (cap, weight) in enumerate(flows):
-        half.enter(number, 1e6, cap, 0.0, float(Fraction(weight)))
-    half.share(0.0)
-    expected = textbook([capacity], [[0]] * len(flows), [cap for cap, _ in flows], [Fraction(weight) for _, weight in flows])
-    assert [half.rate(number) for number in range(len(flows))] == pytest.approx([float(rate) for rate in expected], rel=1e-11)
 
 
 REAL = {world.name: world for world in realrun.worlds()} if realrun.FOLDER.is_dir() else {}

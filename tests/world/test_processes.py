@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.analysis.timeline import draw_timeline
 from fedsim.audit import audit
 from fedsim.audit.links import Rate
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
@@ -49,8 +48,7 @@ def two_at_a_time(world: World) -> Iterator[Any]:
     yield world.env.timeout(0)
 
 
-def anything(world: World, **given: Any) -> Iterator[Any]:
-    """Say what was given."""
+def anything(world: World, given: dict[str, Any]) -> Iterator[Any]:
     yield world.timeout(0)
     world.emit("given", **given)
 
@@ -171,9 +169,8 @@ class TestWhatIsRefused:
         ("process", "says"),
         [
             (f"{HERE}:away", "begin is missing"),
-            ({"kind": f"{HERE}:away", "begin": 1.0, "end": "soon"}, "world.processes.0.end is 'soon'"),
             ({"kind": f"{HERE}:away", "begin": 1.0, "end": 2.0, "ending": 3.0}, "unknown key 'ending'.*did you mean 'end'"),
-            (f"{HERE}:no_generator", "must be a generator function"),
+            (f"{HERE}:no_generator", "allowed is a generator function"),
             (f"{HERE}:TestRuns", "not a subclass of fedsim.plugin.Process"),
             (f"{HERE}:awya", "no attribute 'awya'.*did you mean 'away'"),
         ],
@@ -183,17 +180,14 @@ class TestWhatIsRefused:
             fedsim.Simulation(fedsim.Scenario(**world(process)))
 
     def test_a_mistake_names_file_and_line(self) -> None:
-        with pytest.raises(
-            SimulationError, match=r"breaks' failed at 1.0 s, in test_processes.py, line \d+: KeyError: 'broken on purpose'"
-        ):
+        says = r"breaks' failed at 1.0 s, in test_processes.py, line \d+: KeyError: 'broken on purpose'"
+        with pytest.raises(SimulationError, match=says):
             events(world(f"{HERE}:breaks"))
 
-    @pytest.mark.parametrize(
-        ("given", "says"), [({"round": 3}, "'round' is a column"), ({"device": "x"}, "'device' is a column")]
-    )
-    def test_what_would_damage_the_records(self, given: dict[str, Any], says: str) -> None:
-        with pytest.raises(SimulationError, match=says):
-            events(world({"kind": f"{HERE}:anything", **given}))
+    @pytest.mark.parametrize("given", [{"round": 3}, {"device": "x"}])
+    def test_what_would_damage_the_records(self, given: dict[str, Any]) -> None:
+        with pytest.raises(SimulationError, match="is a column of its own"):
+            events(world({"kind": f"{HERE}:anything", "given": given}))
 
     def test_a_run_that_cannot_be_restored_asks_for_no_checkpoint_and_is_not_resumed(self, tmp_path: Path) -> None:
         says = f"process '{HERE}:forever' does not say how it is restored"
@@ -342,12 +336,9 @@ class TestRecords:
         if abs(worst) > 0.1:
             assert (found is not None) == (worst > 0)
 
-    def test_timeline_and_trace_show_it(self, tmp_path: Path) -> None:
+    def test_the_trace_shows_it(self, tmp_path: Path) -> None:
         outage = {"kind": "link-outage", "link": "server up", "every": "30 s", "lasts": "10 s"}
         off = {"kind": f"{HERE}:away", "begin": 30.0, "end": 40.0}
         run(world({"kind": "upload-slots", "slots": 2}, outage, off), tmp_path / "run")
-        folder = RunFolder(tmp_path / "run")
-        names = {entry["name"] for entry in trace_events(folder)}
+        names = {entry["name"] for entry in trace_events(RunFolder(tmp_path / "run"))}
         assert {"queue", "link-rate", "switch-off", "switch-on", "process:note"} <= names
-        drawn = {artist.get_gid() for artist in draw_timeline(folder).findobj()}
-        assert {"queue", "process"} <= drawn

@@ -1,13 +1,12 @@
 """The lines of a comparison: run folders one by one, and the variants of studies, each with the runs of its seeds."""
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
-from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, read_index
+from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, names_apart, read_index
 from fedsim.output.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
@@ -16,7 +15,7 @@ from fedsim.records.reading import RunFolder
 class ComparedLine:
     """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a ``point`` of its grid.
 
-    A variant's runs are those of its seeds that are done, of so many ``planned``. A ``reference`` is not ranked.
+    A variant's runs are the done ones of ``planned``. A ``reference`` is not ranked.
     """
 
     name: str
@@ -64,17 +63,17 @@ class Lines:
 def read_lines(
     paths: Sequence[str | Path], baseline: str | None = None, goal: str | None = None, budget: Mapping[str, float] | None = None
 ) -> Lines:
-    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline.
+    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline (a run or a variant).
 
-    The ``baseline`` (a run's folder or a variant), ``goal`` and ``budget`` are by default those of the first study; else the
-    first run, and the least time.
+    The ``baseline``, ``goal`` and ``budget`` default to those of the first study, else to the first run and the least time.
     """
     lines: list[ComparedLine] = []
     targets: list[float | str] = []
     named = baseline
+    single = iter(names_apart([path for path in map(Path, paths) if not is_study(path)]))
     for path in map(Path, paths):
         if not is_study(path):
-            lines.append(ComparedLine(path.resolve().name, (RunFolder(path),)))
+            lines.append(ComparedLine(next(single), (RunFolder(path),)))
             continue
         study, name = read_index(path), path.resolve().name
         for one in study.variants:
@@ -82,7 +81,6 @@ def read_lines(
             lines.append(ComparedLine(one.name, done, len(one.runs), tuple(one.point.items()), name, one.reference))
         targets += study.targets
         named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
-    _tell_apart(lines)
     aim = goal or ("budget" if budget else "time"), budget or {}
     if named is None and not any(line.study for line in lines):
         return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
@@ -97,16 +95,6 @@ def title_of(path: Path) -> str:
     """The name of the study in a folder; without one the folder's."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
-
-
-def _tell_apart(lines: list[ComparedLine]) -> None:
-    """To single runs of one name their parent's is added, then their place."""
-    for longer in ("{folder}/{name}", "{name} ({place})"):
-        count = Counter(line.name for line in lines if not line.study)
-        for at, line in enumerate(lines):
-            if not line.study and count[line.name] > 1:
-                folder = line.runs[0].path.resolve().parent.name
-                lines[at] = replace(line, name=longer.format(folder=folder, name=line.name, place=at + 1))
 
 
 def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:

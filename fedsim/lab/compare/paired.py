@@ -38,9 +38,8 @@ class Estimate:
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The mean of ``above[i] - below[i]`` over worlds i, with Student's t interval: mean +- t s / sqrt(n) for n pairs.
+    """The mean of ``above[i] - below[i]`` over worlds i, with Student's 95 % interval: mean +- t s / sqrt(n) for n pairs.
 
-    It holds the true mean 95 times of 100 if differences are normally distributed. It may reach beyond possible values.
     ``ValueError``: the two differ in length, are empty, or hold a value that is not finite.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).

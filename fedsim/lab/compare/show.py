@@ -6,14 +6,17 @@ import io
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from fedsim.errors import ScenarioError
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
+from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
 from fedsim.lab.reading.study_folder import PUBLISHED, read_index
 from fedsim.output.harmless import clean, for_csv, for_markdown
@@ -26,7 +29,6 @@ if TYPE_CHECKING:
 
 Form = Literal["csv", "markdown"]
 
-_ENDINGS: dict[str, Form] = {".csv": "csv", ".md": "markdown"}
 _WIDE = 10_000  # where no terminal is, no line is folded
 _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _MOST_DIGITS = 6  # of a mean, however narrow its interval
@@ -43,8 +45,6 @@ def print_short(console: "Console", comparison: Comparison) -> None:
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
     """The tables of a file of published ``figures``, beside the figures of the study in a folder."""
-    from fedsim.lab.compare.published import Published, beside_published  # loads the scenarios' grammar
-
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
@@ -62,30 +62,17 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
     if form == "csv":
         return to_csv(_in_one(tables) if titled else tables[0])
     if titled:
-        from fedsim.lab.compare.published import LEGEND, as_printed
-
         return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
     return "\n".join(map(to_markdown, tables))
 
 
 def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """The tables that have the columns of the first one as one table, which says first out of which each row is."""
+    """The tables with the columns of the first one as one table, whose first column is their title."""
     heads = [column.head for column in tables[0].columns]
     same = [table for table in tables if [column.head for column in table.columns] == heads]
-    columns = [ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))]
-    for own in zip(*(table.columns for table in same), strict=True):
-        columns.append(replace(own[0], cells=tuple(chain.from_iterable(column.cells for column in own))))
-    return ComparedTable(tuple(columns))
-
-
-def form_of(path: Path, said: Form | None) -> Form:
-    """The form of a file: as said, or by its ending."""
-    form = said or _ENDINGS.get(path.suffix.lower())
-    if form is None:
-        raise ScenarioError(
-            f"--out is {str(path)!r}; allowed is a name that ends in {' or '.join(_ENDINGS)}, or say --csv or --markdown"
-        )
-    return form
+    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    joined = zip(*(table.columns for table in same), strict=True)
+    return ComparedTable((titles, *(replace(own[0], cells=tuple(cell for one in own for cell in one.cells)) for own in joined)))
 
 
 def write_tables(path: Path) -> None:
@@ -100,8 +87,6 @@ def write_tables(path: Path) -> None:
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
     write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}")
     if (path / PUBLISHED).is_file():
-        from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
-
         published = Published.read(path / PUBLISHED)
         about = html.escape(published.about.strip(), quote=False)
         tables = map(to_markdown, as_printed(beside_published(comparison.lines.lines, published)))
@@ -110,10 +95,9 @@ def write_tables(path: Path) -> None:
 
 def to_csv(table: ComparedTable) -> str:
     """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
-    columns, out = in_full(table), io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([_plain(column.head) for column in columns])
-    writer.writerows(map(_plain, row) for row in zip(*(column.cells for column in columns), strict=True))
+    out = io.StringIO()
+    rows = zip(*((column.head, *column.cells) for column in in_full(table)), strict=True)
+    csv.writer(out, lineterminator="\n").writerows(map(_plain, row) for row in rows)
     return out.getvalue()
 
 
@@ -130,13 +114,14 @@ def in_full(table: ComparedTable) -> list[ComparedColumn]:
     found = []
     for column in table.columns:
         whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
-        for place, ending in enumerate(("", " low", " high") if column.over_seeds else ("",)):
-            found.append(ComparedColumn(column.head + ending, tuple(cells[place] for cells in whole)))
+        endings = ("", " low", " high") if column.over_seeds else ("",)
+        parts = zip(endings, zip(*whole, strict=True) if whole else [()] * 3, strict=False)
+        found += [ComparedColumn(column.head + ending, cells) for ending, cells in parts]
     return found
 
 
 def to_markdown(table: ComparedTable, title: str = "") -> str:
-    """A table for each topic, below the ``title`` of the page; columns in which no row has anything are left out."""
+    """A table for each topic, below the ``title`` of the page, without empty columns."""
     lines = [f"# {_escaped(title)}", ""] if title else []
     lines += [f"## {_escaped(table.title)}", ""] if table.title else []
     for topic, columns in by_topic(table):
@@ -161,11 +146,7 @@ def _marked(cell: Cell, column: ComparedColumn) -> str:
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """Parts for rich to print: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
-    from rich import box
-    from rich.table import Table as RichTable
-    from rich.text import Text
-
+    """Renderables of rich: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
     parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
     for topic, columns in by_topic(table):
         cells = [[clean(column.head), *(shown(cell, column) for cell in column.cells)] for column in columns]
@@ -213,7 +194,7 @@ def _with_half(found: Estimate, column: ComparedColumn) -> str:
 
 
 def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:
-    """A mean and what belongs to it in digits that its interval supports: two of half its width, in the unit of the mean."""
+    """A mean and the ends of its interval, to two digits of half its width, in the unit of the mean."""
     letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
@@ -228,7 +209,7 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Each topic with its columns that have anything, after those that say which row it is."""
+    """Each topic with the columns that identify the row, then its own columns that are not empty."""
     who = [column for column in table.columns if not column.topic]
     topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
     if who and not topics:

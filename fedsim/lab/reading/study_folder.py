@@ -4,6 +4,7 @@
 """
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -85,6 +86,16 @@ def read_index(path: Path) -> StudyIndex:
 def write_index(path: Path, index: StudyIndex) -> None:
     """Write the index of the study at ``path``."""
     files.write_text(path / INDEX, json.dumps(index.model_dump(), indent=2, allow_nan=False) + "\n")
+
+
+def names_apart(paths: Sequence[Path]) -> list[str]:
+    """The names of folders, with as many folders above as tell them apart, or with their places where none do."""
+    parts = [path.resolve().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=0)):
+        found = ["/".join(part[-depth:]) for part in parts]
+        if len(set(found)) == len(found):
+            return found
+    return [f"{place}-{part[-1]}" for place, part in enumerate(parts, start=1)]
 
 
 def is_done(run: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from fedsim.errors import ScenarioError
@@ -22,16 +23,12 @@ class Target(NamedTuple):
         if isinstance(said, Target):
             return said
         metric, _, number = str(said).rpartition("=")
-        try:
+        with suppress(ValueError):
             target = cls(float(number), metric or "accuracy")
-        except ValueError:
-            target = cls(math.nan)
-        if math.isnan(target.value) or (target.metric == "accuracy" and not 0.0 <= target.value <= 1.0):
-            raise ScenarioError(
-                f"--target is {said}; allowed is an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, "
-                "such as perplexity=8"
-            )
-        return target
+            if 0.0 <= target.value <= 1.0 or (metric not in ("", "accuracy") and not math.isnan(target.value)):
+                return target
+        allowed = "an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, such as perplexity=8"
+        raise ScenarioError(f"--target is {said}; allowed is {allowed}")
 
     def __format__(self, form: str) -> str:
         value = format(self.value, form)

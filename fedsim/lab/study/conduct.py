@@ -41,10 +41,10 @@ def run_study(
     only: Sequence[str] = (),
     allow_code: bool = False,
 ) -> LoadedStudy:
-    """Run all strategies of a study in the same worlds; called again, go on where it was left.
+    """Run all strategies of a study in the same worlds, or resume the study in ``out``.
 
     Args:
-        study: a file, the name of one that comes with fedsim, or the tables of one as a dict.
+        study: a file, the name of a shipped one, or its tables as a dict.
         out: the study's folder, new or begun before.
         changes: ``key.path=value`` texts that override the base.
         executor, workers, address, only: see ``Conductor``; size, seeds, allow_code: see ``fedsim.lab.study.plan.read_study``.
@@ -68,16 +68,11 @@ class Conductor:
     """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before it writes anything.
 
     Args:
-        workers: how many runs at a time; by default one a core.
-        executor: ``processes`` of this machine, or a worker of ``ray`` a run, here or on a cluster whose nodes all see the
-            study's folder; it has no influence on the results.
+        workers: runs at a time; by default one a core.
+        executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's folder; no influence on results.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
-        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; the others are not run.
-        tried: whether a run of each variant is built first, with its data, to refuse invalid ones.
-
-    Attributes:
-        states: how far each of the study's runs was before.
-        ended: the endings of the runs that were still to be done, in the study's order.
+        only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
+        tried: whether to build a run of each variant first, with its data, to refuse invalid ones.
     """
 
     def __init__(

@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError, nearest
+from fedsim.lab.compare.lines import Lines, read_lines
+from fedsim.lab.compare.show import in_full
+from fedsim.lab.compare.table import ComparedTable, Comparison
 from fedsim.lab.loading import LoadedRun, drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
 from fedsim.output.notebook import as_html
@@ -12,9 +15,6 @@ from fedsim.output.notebook import as_html
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from fedsim.lab.compare.lines import Lines
-    from fedsim.lab.compare.table import ComparedTable, Comparison
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
@@ -26,8 +26,7 @@ class LoadedStudy:
     """The folder of a study, finished or not; ``index`` has the variants at each point of the grid, and their runs."""
 
     def __init__(self, path: str | Path, allow_code: bool = False) -> None:
-        self.path = Path(path)
-        self._allow_code = allow_code
+        self.path, self._allow_code = Path(path), allow_code
         self.index = read_index(self.path)
 
     @cached_property
@@ -58,14 +57,13 @@ class LoadedStudy:
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
         """The run of a variant (of ``variants``) and a seed, by default the first; ``RunFolderError`` if there is none."""
         seeds, named = self.index.seeds, f"the study {str(self.path)!r}"
-        seed = seeds[0] if seed is None else seed
         if variant not in self.variants:
             allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
             raise RunFolderError(f"{named} has no variant {variant!r}; {allowed}")
-        for run in self.index.variants[self.variants.index(variant)].runs:
-            if run.seed == seed:
-                return load_run(self.path / run.folder, allow_code=self._allow_code)
-        raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
+        folders = {run.seed: run.folder for run in self.index.variants[self.variants.index(variant)].runs}
+        if (seed := seeds[0] if seed is None else seed) not in folders:
+            raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
+        return load_run(self.path / folders[seed], allow_code=self._allow_code)
 
     @property
     def variants(self) -> list[str]:
@@ -75,7 +73,7 @@ class LoadedStudy:
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
         """A picture of all its runs side by side, as ``LoadedRun.figure`` draws them.
 
-        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``traffic-compared`` or ``traffic-purposes``.
+        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 
@@ -94,23 +92,17 @@ class LoadedStudy:
         return sum(len(variant.runs) for variant in self.index.variants)
 
     @cached_property
-    def _lines(self) -> "Lines":
-        from fedsim.lab.compare.lines import read_lines
-
+    def _lines(self) -> Lines:
         return read_lines([self.path])
 
     @cached_property
-    def _comparison(self) -> "Comparison":
-        from fedsim.lab.compare.table import Comparison
-
+    def _comparison(self) -> Comparison:
         return Comparison(self._lines)
 
 
-def _to_frame(table: "ComparedTable") -> "pd.DataFrame":
+def _to_frame(table: ComparedTable) -> "pd.DataFrame":
     """A table of a comparison; a column without values is of floats."""
     import pandas as pd
-
-    from fedsim.lab.compare.show import in_full
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
     nowhere = [head for head in frame if frame[head].isna().all()]

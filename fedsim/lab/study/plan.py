@@ -33,8 +33,7 @@ _LONGEST_NAME = 60  # of a folder, so that its path stays below what file system
 class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
-    ``point`` has the size and the part, if there are any, and the grid's keys with their values; of a trial also its number and
-    the values of the keys that are searched over.
+    ``point``: size and part, if any, and the grid's keys with their values; of a trial also its number and its values.
     """
 
     name: str
@@ -99,9 +98,9 @@ class Study:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, wanted: Sequence[str]) -> "frozenset[Path]":
-        """The folders of the runs with one of the values that are ``wanted`` of each key, as ``KEY=VALUE``, or a variant alone.
+        """The folders of the runs with one of the ``wanted`` values of each key, as ``KEY=VALUE``, or a variant alone.
 
-        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part. ``ScenarioError`` names what is none.
+        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part; another one raises ``ScenarioError``.
         """
         asked: dict[str, list[str]] = {}
         for text in wanted:
@@ -132,16 +131,13 @@ def read_study(
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Study:
-    """Read a study file, or the tables of one, and the files that it names; for ``tell`` see ``fedsim.load``.
+    """Read a study and the files that it names; for ``tell`` see ``fedsim.load``. ``ScenarioError``: it cannot be run.
 
     Args:
-        study: a TOML file, or the name of one that comes with fedsim; or tables, whose paths lead from here.
-        changes: ``key.path=value`` texts that override the base, and those of sizes and parts.
-        size, seeds: instead of its own; so many seeds, from 1 on.
+        study: a TOML file, the name of a shipped one, or tables, whose paths are relative to the working directory.
+        changes: ``key.path=value`` texts that override the bases.
+        size, seeds: replace the study's own; the seeds are 1 to ``seeds``.
         allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
-
-    Raises:
-        ScenarioError: a file cannot be read, or its study cannot be run; for a run the message names the variant.
     """
     if isinstance(study, Mapping):
         tables, folder, called = deepcopy(dict(study)), Path(), "this"
@@ -222,7 +218,6 @@ def variants_of(spec: StudySpec) -> list[Variant]:
 def searched(spec: StudySpec) -> list[Variant]:
     """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
     assert spec.search is not None
-    spec.search.refuse_if_missing()
     metric = METRICS[spec.search.metric]
     named = metric.measure.partition(" ")[2]
     variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
@@ -242,10 +237,7 @@ def searched(spec: StudySpec) -> list[Variant]:
 
 
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
-    """A run of the base, changed by the size, the part, the variant and its place in the grid, in this order.
-
-    ``ScenarioError``: it cannot be run; the message names the variant.
-    """
+    """A run of the base, changed by size, part, variant and grid, in this order; a ``ScenarioError`` names the variant."""
     try:
         tables: Tables = reduce(changed, _layers(variant, spec).values(), {})
         tables = tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
@@ -272,10 +264,7 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
 
 
 def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
-    """Refuse keys of a study, or changes of it, that reach no run: mostly another ``kind`` drops them.
-
-    Of the base only keys are refused that its own strategy lacks too, since it may be a scenario used elsewhere.
-    """
+    """Refuse keys of a study, or changes of it, that reach no run; of the base only keys that its own strategy lacks too."""
     counts: dict[tuple[str, str], bool] = {}
     for variant in variants_of(spec):
         if spec.search is not None and variant.name in spec.variants:

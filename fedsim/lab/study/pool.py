@@ -1,8 +1,8 @@
 """Runs carried out side by side by worker processes, one run a process at a time; a thread waits for each process.
 
 A worker that dies takes one run with it and is replaced. One that has used much memory is replaced after its run, since a
-process does not give it back. When this process dies, its workers notice, save their runs and end; file descriptors that they
-inherit (``keep``, a lock) are held until the last of them is gone.
+process does not return memory to the system. When this process dies, its workers notice, save their runs and end; file
+descriptors that they inherit (``keep``, a lock) are held until the last of them is gone.
 """
 
 import json
@@ -62,11 +62,10 @@ class StudyProgress:
         """These orders are to be carried out; ``there`` runs of the study are done already."""
         self.close()
         self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0
-        self._first: dict[int, float] = {}  # where a run began: a resumed one where it was first heard of
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
-            self._live = Progress(*bar(self._console), console=self._console, transient=True)
+            self._live = Progress(*bar(), console=self._console, transient=True)
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 
@@ -77,7 +76,6 @@ class StudyProgress:
             self._print(f"{clean(order.label)}: {news['text']}")
             return
         self._shares[place] = news["share"]
-        self._first.setdefault(place, news["share"] if order.how == "resume" else 0.0)
         if self._live is not None:
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
@@ -85,7 +83,6 @@ class StudyProgress:
         said = "interrupted, to be gone on with"
         if run.status != "interrupted":
             self._ended += 1
-            self._first.setdefault(place, 0.0)
             self._shares[place] = 1.0
             best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
             said = f"failed: {run.error}" if run.status == "failed" else f"{best}{show_seconds(run.wall_s)}"
@@ -97,9 +94,8 @@ class StudyProgress:
             self._live = None
 
     def _so_far(self) -> str:
-        done = sum(self._shares[place] - first for place, first in self._first.items())
-        left = len(self._orders) - sum(self._shares)
-        time_left = show_seconds((time.perf_counter() - self._began) / done * left) if done else "unknown"
+        done = sum(self._shares)
+        time_left = show_seconds((time.perf_counter() - self._began) * (len(self._orders) / done - 1)) if done else "unknown"
         return f"{self._ended}/{len(self._orders)}, about {time_left} left"
 
     def _print(self, text: str) -> None:
@@ -115,9 +111,9 @@ class WorkerPool:
     """Carries out orders, with the same processes each time, until it is closed.
 
     Args:
-        progress: hears of the runs, from one thread at a time.
-        keep: file descriptors that the workers inherit.
+        progress: receives the news of the runs, from one thread at a time.
         most_bytes: of memory; a worker that has used more takes no further run.
+        keep: file descriptors that the workers inherit.
     """
 
     def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
@@ -155,7 +151,7 @@ class WorkerPool:
         with self._lock:
             worker = self._idle.pop() if self._idle else self._hire()
         news = self._watch(worker, place, order)
-        ended = Ended(order, "interrupted")  # a worker that was told so before it could listen has died of it
+        ended = Ended(order, "interrupted")  # also of a worker that was interrupted before it had installed its handlers
         if news is not None:
             ended = Ended(order, **news["run"])
         elif not self._interrupted:
@@ -171,12 +167,12 @@ class WorkerPool:
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Let a worker carry out an order; returns its last news, None if it dies before."""
+        """Let a worker carry out an order; returns its last news, None if the worker dies before."""
         assert worker.stdin is not None
         assert worker.stdout is not None
-        if self._interrupted:  # before the worker was there to be told
+        if self._interrupted:  # before the worker was started
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
-        with suppress(BrokenPipeError):  # it died before it began: the end of its output says so
+        with suppress(BrokenPipeError):  # the worker died before it began: its output ends
             worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
             worker.stdin.flush()
         for line in worker.stdout:

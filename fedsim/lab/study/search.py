@@ -1,13 +1,14 @@
 """Searches of a study: the values that its keys are tried with, the metric, and the methods that propose the next values.
 
-Each variant is searched by itself, at each point of the grid, with the same number of trials: so each is compared at its best.
-A trial is a point of the space; the mean of its runs over the study's seeds counts. A method is told the order of the trials
-alone, so that trials without a figure (the target was not reached, the run failed) have a place too.
+Each variant is searched by itself, at each point of the grid, with the same number of trials. A trial is a point of the space;
+the mean of its runs over the study's seeds counts. Methods know the rank of each trial alone, so that trials without a figure
+(the target was not reached, the run failed) have a rank too.
 ``scenarios/studies/search.toml`` is an example.
 """
 
 import math
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
@@ -29,7 +30,8 @@ TrialResult = tuple[Mapping[str, Any], int]
 """A trial that is over: its values by key, and how many others are better."""
 
 _FEW = 8  # trials from which importances are told
-_DIGITS = 4  # of a value that is drawn: more would say nothing, and values go into names of folders
+_DIGITS = 4  # of a value that is drawn: values go into names of folders
+_TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
 
@@ -102,13 +104,11 @@ class Range(Spec):
     Attributes:
         low, high: the ends: numbers, or quantities in the same unit.
         log: whether each factor is as likely as another, not each difference.
-        step: only values so far apart, from the low end on; in the unit of the ends.
     """
 
     low: int | float | str
     high: int | float | str
     log: bool = False
-    step: int | float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
     def _is_one(self) -> "Range":
@@ -119,11 +119,6 @@ class Range(Spec):
             raise ValueError(f"low is {self.low!r} and high is {self.high!r}; low must be below high")
         if self.log and low <= 0:
             raise ValueError(f"low is {self.low!r}; with log = true it must be above 0")
-        if self.log and self.step is not None:
-            raise ValueError("a range has a step or log = true, not both")
-        if self.step is not None and (self.step > high - low or (self.whole and not isinstance(self.step, int))):
-            kind = "a whole number" if self.whole else "a number"
-            raise ValueError(f"step is {self.step!r}; allowed is {kind} up to {high - low:g}, the width of the range")
         return self
 
     @property
@@ -142,22 +137,15 @@ class Range(Spec):
     def at(self, share: float) -> Number:
         """The number below which this share (0..1) of the range lies."""
         low, high = self.ends
-        step = self.step or (1 if self.whole and not self.log else 0)
-        if step:
-            last = int((high - low) / step + 1e-9)
-            return low + step * min(int(share * (last + 1)), last)
-        if self.log:
-            below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
-            number = math.exp(math.log(below) + share * (math.log(above) - math.log(below)))
-        else:
-            number = low + share * (high - low)
-        return min(max(round(number) if self.whole else number, low), high)
+        below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
+        number = below * (above / below) ** share if self.log else below + share * (above - below)
+        return min(max(math.floor(number + 0.5) if self.whole else number, low), high)
 
     def written(self, number: Number) -> Any:
-        """A number as a scenario says it: in few digits, with the unit."""
+        """A number as a scenario states it: in few digits, with the unit."""
         low, high = self.ends
-        if not isinstance(number, int) or not self.whole:
-            number = min(max(float(f"{number:.{12 if self.step else _DIGITS}g}"), low), high)
+        if not self.whole:
+            number = min(max(float(f"{number:.{_DIGITS}g}"), low), high)
         return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
 
     def number(self, value: Any) -> Number:
@@ -168,9 +156,7 @@ class Range(Spec):
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
-        if self.whole:
-            return IntDistribution(int(low), int(high), self.log, int(self.step or 1))
-        return FloatDistribution(low, high, self.log, self.step)
+        return IntDistribution(int(low), int(high), self.log) if self.whole else FloatDistribution(low, high, self.log)
 
 
 class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
@@ -257,14 +243,8 @@ class Search(Spec):
     def batch(self) -> int:
         return self.trials
 
-    def refuse_if_missing(self) -> None:
-        """Refuse the search if a package is missing."""
-
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        """The values of the next ``count`` trials of a ``line`` (a variant's label), the same whenever it is asked.
-
-        ``space`` is its own, and ``told`` are its trials until now, in their order.
-        """
+        """The values of the next ``count`` trials of a ``line`` (a variant's label), determined by its trials until now."""
         raise NotImplementedError
 
 
@@ -284,34 +264,23 @@ class OptunaSearch(Search):
     """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search)."""
 
     kind: Literal["optuna"] = "optuna"
-    together: int = Field(default=4, ge=1)
-    """how many trials are proposed at a time; they are run side by side."""
-    startup: int = Field(default=10, ge=1)
-    """so many trials are drawn at random first."""
 
     @property
     @override
     def batch(self) -> int:
-        return self.together
-
-    @override
-    def refuse_if_missing(self) -> None:
-        try:
-            import optuna  # noqa: F401
-        except ImportError as error:
-            how = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
-            raise ScenarioError(f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}") from None
+        return _TOGETHER
 
     @override
     def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        import warnings
-
-        import optuna
-
+        try:
+            import optuna
+        except ImportError as error:
+            how = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
+            raise ScenarioError(f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}") from None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
-            sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=self.startup, constant_liar=True)
+            sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         study, distributions = _in_optuna(space, told, sampler)
         asked = [study.ask(distributions).params for _ in range(count)]
         return [{key: space[key].written(number) for key, number in params.items()} for params in asked]

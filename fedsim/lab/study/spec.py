@@ -54,12 +54,9 @@ def local(base: Mapping[str, Any]) -> Tables:
 def centralised(base: Mapping[str, Any]) -> Tables:
     """One device trains alone on the data of all devices of the base.
 
-    It makes as many passes over its data in a round as the base's clients do, and as many rounds; nothing is sent, and nothing
-    is late. Its times are those of no federation, and comparisons leave them out. Data that devices swap ([drift]) are the same
-    when pooled; data that are released bit by bit are all there from the beginning.
-
-    Raises:
-        ScenarioError: the base has no number of rounds, no learning, or a drift that makes other data of the same samples.
+    It makes as many rounds as the base, with as many passes a round as its clients; nothing is sent or late, and comparisons
+    leave out its times. Swapped data ([drift]) are the same when pooled; incremental data are all there from the start.
+    ``ScenarioError``: the base has no number of rounds, no learning, or a drift that alters samples.
     """
     if base.get("learning") == "off":
         raise ScenarioError("'centralised' has no meaning with learning = \"off\": it is there for its accuracy")

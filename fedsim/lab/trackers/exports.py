@@ -16,7 +16,7 @@ from typing import Any
 
 from fedsim.errors import RunFolderError
 from fedsim.files import flat
-from fedsim.lab.reading.study_folder import is_done, is_study, read_index
+from fedsim.lab.reading.study_folder import is_done, is_study, names_apart, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round
 from fedsim.records.reading import RunFolder
@@ -30,15 +30,13 @@ _TAGS = {
 }
 _OF_SUMMARY = ("strategy", "seed", "status", "rounds", "simulated_s", "events_sha256", "models_sha256")
 _EVENTS = "events.out.tfevents.0.fedsim"  # TensorBoard's file
-_EXPERIMENT = "fedsim"  # MLflow's, of runs without a study
 _LONGEST = 6000  # characters of a parameter of MLflow's
-_AT_A_TIME = {"params": 100, "metrics": 1000}  # in one call of MLflow's
 _OFF = ("x_disable_stats", "x_disable_meta", "disable_git", "disable_code")  # of W&B
 
 
 @dataclass(frozen=True)
 class Export:
-    """A run to be exported; its name differs from the others', and ``study`` is empty for a single run."""
+    """A run to export, with a unique name; ``study`` is empty for a single run."""
 
     run: RunFolder
     name: str
@@ -47,16 +45,15 @@ class Export:
     @property
     def key(self) -> str:
         """The run's name in the tracker, the same whenever it is exported."""
-        said = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
-        return hashlib.sha256(said.encode()).hexdigest()[:16]
+        text = f"{self.study}\n{self.name}\n{self.run.summary['events_sha256']}"
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def figures(self) -> dict[str, Any]:
         summary = self.run.summary
-        parts = {"accuracy": summary["accuracy"], "energy": summary.get("energy", {})}
-        parts["bytes"] = {name: summary["bytes"][name] for name in ("down", "up", "wasted")}
-        figures = {name: summary[name] for name in _OF_SUMMARY if name in summary}
-        figures |= {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
+        figures = {name: summary.get(name) for name in _OF_SUMMARY}
+        for part in ("accuracy", "energy", "bytes"):
+            figures |= {f"{part}/{name}": value for name, value in summary.get(part, {}).items()}
         return {name: value for name, value in figures.items() if isinstance(value, str | int | float)}
 
     def scalars(self) -> Iterator[tuple[float, int, dict[str, float]]]:
@@ -71,12 +68,9 @@ class Export:
 
 def exports(paths: Sequence[str | Path]) -> list[Export]:
     """The runs in folders of runs and studies, those of studies that are done, at least one of each."""
-    single = iter(_names([path.resolve() for path in map(Path, paths) if not is_study(path)]))
-    found: list[Export] = []
-    for path in map(Path, paths):
-        if not is_study(path):
-            found.append(Export(RunFolder(path), next(single)))
-            continue
+    single = [Path(path) for path in paths if not is_study(Path(path))]
+    found = [Export(RunFolder(path), name) for path, name in zip(single, names_apart(single), strict=True)]
+    for path in (Path(path) for path in paths if is_study(Path(path))):
         runs = dict.fromkeys(path / run.folder for variant in read_index(path).variants for run in variant.runs)
         done = [folder for folder in runs if is_done(folder)]
         if not done:
@@ -84,15 +78,6 @@ def exports(paths: Sequence[str | Path]) -> list[Export]:
         study = path.resolve().name
         found += [Export(RunFolder(folder), "/".join((study, *folder.parts[-2:])), study) for folder in done]
     return found
-
-
-def _names(paths: Sequence[Path]) -> list[str]:
-    """The names of folders, with as many folders above as tell them apart, or with their places where none do."""
-    for depth in range(1, max((len(path.parts) for path in paths), default=0)):
-        found = ["/".join(path.parts[-depth:]) for path in paths]
-        if len(set(found)) == len(found):
-            return found
-    return [f"{place}-{path.name}" for place, path in enumerate(paths, start=1)]
 
 
 def _tracker(module: str, name: str, package: str) -> Any:
@@ -136,7 +121,7 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
     uri = str(out) if "://" in str(out) else Path(out).resolve().as_uri()
     try:
         if uri.startswith("file:"):
-            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse file stores unless this is said
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # newer versions refuse file stores without it
             Path(out).mkdir(parents=True, exist_ok=True)
         client = mlflow.MlflowClient(uri)
         for one in found:
@@ -149,7 +134,7 @@ def write_mlflow(paths: Sequence[str | Path], out: str | Path) -> list[str]:
 def _tell_mlflow(client: Any, one: Export) -> None:
     from mlflow.entities import Metric, Param
 
-    name = one.study or _EXPERIMENT
+    name = one.study or "fedsim"
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if known is None else known.experiment_id
     for old in client.search_runs([experiment], f"tags.`fedsim.key` = '{one.key}'"):
@@ -157,15 +142,11 @@ def _tell_mlflow(client: Any, one: Export) -> None:
     texts = {name: value for name, value in one.figures.items() if isinstance(value, str)}
     tags, end = {"fedsim.key": one.key, **texts}, round(one.run.summary["simulated_s"] * 1000)
     number = client.create_run(experiment, start_time=0, run_name=one.name, tags=tags).info.run_id
-    told = [(tag, value, round(time * 1000), step) for time, step, values in one.scalars() for tag, value in values.items()]
-    told += [(f"summary/{name}", float(value), end, 0) for name, value in one.figures.items() if name not in texts]
-    entries = {
-        "params": [Param(key, str(value)[:_LONGEST]) for key, value in flat(one.run.scenario).items()],
-        "metrics": [Metric(re.sub(r"[^\w\-. /]", "", tag), *values) for tag, *values in told],  # MLflow allows no others
-    }
-    for kind, most in _AT_A_TIME.items():
-        for begin in range(0, len(entries[kind]), most):
-            client.log_batch(number, **{kind: entries[kind][begin : begin + most]})
+    values = [(tag, value, round(time * 1000), step) for time, step, own in one.scalars() for tag, value in own.items()]
+    values += [(f"summary/{name}", float(value), end, 0) for name, value in one.figures.items() if name not in texts]
+    metrics = [Metric(re.sub(r"[^\w\-. /]", "", tag), *others) for tag, *others in values]  # MLflow allows no other letters
+    params = [Param(key, str(value)[:_LONGEST]) for key, value in flat(one.run.scenario).items()]
+    client.log_batch(number, metrics=metrics, params=params)
     client.set_terminated(number, "FINISHED" if one.run.summary["status"] == "done" else "FAILED", end_time=end)
 
 

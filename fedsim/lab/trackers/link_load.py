@@ -19,9 +19,8 @@ class Curve(NamedTuple):
 def link_load(run: RunFolder, direction: Literal["down", "up"]) -> Curve:
     """Bytes/s over the server's link in one direction. ``RunFolderError``: a table is missing or damaged.
 
-    Each message counts with its mean rate: what of it was on the wire, from the end of its latency on (to or from an edge
-    server, from its begin on). How a link was shared within one message is not recorded. What other parts of the server's side
-    send each other is on no link, and what goes between devices and their edge servers is not on this one.
+    Each message counts with its mean rate from the end of its latency on (to or from an edge server, from its start on).
+    Messages between devices and edge servers, or between other endpoints, are on other links.
     """
     columns = ["start", "end", "device", "direction", "wire_bytes", "sender", "receiver"]
     table = run.table(TRANSFERS).select(columns).to_pandas()

@@ -19,11 +19,6 @@ _MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and
 
 _LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")
-_KEPT = (
-    *("task", "round", "purpose", "bytes", "delivered", "epochs", "asked", "models", "what", "partner", "before", "why"),
-    *("link", "rate", "factor", "direction", "slots"),
-    *("accuracy", "loss", "train_loss", "purity", "selected", "valid", "slow", "disconnected"),
-)
 
 TraceEvent = dict[str, Any]
 
@@ -43,25 +38,20 @@ def write_trace(run: RunFolder, path: Path) -> int:
 def trace_events(run: RunFolder) -> Iterator[TraceEvent]:
     """All of a trace, lane by lane. ``RunFolderError``: a table is missing or damaged.
 
-    On the lanes of devices: their steps as slices, and the phases in which they could not be reached; as instants when they
-    disconnect, arrive, leave for good, have shifted data, are put into a group, and what processes of the world do to them. On
-    the server's lane: rounds as slices (versions of a strategy without rounds as instants), deadlines that were reached,
-    decisions about groups, and what processes do to links. Messages of devices to each other are asynchronous events on the
-    lane of the sender. Edge servers, if there are any, have lanes of their own: their messages from and to the server, and when
-    they were lost. Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
+    Lanes of devices: steps and phases of absence as slices; losses, arrivals, departures, data shifts, groups and acts of
+    processes as instants; messages to other devices as asynchronous events. Server's lane: rounds as slices (versions as
+    instants), deadlines, decisions about groups. Lanes of edge servers: messages from and to the server, and losses.
+    Counters: devices at work, accuracy, and the load of the server's link both ways (bytes/s).
     """
     history = History(run)
     entries = [*_steps(history), *_instants(history), *_messages(history), *_of_edges(history)]
     devices, edges = (sorted({entry["tid"] for entry in entries if entry["pid"] == kind}) for kind in (_DEVICES, _EDGES))
     yield _named("process_name", _SERVER, 0, f"server ({run.summary['strategy']})")
-    yield _named("process_name", _DEVICES, 0, "devices")
-    if edges:
-        yield _named("process_name", _EDGES, 0, "edge servers")
-    for edge in edges:
-        yield _named("thread_name", _EDGES, edge, f"edge {edge}")
-    for device in devices:
-        yield _named("thread_name", _DEVICES, device, f"device {device}")
-        yield _named("thread_sort_index", _DEVICES, device, device)
+    for kind, name, lanes in ((_DEVICES, "device", devices), (_EDGES, "edge server", edges)):
+        yield _named("process_name", kind, 0, f"{name}s")
+        for lane in lanes:
+            yield _named("thread_name", kind, lane, f"{name} {lane}")
+            yield _named("thread_sort_index", kind, lane, lane)
     yield from entries
     for device, start, end in history.away[history.away["device"].isin(devices)].itertuples(index=False):
         yield _slice("cannot be reached", _DEVICES, device, start, end, {})
@@ -151,9 +141,8 @@ def _facts(number: float | None, data: TraceEvent) -> TraceEvent:
 
 
 def _entry(name: str, phase: str, process: int, lane: int, time: float, data: Mapping[str, Any], **more: Any) -> TraceEvent:
-    """An entry with the known facts of ``data``, but for numbers that JSON does not have; its time is in microseconds."""
-    facts = {key: value for key, value in data.items() if key in _KEPT and value is not None}
-    facts = {key: value for key, value in facts.items() if not isinstance(value, float) or math.isfinite(value)}
+    """An entry with the texts and the finite numbers of ``data``; its time is in microseconds."""
+    facts = {key: value for key, value in data.items() if isinstance(value, str | int) or _is_finite(value)}
     facts |= {"round": int(facts["round"])} if "round" in facts else {}
     return {"name": name, "ph": phase, "pid": process, "tid": lane, "ts": _micro(time), **more, "args": facts}
 
@@ -173,6 +162,10 @@ def _counter(name: str, time: float, value: float) -> TraceEvent:
 def _named(kind: str, process: int, lane: int, name: str | int) -> TraceEvent:
     key = "sort_index" if isinstance(name, int) else "name"
     return {"name": kind, "ph": "M", "pid": process, "tid": lane, "args": {key: name}}
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def _micro(time: float) -> float:

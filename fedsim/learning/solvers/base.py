@@ -57,8 +57,7 @@ def shuffled(
     *,
     only: int | None = None,
 ) -> Batches:
-    """Batches from a fresh permutation in each epoch, or so many ``iterations``; with ``only`` all on the batch of this number,
-    where the last epoch is the last step."""
+    """Batches of a fresh permutation an epoch, or so many ``iterations``; with ``only`` all on the batch of that number."""
     columns = batch_width(samples, batch_size)
     total = 0 if not samples else epochs * -(-samples // batch_size) if iterations is None else iterations
     if only is not None and total:
@@ -75,12 +74,10 @@ def shuffled(
 
 @dataclass(frozen=True)
 class Descent:
-    """The rule of an SGD step.
+    """The rule of an SGD step: v <- momentum v + gradient, w <- w - lr v; tensors that are ``held`` make none.
 
-    The gradient of each parameter w is g + weight_decay w + 2 l2 w (kernels only, or dense ones only) + mu (w - anchor) +
-    linear, where each device has an anchor and a linear term of its own; with momentum m the step is v <- m v + gradient,
-    w <- w - lr v. What is ``held`` stays as it is. g is the gradient of the mean loss, with the device's contrastive term in
-    it, and is scaled down to the norm ``clip``, where that is given.
+    The gradient is g + weight_decay w + 2 l2 w (kernels, or dense ones only) + mu (w - anchor) + linear, by the device's anchor
+    and linear term. g is that of the mean loss with the contrastive term, scaled down to the norm ``clip`` if that is given.
     """
 
     lr: float
@@ -164,7 +161,7 @@ class LocalSolve:
     task: tuple[int, int, int] = (0, 0, 1)
     """the device, the round (from 0), and the number of local epochs."""
     state: Mapping[str, NDArray[Any]] | None = None
-    """what the device's trainer has kept of its last training, by name."""
+    """the trainer's state after the device's last training, by name."""
 
     def constant(self, descent: Descent) -> Weights | None:
         """Constant part of each step's gradient when mu draws to the start: linear + mu (start - anchor), [d]; None for 0."""
@@ -176,8 +173,7 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """The outcome of a local solve: weights [d], the mean loss over the last epoch's samples, and the trainer's numbers and
-    state."""
+    """Weights [d], the mean loss over the last epoch's samples, and the trainer's numbers and state."""
 
     weights: Weights
     train_loss: float
@@ -186,17 +182,13 @@ class Solved(NamedTuple):
 
 
 class Solver(ABC):
-    """Trains and applies one kind of model. Its methods may run in several threads at once.
+    """Trains and applies one kind of model, in several threads at once.
 
-    ``tensors`` are names and shapes of those of a flat model, in its order, ``kernels`` names of those that are kernels.
+    ``tensors``: names and shapes, in the order of a flat model; ``kernels``: names of those that are kernels.
     """
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device, self.tensors, self.kernels = device, tensors, kernels
-
-    def a_request(self, samples: int, width: int, steps: int) -> int:
-        """The number of solves of so many samples, rows of a batch array, and steps that is worth a request to a worker."""
-        return 1
 
     @abstractmethod
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:

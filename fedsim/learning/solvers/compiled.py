@@ -51,7 +51,7 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """``function`` as machine code of this processor, for use in other such functions of the same folder."""
+    """``function`` as machine code, for use in other compiled functions of the same folder."""
     made: F = _njit(no_cpython_wrapper=True)(function)
     return made
 

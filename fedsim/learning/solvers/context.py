@@ -1,4 +1,4 @@
-"""A local training from the inside: its batches in their keyed order, its loss, its facts. Every trainer steps along these."""
+"""A local training as every trainer sees it: its batches in their keyed order, its loss, its facts."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -65,8 +65,7 @@ class TrainingContext:
         epochs: local epochs.
         lr: the learning rate of the round.
         seed: 63 bits that belong to this training alone, for a generator of your own.
-        state: tensors by name that stay on the device until its next training, with ``state = "kept"``, or go with the model,
-            with ``state = "sent"``; empty at first.
+        state: tensors by name that go on to the next training if ``training.state`` is ``kept`` or ``sent``; empty at first.
         start: the received model, by the names of the module's tensors.
         data: the batches.
     """

@@ -185,11 +185,8 @@ def train_by_products(weights: Tensor, sizes: Sequence[int], solve: LocalSolve, 
 
 
 Way = Literal["weight space", "sample space", "products"]
-"""Way of training a device: compiled loops, with the first layer in one of two forms (see above), or torch's matrix
-products, which multiply faster but cost more to call."""
+"""Compiled loops with the first layer in one of two forms (see above), or torch's matrix products, which cost more to call."""
 
-_WORTH_A_REQUEST = 1 << 24  # multiplications at one request, with shuffles and samples some 2 ms: more leaves workers idle
-_MOST_AT_ONCE = 32
 _FASTER = 2.5  # how much faster multiplications are in matrix products than in loops
 _CHANGED, _CHANGED_THERE = 2, 20  # multiplications in whose time a number of a kernel is changed, in loops and by products
 _SET_UP, _CALLED, _COPIED = 1_000_000, 2_000_000, 48  # the same: to set up sample space, a step of products, to copy a number
@@ -216,26 +213,23 @@ class Dense(Solver):
     def plain(self) -> Reference:
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
-    def a_request(self, samples: int, width: int, steps: int) -> int:
-        magnitude = int(self._costs(samples, width, steps)[self.way(samples, width, steps)]).bit_length()
-        return max(1, min(_MOST_AT_ONCE, _WORTH_A_REQUEST >> magnitude))
-
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """The fastest way for a device with such work; depends on its own work alone."""
-        costs = self._costs(samples, width, steps)
-        return min(costs, key=lambda way: costs[way]) if self._always is None else self._always
+        """The fastest way for a device with such work; depends on its own work alone.
 
-    def _costs(self, samples: int, width: int, steps: int) -> dict[Way, float]:
-        """Cost of each way, in multiplications of the loops, fitted to times of 165 shapes of work on one core."""
+        The costs are in multiplications of the loops, fitted to times of 165 shapes of work on one core.
+        """
+        if self._always is not None:
+            return self._always
         (inputs, outputs), width = self.sizes[:2], min(width, samples)
         rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (3 * width + _CHANGED)
         gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
         product = _CALLED + self._parameters * (2 * width / _FASTER + _CHANGED_THERE)
-        return {
+        costs: dict[Way, float] = {
             "weight space": steps * (inputs * outputs * (2 * width + _CHANGED) + rest),
             "sample space": gram + steps * (samples * outputs * (width + _CHANGED) + rest),
             "products": samples * inputs * _COPIED + steps * product,
         }
+        return min(costs, key=lambda way: costs[way])
 
     @torch.inference_mode()
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:

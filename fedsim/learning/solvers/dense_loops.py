@@ -1,7 +1,5 @@
 """Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
 
-The arithmetic is in two loops, ``_add_products`` and ``_inner_products``; the rest says what goes into them.
-
 Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
 filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
 """
@@ -30,10 +28,7 @@ class Rule(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """Weights, their velocity, where they started, and their part of ``LocalSolve.constant``.
-
-    All but the weights have no rows where the rule has no use for them.
-    """
+    """Weights, velocity, start, and part of ``LocalSolve.constant``; without rows if the rule does not use them."""
 
     weight: AnyFloats
     velocity: AnyFloats
@@ -49,9 +44,7 @@ class FirstLayer(NamedTuple):
     kernel: Parameter
     """multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved along each sample."""
     given: AnyFloats
-    """in sample space what the kernel's start, and its constant if there is one, make of the samples, [1 or 2, n, outputs];
-    else without samples.
-    """
+    """in sample space products of the samples with the kernel's start (and constant), [1 or 2, n, outputs]; else no samples."""
     shares: AnyFloats
     """how much of either is in the kernel at each step, [1 or 2, steps + 1]."""
     turned: bool

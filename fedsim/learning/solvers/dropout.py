@@ -1,7 +1,4 @@
-"""Dropout whose masks are a function of (device, task, step, layer, element): the same whoever trains beside whom.
-
-torch's own dropout draws from one global generator, so its masks would depend on the order of the work.
-"""
+"""Dropout whose masks are a function of (device, task, step, layer, element), not of the order of the work as torch's."""
 
 from itertools import count
 

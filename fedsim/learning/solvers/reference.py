@@ -1,7 +1,4 @@
-"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time. All other solvers do the same faster.
-
-One device at a time keeps results equal bit for bit whatever the cohort. Convolutions run channels-last.
-"""
+"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time: no bit depends on the cohort."""
 
 import copy
 import math

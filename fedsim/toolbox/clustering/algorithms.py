@@ -12,7 +12,7 @@ from pydantic import Field
 from fedsim.errors import SimulationError
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
-from fedsim.toolbox.clustering.similarity import Matrix, require_finite, require_groups, require_square
+from fedsim.toolbox.clustering.similarity import Matrix
 
 Labels = NDArray[np.int64]
 
@@ -34,7 +34,7 @@ _SAME = 1e-9  # rows nearer than this share of the largest value are one point
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
     """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from k-means++ starts.
 
-    ``features`` are [n, k]; fewer distinct rows than groups are refused (``SimulationError``).
+    ``features`` are [n, k]. Raises ``SimulationError`` if fewer of its rows than ``groups`` differ.
     """
     from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
@@ -54,8 +54,8 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 
 def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
     """As many distinct rows as groups; rows that differ by rounding alone count as one."""
-    require_groups(groups, len(rows), "k-means")
-    require_finite(np.abs(rows).max(axis=1, initial=0.0))
+    if not np.isfinite(rows).all():
+        raise SimulationError(f"of {len(rows)} rows some are not finite; a smaller training.lr may help")
     same = _SAME * float(np.abs(rows).max(initial=0.0))
     found, nearest = [0], np.linalg.norm(rows - rows[0], axis=1)
     while len(found) < groups:
@@ -80,8 +80,6 @@ def k_medoids(distance: Matrix, groups: int, start: FirstMedoids, generator: np.
     proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``). Ties go to
     the smaller number, but a medoid stays one unless another is better.
     """
-    require_square(distance, "distance")
-    require_groups(groups, len(distance), "k-medoids")
     if start == "heuristic":
         medoids = np.argsort(distance.sum(axis=1), kind="stable")[:groups]
     else:
@@ -132,13 +130,11 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
     return np.array(medoids)
 
 
-Linkage = Literal["single", "complete", "average", "ward"]
+Linkage = Literal["single", "complete", "average"]
 
 
 def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: float | None = None) -> Labels:
     """Merge the two nearest clusters until ``groups`` are left, however distances tie; or up to the distance ``threshold``."""
-    require_square(distance, "distance")
-    require_groups(groups, len(distance), f"{method} linkage")
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
@@ -150,12 +146,8 @@ def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: flo
 def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> tuple[list[int], list[int], float]:
     """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
 
-    Single linkage does just that; ``complete`` linkage, which published code uses, need not. Returns both parts, the first
-    with device 0, and the largest similarity across.
+    Single linkage does just that; ``complete``, as in published code, need not. Returns both parts and that similarity.
     """
-    require_square(similarity, "similarity")
-    if len(similarity) < 2:
-        raise SimulationError("a cluster of 1 device cannot be split in two; allowed are 2 devices or more")
     # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could blur.
     _, ranks = np.unique(-similarity, return_inverse=True)
     first, second = members(agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method))
@@ -180,7 +172,6 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 
     A neighbourhood is a device and all that are at least ``eps`` similar to it.
     """
-    require_square(similarity, "similarity")
     near = similarity >= eps
     np.fill_diagonal(near, True)
     left = np.ones(len(near), dtype=bool)
@@ -203,12 +194,6 @@ class Clusterer(Spec):
         raise NotImplementedError
 
 
-class KMeans(Clusterer):
-    """K-means, the best of ten k-means++ starts; for measures that have features."""
-
-    kind: Literal["k-means"] = "k-means"
-
-
 class KMedoids(Clusterer):
     """K-medoids by alternation."""
 
@@ -225,7 +210,7 @@ class Hierarchical(Clusterer):
 
     kind: Literal["hierarchical"] = "hierarchical"
     linkage: Linkage = "complete"
-    """how far apart two clusters are: ``single``, ``complete``, ``average``, or ``ward`` for Euclidean distances."""
+    """how far apart two clusters are: ``single``, ``complete`` or ``average``."""
     threshold: float | None = Field(default=None, gt=0.0)
     """clusters are merged as long as they are not farther apart. None: until ``groups`` are left."""
 
@@ -234,23 +219,20 @@ class Hierarchical(Clusterer):
 
 
 class Dbscan(Clusterer):
-    """DBSCAN (Ester et al., 1996); what it calls noise is a cluster of its own."""
+    """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a cluster of its own.
+
+    Five neighbours, itself included, make a device's neighbourhood dense. The radius is the percentile 100 / (groups - 1) of
+    all distances: so wide that ``groups`` should exceed the number of clusters looked for.
+    """
 
     kind: Literal["dbscan"] = "dbscan"
-    eps: float | None = Field(default=None, ge=0.0)
-    """the radius; None for the one of LCFL's published code, the percentile 100 / (groups - 1) of all distances: so wide that
-    ``groups`` should exceed the number of clusters looked for.
-    """
-    min_samples: int = Field(default=5, ge=1)
-    """so many neighbours, itself included, make a device's neighbourhood dense."""
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        require_square(distance, "distance")
         from sklearn.cluster import DBSCAN
 
-        eps = np.percentile(distance, 100 / (groups - 1)) if self.eps is None else self.eps  # of all entries, the diagonal too
+        eps = np.percentile(distance, 100 / (groups - 1))  # of all entries, the diagonal too
         positive = max(float(eps), float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
-        return canonical(DBSCAN(eps=positive, min_samples=self.min_samples, metric="precomputed").fit_predict(distance))
+        return canonical(DBSCAN(eps=positive, min_samples=5, metric="precomputed").fit_predict(distance))
 
 
 class RandomGroups(Clusterer):
@@ -259,4 +241,4 @@ class RandomGroups(Clusterer):
     kind: Literal["random"] = "random"
 
 
-CLUSTERERS = Registry.of("clusterer", KMeans, KMedoids, Hierarchical, Dbscan, RandomGroups)
+CLUSTERERS = Registry.of("clusterer", KMedoids, Hierarchical, Dbscan, RandomGroups)

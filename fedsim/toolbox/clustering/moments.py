@@ -12,10 +12,8 @@ from fedsim.language.units import PositiveSeconds
 class Once(Spec):
     """Once, by models that all devices have sent."""
 
-    attempts: int = Field(default=3, ge=1)
-    """how often a device is asked for a model, or for what is compared, at most: again on its return if it was lost."""
     deadline: PositiveSeconds | None = None
-    """each of the two ends so long (s) after its begin, with those who came back. None: it waits for all."""
+    """the warm-up and the exchange each end so long (s) after they begin, with the devices that came back. None: with all."""
 
 
 class AfterRounds(Once):
@@ -50,12 +48,9 @@ class WhenShifted(Spec):
     """how a device tells whether they have, by how far its label counts c are from its reference r, over C classes:
     ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of FlexCFL; it
     does not see labels that change places); ``oracle``, any change of data counts; ``never``. By default ``aligned_l1`` in
-    ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere.
+    ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere. A distance is a shift above 0.2 n / C, n the device's training samples at
+    first (FlexCFL, Eq. 9).
     """
-    shift_threshold: Annotated[float, OnlyWith("shift", values=(None, "aligned_l1", "sorted_counts"))] = Field(
-        default=0.2, ge=0.0
-    )
-    """a shift is more than this times n / C, n the device's training samples at first (FlexCFL, Eq. 9)."""
 
 
 class EachRound(WhenShifted):

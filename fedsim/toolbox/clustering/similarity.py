@@ -1,15 +1,10 @@
-"""Lengths, inner products, cosines and distances of high-dimensional rows, such as the flattened updates of devices.
-
-Values that are not finite are refused by a ``SimulationError``.
-"""
+"""Lengths, inner products, cosines and distances of high-dimensional rows, such as flattened updates, of finite numbers."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedsim.errors import SimulationError
 
 RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
@@ -23,39 +18,13 @@ def gram_matrix(rows: RowVectors) -> Matrix:
 
     Float32 rows are summed in float64: near-parallel updates differ in digits that float32 sums do not have.
     """
-    if rows.ndim != 2 or not len(rows):
-        raise SimulationError(f"the rows to compare have shape {rows.shape}; allowed is [n, d] with n >= 1")
     n, d = rows.shape
     width = max(1, _BLOCK_BYTES // (8 * n))
     gram = np.zeros((n, n))
-    with np.errstate(all="ignore"):  # values that are not finite are named below
-        for start in range(0, d, width):
-            block = np.ascontiguousarray(rows[:, start : start + width], dtype=np.float64)
-            gram += block @ block.T
-    require_finite(gram.diagonal())
+    for start in range(0, d, width):
+        block = np.ascontiguousarray(rows[:, start : start + width], dtype=np.float64)
+        gram += block @ block.T
     return gram
-
-
-def require_finite(norms: NDArray[np.floating]) -> None:
-    """Refuse rows whose norm (or its square) is not finite."""
-    broken = np.flatnonzero(~np.isfinite(norms))
-    if len(broken):
-        raise SimulationError(f"row {broken[0]} of {len(norms)} is not finite; leave diverged devices out before clustering")
-
-
-def require_groups(groups: int, devices: int, method: str) -> None:
-    """Refuse numbers of groups other than 1 to ``devices``."""
-    if not 1 <= groups <= devices:
-        raise SimulationError(f"{method} into {groups} groups of {devices} devices; allowed are 1 to {devices} groups")
-
-
-def require_square(matrix: NDArray[np.float64], what: str) -> None:
-    """Refuse a similarity or distance that is not [n, n], n >= 1."""
-    if matrix.ndim != 2 or len(matrix) != matrix.shape[1] or not len(matrix):
-        raise SimulationError(f"the {what} has shape {matrix.shape}; allowed is [n, n] with n >= 1")
-    if not np.isfinite(matrix).all():
-        row, column = np.argwhere(~np.isfinite(matrix))[0].tolist()
-        raise SimulationError(f"the {what} of devices {row} and {column} is {matrix[row, column]}, no finite number")
 
 
 def cosine_matrix(rows: RowVectors) -> Matrix:
@@ -79,8 +48,7 @@ def length(update: NDArray[np.floating]) -> float:
 def most_alike(updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]) -> list[int]:
     """For each update [d] the position of the direction [d] that has the largest cosine with it, the first of equals.
 
-    The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, one pair after the other, so an update's
-    direction does not depend on the updates beside it.
+    The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, independent of other pairs.
     """
     lengths, found = np.array([length(direction) for direction in directions]), list[int]()
     for update in updates:
@@ -95,10 +63,8 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     """FlexCFL's features float64 [n, m] of ``updates`` [n, d], whose Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T (not centred), k < m =
-    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). An update of zeros has zeros, and so
-    has a direction that the updates do not span.
+    ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T, in O(n^2 d). Features of zero updates are 0.
     """
-    require_groups(groups, len(updates), "EDC")
     gram = gram_matrix(updates)
     values, vectors = np.linalg.eigh(gram)
     largest, vectors = values[::-1][:groups], vectors[:, ::-1][:, :groups]
@@ -118,7 +84,6 @@ def madc(similarity: Matrix) -> Matrix:
 
     Two devices alone have no others to compare with: 0.
     """
-    require_square(similarity, "similarity")
     from scipy.spatial.distance import pdist, squareform
 
     n, itself = len(similarity), similarity.diagonal()
@@ -150,17 +115,14 @@ def gradient_cosine(gradients: RowVectors) -> Matrix:
 def loss_distance(losses: Matrix) -> Matrix:
     """Excess loss of two models on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
 
-    ``losses`` [n, n] is L_i(w_j), the loss on the data of device i (row) of the model of device j (column). No metric: the
-    triangle inequality may fail.
+    ``losses`` [n, n] is L_i(w_j), the loss of the model of device j (column) on the data of device i (row). It is no metric.
     """
-    require_square(losses, "loss")
     excess = np.abs(losses - losses.diagonal()[:, None])
     return excess + excess.T
 
 
 def loss_gap(losses: Matrix) -> Matrix:
     """Difference of two devices' losses on both models (LCFL, Eq. 6): |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|."""
-    require_square(losses, "loss")
     gap = np.abs(losses - losses.diagonal()[None, :])
     return gap + gap.T
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.language.units import Bytes
 from fedsim.learning.architecture import Shape, Tensor, matching
 from fedsim.learning.models import PartedModel
 from fedsim.model_cost import ModelCost, operation
@@ -13,6 +12,8 @@ from fedsim.model_cost import ModelCost, operation
 if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective
     from fedsim.learning.spec import Trainer
+
+_NUMBER_BYTES = 2.0  # of a frozen number, on the device and on the wire
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
@@ -34,14 +35,8 @@ class ModelCard(PartedModel):
     """dense layers of each of them: name -> inputs and outputs. Adapters are beside these (``model.lora``)."""
     tokens: int = Field(ge=1, le=10**9)
     """of a sample."""
-    number_bytes: float = Field(default=2.0, gt=0.0, le=8.0)
-    """of a frozen number, on the device and on the wire."""
     flops_per_token: float | None = Field(default=None, gt=0.0, le=1e30)
     """of a forward pass; None: 2 a number of the model."""
-    kept_per_token: Bytes | None = None
-    """bytes kept of a token until its backward pass; None: 34 a layer and output of its first dense layer (Korthikanti et al.
-    2022, in 16 bits, without the scores of attention).
-    """
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:
@@ -71,7 +66,7 @@ class ModelCard(PartedModel):
         if self.lora is None:
             return 0.0
         frozen = sum(tensor.size for tensor in self._adapted()) - self.parameters(shape, classes)
-        return self.params * self.number_bytes + 4.0 * frozen
+        return self.params * _NUMBER_BYTES + 4.0 * frozen
 
     def _passes(self) -> tuple[float, float]:
         """FLOPs of a forward pass over a sample, and of the gradients of the trained numbers."""
@@ -85,17 +80,18 @@ class ModelCard(PartedModel):
         return 2.0 * forward + trained
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        """Each pass reads all weights once."""
+        """Each pass reads all weights once. A token keeps 34 bytes a layer and output of the first dense layer until its
+        backward pass (Korthikanti et al. 2022, in 16 bits, without the scores of attention).
+        """
         forward, trained = self._passes()
         frozen, own = self.base_bytes((), 0), 4.0 * self.parameters((), 0)
-        weights, has_momentum = frozen or self.params * self.number_bytes, training.sgd.momentum > 0
+        weights, has_momentum = frozen or self.params * _NUMBER_BYTES, training.sgd.momentum > 0
         _, outputs = next(iter(self.dense.values()))
-        kept = 34.0 * self.layers * outputs if self.kept_per_token is None else self.kept_per_token
         return ModelCost(
             forward=operation(0.0, forward, weights + own),
             backward=operation(0.0, forward + trained, weights + 2 * own),
             update=operation(own / 2, 0.0, (8.0 if has_momentum else 3.0) * own),
             weights=weights + own,
             memory=frozen + (3.0 if has_momentum else 2.0) * own,
-            memory_a_sample=self.tokens * kept,
+            memory_a_sample=self.tokens * 34.0 * self.layers * outputs,
         )

@@ -2,9 +2,8 @@
 
 FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention; two a multiply-add) and those
 of LSTM layers, with the channels of a convolution filled up to whole registers. Bytes are the sizes of an operation's operands
-and results; views move none. So each operation moves all its data through memory once: caches, and kernels that fuse several
-operations, make real devices faster. Other recurrent layers than LSTM are counted step by step, as torch computes them. A step
-of either costs something fixed besides.
+and results, as if each moved through memory once; views move none. Recurrent layers but LSTM are counted step by step, as torch
+computes them. Each step of a recurrent layer has a fixed cost besides.
 
 A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others go number by number.
 ``_PASSES`` has what this takes on a server's CPU, as further passes over the data. On a board with ARM cores kernels of another
@@ -50,7 +49,7 @@ _PASSES = {
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), 0.9),
 }
 """Operation -> passes over its data that a CPU makes beside one. Fitted to some sixty single layers on one core of an AMD EPYC
-9004 with torch 2.13 (oneDNN, MKL), and to no model; those of recurrent layers to four such models, as the numbers below are."""
+9004 with torch 2.13 (by ``tests/benchmarks/roofline.py --layers`` of d6d1d37d); those of recurrent layers to four models."""
 
 _STEP = 107e3
 """Bytes in whose time a fused LSTM layer takes one step of a sequence, forward, whatever it computes in it; twice backward."""

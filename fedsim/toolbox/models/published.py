@@ -1,7 +1,6 @@
 """The models of papers, whose published parameter counts are tests.
 
-Convolutions pad symmetrically; where Keras would pad one row more at the end than at the start (even inputs, stride 2), shapes
-and counts are the same and the values are shifted by a pixel.
+Convolutions pad symmetrically; Keras pads one row more at the end for even inputs and stride 2, which shifts values by a pixel.
 """
 
 from typing import ClassVar, Literal
@@ -61,9 +60,9 @@ class LcflCifarCNN(Layered):
 
 
 class CflCNN(Layered):
-    """As many layers as CFL's CNN has: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
+    """CFL's CNN of five layers: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
 
-    The paper says no more of it than that there are five; their widths are our choice.
+    The widths are our choice; the paper does not give them.
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"

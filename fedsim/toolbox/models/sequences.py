@@ -25,13 +25,13 @@ class LSTMModule(nn.Module):
 class TransformerModule(nn.Module):
     """Embeddings of tokens and places, blocks of attention and dense layers with norms before them, and a dense layer."""
 
-    def __init__(self, shape: TokenShape, outputs: int, width: int, heads: int, layers: int) -> None:
+    def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
         self.one = shape.answers == "one"
         self.embedding = nn.Embedding(shape.vocabulary, width)
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)

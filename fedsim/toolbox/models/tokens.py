@@ -1,9 +1,9 @@
 """Small models of tokens."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import ScenarioError
@@ -58,20 +58,12 @@ class Transformer(_OfTokens):
     """
 
     kind: Literal["transformer"] = "transformer"
-    hidden: int = Field(default=32, ge=1, le=100_000)
-    """numbers of a token; four times as many within a block."""
-    heads: int = Field(default=4, ge=1, le=1_000)
-    """of attention; divides ``hidden``."""
+    hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)
+    """numbers of a token, in four heads of attention; four times as many within a block."""
     layers: int = Field(default=2, ge=1, le=1_000)
     """blocks."""
-
-    @model_validator(mode="after")
-    def _heads_divide(self) -> Self:
-        if self.hidden % self.heads:
-            raise ValueError(f"'hidden' is {self.hidden} and 'heads' {self.heads}; heads must divide it")
-        return self
 
     def made(self, shape: TokenShape, outputs: int) -> "nn.Module":
         from fedsim.toolbox.models.sequences import TransformerModule
 
-        return TransformerModule(shape, outputs, self.hidden, self.heads, self.layers)
+        return TransformerModule(shape, outputs, self.hidden, self.layers)

@@ -10,7 +10,6 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.data.sources import read_arrays
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, read_json, sought
 from fedsim.streams import Streams
@@ -22,8 +21,8 @@ _TRIES = 10_000  # of permutations
 class ByLabel(Partition):
     """Each label's samples stay together, as a speaker's or a writer's do: the natural partition of a column (``data.column``).
 
-    Of L labels device d has label d mod L, which is its true group; several devices share the label's samples evenly. With
-    fewer devices label l goes to device l mod devices. Test samples go where the training samples of their label are.
+    Of L labels device d has label d mod L, its true group; devices of one label share its samples evenly. With fewer devices
+    label l goes to device l mod devices. Test samples follow the training samples of their label.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -43,9 +42,9 @@ class ByLabel(Partition):
 
 
 class Shards(Partition):
-    """Samples sorted by class are cut into even shards, and each device gets some at random (McMahan et al. 2017, non-IID).
+    """Samples sorted by class, in even shards, of which each device gets some at random (McMahan et al. 2017, non-IID).
 
-    All training samples are dealt, each to one device. Test samples follow each device's own labels.
+    Each training sample is on one device. Test samples follow each device's own labels.
     """
 
     kind: Literal["shards"] = "shards"
@@ -57,8 +56,7 @@ class Shards(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         size, each = dataset.train_size, self.per_device
-        why = f"'{dataset.name}' has {size} training samples and each device gets {each} shards"
-        require_devices(devices, size // each, why)
+        require_devices(devices, size // each, f"'{dataset.name}' has {size} training samples, {each} shards a device")
         generator = streams.generator("world/data/train")
         even, others = np.split(generator.permutation(dataset.train), [round(self.similarity * size)])
         ordered = others[np.argsort(dataset.pool.y[others], kind="stable")]
@@ -72,8 +70,7 @@ class Shards(Partition):
 class Dirichlet(Partition):
     """Each class is cut among the devices in shares drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al. 2019).
 
-    All training samples are dealt, each to one device; labels and sizes are both skewed. Test samples follow each device's
-    own labels.
+    Each training sample is on one device; labels and sizes are skewed. Test samples follow each device's own labels.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -81,11 +78,11 @@ class Dirichlet(Partition):
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
     """the smaller, the fewer classes a device holds; 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
-    """training samples that each device has at least. A device below it gets random ones from whoever holds most."""
+    """least training samples of a device; one below it gets random ones of the largest device."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        why = f"'{dataset.name}' has {dataset.train_size} training samples and each device needs {self.minimum}"
-        require_devices(devices, dataset.train_size // self.minimum, why)
+        size, each = dataset.train_size, self.minimum
+        require_devices(devices, size // each, f"'{dataset.name}' has {size} training samples, at least {each} a device")
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         owners = [self._owners(len(part), devices, generator) for part in parts]
@@ -94,7 +91,6 @@ class Dirichlet(Partition):
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
 
     def _owners(self, size: int, devices: int, generator: np.random.Generator) -> NDArray[np.int64]:
-        """The owner of each of a class's ``size`` samples, ascending."""
         shares = generator.dirichlet(np.full(devices, self.alpha))
         edges = np.floor(np.cumsum(shares) * size + 0.5).astype(np.int64).clip(0, size)
         edges[-1] = size
@@ -114,12 +110,11 @@ class Dirichlet(Partition):
 
 
 class PartitionFile(Partition):
-    """Partition that a file describes.
+    """Partition that a JSON file describes: an object with one entry a device, in the order of the devices.
 
-    JSON: an object with one entry a device, in the order of the devices; an entry is a list of training indices, or an
-    object with ``train`` and perhaps ``test``. NPZ: arrays ``train_0``, ``train_1``, ... and perhaps ``test_0``, ... Indices
-    count from 0 within the published training and test sets. If no device has test indices, test samples follow the
-    devices' labels. A sample may be on several devices.
+    An entry is a list of training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within the
+    published training and test sets. If no device has test indices, test samples follow the devices' labels. A sample may be on
+    several devices.
     """
 
     kind: Literal["file"] = "file"
@@ -131,7 +126,7 @@ class PartitionFile(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         path = Path(self.path)
-        entries = _read_npz(path) if path.suffix == ".npz" else _read_json(path)
+        entries = _read_entries(path)
         if len(entries) != devices:
             raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
         train = [_index(path, f"{name}, train", entry["train"], dataset.train) for name, entry in entries.items()]
@@ -142,7 +137,7 @@ class PartitionFile(Partition):
         return federated(dataset, train, test)
 
 
-def _read_json(path: Path) -> dict[str, dict[str, Any]]:
+def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
     try:
         content = read_json(path)
     except FileNotFoundError:
@@ -158,22 +153,7 @@ def _read_json(path: Path) -> dict[str, dict[str, Any]]:
     return entries
 
 
-def _read_npz(path: Path) -> dict[str, dict[str, Any]]:
-    arrays = read_arrays(path, "data.partition.path")
-    devices = sum(name.startswith("train_") for name in arrays)
-    allowed = {f"{part}_{device}": (device, part) for device in range(devices) for part in ("train", "test")}
-    if not devices or not arrays.keys() <= allowed.keys():
-        found = ", ".join(name for name in arrays if name not in allowed) or "no arrays"
-        raise DataError(f"'{path}' holds {found}; allowed are train_0, train_1, ... and test_0, test_1, ...")
-    entries: dict[str, dict[str, Any]] = {str(device): {} for device in range(devices)}
-    for name, array in arrays.items():
-        device, part = allowed[name]
-        entries[str(device)][part] = array
-    return entries
-
-
 def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
-    """Pool indices for the indices that a device's entry gives within ``samples``."""
     try:
         numbers: NDArray[Any] = np.asarray(entry)
     except ValueError:  # lists within a list
@@ -190,17 +170,17 @@ def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
 
 def _require_members(groups: int, devices: int) -> None:
     if devices < groups:
-        allowed = f"with population.devices = {devices}, 1 to {devices} are allowed"
-        raise ScenarioError(f"data.partition.groups is {groups}; {allowed}")
+        raise ScenarioError(
+            f"data.partition.groups is {groups}; with population.devices = {devices}, 1 to {devices} are allowed"
+        )
 
 
 class LabelGroups(Partition):
-    """Each group of devices has its own classes: the clearest grouping that label skew can give.
+    """Each group of devices has its own classes: the clearest grouping by labels.
 
-    Device d belongs to group d mod ``groups``, which is its true group. Group g has the classes g C/groups up to the next
-    group's. Within a group the training samples are dealt at random, to all devices equally many: what the group with the
-    fewest samples for a device allows; the few left over are unused. Published test samples are dealt evenly, each to a
-    device whose group has its class.
+    Device d belongs to the true group d mod ``groups``. Group g has the classes from g C/groups up to the next group's. Its
+    training samples are dealt at random, equally many to each device of all groups; the few left over are unused. Published
+    test samples are dealt evenly among the devices of their class.
     """
 
     kind: Literal["label-groups"] = "label-groups"
@@ -212,9 +192,8 @@ class LabelGroups(Partition):
         groups, classes = self.groups, dataset.pool.classes
         if classes % groups:
             allowed = ", ".join(str(number) for number in range(1, classes + 1) if classes % number == 0)
-            raise ScenarioError(
-                f"data.partition.groups is {groups}; '{dataset.name}' has {classes} classes, so {allowed} are allowed"
-            )
+            why = f"'{dataset.name}' has {classes} classes, so {allowed} are allowed"
+            raise ScenarioError(f"data.partition.groups is {groups}; {why}")
         _require_members(groups, devices)
         held, tested = (
             gather(dataset.pool.y[index] // (classes // groups), index, groups) for index in (dataset.train, dataset.test)
@@ -235,8 +214,8 @@ class LabelGroups(Partition):
 class Permutations(Partition):
     """IID shards whose labels each group of devices permutes in its own way (Sattler et al. 2020, CFL).
 
-    Device d belongs to group d mod ``groups``, which is its true group. The first group keeps the published labels. The
-    permutation holds for training and test labels alike.
+    Device d belongs to the true group d mod ``groups``; the first group keeps the published labels. Training and test labels
+    are permuted alike. Every device is tested on the whole published test set.
     """
 
     kind: Literal["permutations"] = "permutations"
@@ -245,20 +224,15 @@ class Permutations(Partition):
     """number of permutations."""
     agree: int = Field(default=2, ge=0)
     """labels on which two permutations agree at most; two never agree on all."""
-    test: Literal["whole", "share"] = "whole"
-    """``whole``: every device is tested on the whole published test set; ``share``: on its even share of it."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
         _require_members(self.groups, devices)
         maps = self._drawn(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        test = [dataset.test] * devices  # one array for all
-        if self.test == "share":
-            test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
-        truth = np.arange(devices) % self.groups
-        parts = zip(train, test, truth, strict=True)
-        shards = [Shard(mine, tested, label_map=maps[group] if group else None) for mine, tested, group in parts]
+        test, truth = dataset.test, np.arange(devices) % self.groups  # one array for all
+        parts = zip(train, truth, strict=True)
+        shards = [Shard(mine, test, label_map=maps[group] if group else None) for mine, group in parts]
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def _drawn(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
@@ -271,24 +245,22 @@ class Permutations(Partition):
             candidate = generator.permutation(classes)
             if all(np.count_nonzero(candidate == other) <= agree for other in found):
                 found.append(candidate)
-        raise ScenarioError(
-            f"data.partition.groups is {self.groups}; only {len(found)} permutations of {classes} labels that agree on at "
-            f"most {agree} were found: lower it, or raise data.partition.agree"
-        )
+        why = f"only {len(found)} permutations of {classes} labels that agree on at most {agree} were found"
+        raise ScenarioError(f"data.partition.groups is {self.groups}; {why}: lower it, or raise data.partition.agree")
 
 
 class Rotations(Partition):
     """Each rotation has the complete training and test sets, shared out among its own devices (Ghosh et al. 2020, IFCA).
 
-    Device d belongs to rotation d mod k, which is its true group. Training samples are shuffled again for each rotation and
-    dealt evenly among its devices; test samples are dealt in order.
+    Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for each rotation and dealt evenly;
+    test samples are dealt in order.
     """
 
     kind: Literal["rotations"] = "rotations"
     degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
     """the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10."""
     most_samples: int | None = Field(default=None, ge=1)
-    """training samples of a device, of its even share, at most: as many as in a publication with more devices."""
+    """most training samples of a device, out of its even share."""
 
     @field_validator("degrees")
     @classmethod
@@ -301,10 +273,8 @@ class Rotations(Partition):
         shape, size, groups = dataset.pool.shape, dataset.train_size, len(self.degrees)
         sideways = any(degrees % 180 for degrees in self.degrees)
         if len(shape) != 3 or (sideways and shape[1] != shape[2]):
-            raise ScenarioError(
-                f"data.partition.kind is 'rotations'; the samples of '{dataset.name}' have the shape {shape}, and only "
-                "square images can be turned (oblong ones by 180 degrees)"
-            )
+            why = f"the samples of '{dataset.name}' have the shape {shape}, and only square images can be turned by 90 degrees"
+            raise ScenarioError(f"data.partition.kind is 'rotations'; {why}")
         if devices < groups:
             raise ScenarioError(f"population.devices is {devices}; {groups} rotations need at least {groups}")
         require_devices(devices, groups * size, f"'{dataset.name}' has {size} training samples for each rotation")

@@ -1,7 +1,7 @@
 """Partitions of published experiments: a few classes make most of a device's data, and sizes are far from equal."""
 
 import math
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -22,18 +22,19 @@ from fedsim.errors import ScenarioError
 from fedsim.language.sizes import Sizes, UniformSizes
 from fedsim.streams import Streams
 
-_LEAST_PER_CLASS = 2
+_LEAST_PER_CLASS = 2  # images of a device (``femnist``)
+_FIRST_OF_CLASS = 5  # samples of each of its classes that a device has at least (``power-law``)
 _MOST_SAMPLES = 100_000_000  # places of a sample in an index
 
 
 class PowerLaw(Partition):
     """Device u holds the classes u, u+1, ... (mod C), and lognormal amounts of each (Li et al. 2020; code of FedProx).
 
-    Training and test samples are pooled. Each device first gets ``minimum_per_class`` samples of each of its classes, in
-    file order; then the rest of each class is shared out in lognormal proportions. A request beyond the end of the class
-    is left out whole. A tenth of each device's samples is held back for testing. With MNIST, 1,000 devices and the defaults
-    this is FedProx's recipe (about 69,050 samples; mean 69, median 24, least 10); other ``classes_per_device`` give Table I
-    of FlexCFL. Devices with the same classes are a true group, which its first class names.
+    Training and test samples are pooled. Each device first gets 5 samples of each of its classes, in file order; the rest of
+    each class is shared out in proportions lognormal(0, 2), without requests beyond its end. A tenth of each device's samples
+    is held back for testing. MNIST and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
+    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group, named by the first
+    class.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -43,29 +44,25 @@ class PowerLaw(Partition):
 
     classes_per_device: int = Field(default=2, ge=1)
     """consecutive classes that a device holds."""
-    sigma: float = Field(default=2.0, ge=0.0, le=10.0)
-    """standard deviation of the logarithm of the shares."""
-    minimum_per_class: int = Field(default=5, ge=2, le=1_000_000_000)
-    """samples of each of its classes that every device has."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        parts, least, each = dataset.by_class(dataset.all), self.minimum_per_class, self.classes_per_device
+        parts, least, each = dataset.by_class(dataset.all), _FIRST_OF_CLASS, self.classes_per_device
         sizes = np.array([len(part) for part in parts])
         reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
         for label in np.flatnonzero(reserved > sizes)[:1]:
-            why = f"{least} samples of each of its {each} classes for each device are {reserved[label]} of class {label}"
-            most = int(sizes.min()) // least * len(sizes) // each
-            require_devices(devices, most, f"{why}, and '{dataset.name}' has {sizes[label]}")
+            why = (
+                f"each needs {least} samples of each of its {each} classes, and '{dataset.name}' has {sizes[label]} of {label}"
+            )
+            require_devices(devices, int(sizes.min()) // least * len(sizes) // each, why)
         wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
         amounts = np.stack([np.full_like(wanted, least), wanted])
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
     def _extras(self, labels: Ints, left: Ints, generator: np.random.Generator) -> Ints:
-        """Samples beyond the first few that each device asks for, [devices, classes_per_device]."""
         devices, slots = labels.shape
         classes = len(left)
-        draws = generator.lognormal(0.0, self.sigma, (classes, -(-devices // classes), slots))
+        draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
         place = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
         used = np.zeros_like(draws)
         used[place] = draws[place]
@@ -77,22 +74,21 @@ class PowerLaw(Partition):
 class Femnist(Partition):
     """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4, 1) + 5 (code of FedProx).
 
-    Samples come from the training set, at most ``per_class`` of each class; a tenth of each device's is held back for
-    testing. With the ten letters a-j of EMNIST and 200 devices this is the papers' FEMNIST; any other source gets the same
-    label skew. Devices with the same classes are a true group, which its first class names.
+    Samples come from the training set, at most ``per_class`` of each class; a tenth of each device's is held back for testing.
+    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group, named by
+    the first class.
     """
 
     kind: Literal["femnist"] = "femnist"
     by_label: ClassVar[bool] = True
     overlap: bool = True
-    """as published, where an inverted test makes every device take the *first* images of a class: devices share most images,
-    and the test images of one are training images of others. The published accuracies need it. False gives each image to one
-    device.
+    """as published, where an inverted test makes every device take the *first* images of a class, so that devices share images
+    and train on others' test images; published accuracies need it. False: each image is on one device.
     """
     classes_per_device: int = Field(default=3, ge=1)
     """consecutive classes that a device holds."""
     per_class: int = Field(default=4000, ge=_LEAST_PER_CLASS)
-    """images of each class that are used, a random choice."""
+    """images of each class that are used, chosen at random."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
@@ -107,9 +103,8 @@ class Femnist(Partition):
             held = _deal(parts, labels, np.repeat(amounts[None, :, None], self.classes_per_device, axis=2), "rest")
         for poor in (device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS):
             raise ScenarioError(
-                f"population.devices is {devices}; '{dataset.name}' has too few samples for so many with "
-                f"data.partition.kind 'femnist': the classes of device {poor} are used up. Allowed are fewer devices, "
-                "a larger data.partition.per_class, or data.partition.overlap = true"
+                f"population.devices is {devices}; the classes of device {poor} are used up in '{dataset.name}': allowed are "
+                "fewer devices, a larger data.partition.per_class, or data.partition.overlap = true"
             )
         return hold_out_tenths(dataset, held, streams, truth)
 
@@ -118,28 +113,21 @@ class DittoPartition(Partition):
     """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions; sizes are lognormal(3, 1) + 10 (code of Ditto).
 
     Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and int(p n / r) + 1 test
-    samples, r the published sets' ratio. A class that is used up starts again, so devices may share images, but a test image
-    is never a training image. With Fashion-MNIST, 500 devices and the defaults: 61,251 + 11,254 samples, training sizes from
-    31 to 1,378 with median 88, exactly as published. Devices with the same classes are a true group,
-    which its first class names.
+    samples, r the published sets' ratio. A class that is used up starts again, so devices may share images, but no test image
+    is a training image. Fashion-MNIST and 500 devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median 88, as
+    published and the same in every run. Devices with the same classes are a true group, named by the first class.
     """
 
     kind: Literal["ditto"] = "ditto"
     by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
 
-    seed: Annotated[int, Field(ge=0, lt=2**32)] | Literal["run"] = 233
-    """of numpy's legacy generator, which the published split was drawn with: the split is then the same in every run. ``"run"``
-    follows the run's seed.
-    """
     classes_per_device: int = Field(default=5, ge=1)
     """consecutive classes that a device holds."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        seed = streams.word("world/data/ditto") >> 32 if self.seed == "run" else self.seed
-        # A generator of our own, of the one kind that gives the published split.
-        legacy = np.random.RandomState(seed)
+        legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
         shares = np.array([own / sum(own) for own in legacy.lognormal(1.0, 1.0, labels.shape)])
@@ -159,10 +147,9 @@ def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints 
 
 
 def _deal(parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]) -> list[Index]:
-    """Deal samples to devices, which take in turn from the front of each class.
+    """Deal ``amounts`` [passes, devices, slots] of the classes ``labels`` [devices, slots], from the front of each class.
 
-    A device asks for ``amounts`` [passes, devices, slots] of its classes ``labels`` [devices, slots]. When a class has fewer
-    left, it gives nothing, these, or starts again.
+    A class with fewer left gives nothing, the rest, or starts again (``at_end``).
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     taken = np.zeros(len(parts), dtype=np.int64)
@@ -181,10 +168,9 @@ def _deal(parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip
 class ClassBias(Partition):
     """A share of each device's data is of a few random classes, the rest of all the others (Jeong and Kim 2022, CATA-Fed).
 
-    Images are drawn from the first ``per_class`` training images of each class: within a device without repetition while
-    they last, among devices with. So each device distorts its images in its own way (``data.augmentation``). Test samples
-    are the published ones, each on one device, following the devices' labels. With one class a device, the devices of a
-    class are a true group.
+    Images are drawn from the first ``per_class`` training images of each class, within a device without repetition while they
+    last, so each device distorts them in its own way (``data.augmentation``). Each published test sample is on one device,
+    following the devices' labels. With one class a device, the devices of a class are a true group.
     """
 
     kind: Literal["class-bias"] = "class-bias"
@@ -204,12 +190,13 @@ class ClassBias(Partition):
         require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
         for empty in (label for label, part in enumerate(parts) if not len(part)):
-            said = f"'{dataset.name}' has no training sample of class {empty}"
-            raise ScenarioError(f"data.partition.kind is 'class-bias'; {said}")
+            raise ScenarioError(
+                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
+            )
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
         if sizes.sum() > _MOST_SAMPLES:
-            said = f"data.partition.sizes gives {devices} devices {sizes.sum()} training samples"
-            raise ScenarioError(f"{said}; allowed are at most {_MOST_SAMPLES} in all")
+            total = f"{sizes.sum()} training samples; allowed are at most {_MOST_SAMPLES}"
+            raise ScenarioError(f"data.partition.sizes gives {devices} devices {total}")
         train, first = [], []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)
@@ -234,52 +221,41 @@ class ClassBias(Partition):
 class ClassImbalance(Partition):
     """Each device's majority class lies near the middle class, so that middle classes dominate globally (Wang et al., CCS).
 
-    The majority class, counted from 1, is Normal(``mean``, ``variance``) rounded, redrawn outside 1..C. B whole numbers
-    uniform in 0..``largest`` are drawn and redrawn while all are 0; the largest is the amount of the majority class, the
-    others go to random other classes. A training image is on two devices only where its class is used up (MNIST nearly
-    suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a device, the devices of a class
-    are a true group.
+    The majority class, counted from 1, is Normal(5, 10) (mean and variance) rounded, redrawn outside 1..C. B whole numbers
+    uniform in 0..``largest``, not all 0, are drawn; the largest is the amount of the majority class, the others are of random
+    other classes. A training image is on two devices only where its class is used up (MNIST nearly suffices for B = 10). The
+    published (balanced) test set is dealt evenly. With one class a device, the devices of a class are a true group.
 
     Attributes:
         classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the paper).
-        mean, variance: of the majority class's number, counted from 1.
         largest: the most samples that a device can hold of one class.
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
     by_label: ClassVar[bool] = True
     classes_per_device: int = Field(default=2, ge=1)
-    mean: float = 5.0
-    variance: float = Field(default=10.0, gt=0.0, le=1e6)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
-        majority = self._majority_chances(classes)
+        # The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C.
+        chances = np.diff([math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)])
+        majority = np.asarray(chances / chances.sum(), dtype=np.float64)
         counts = np.array([self._counts(majority, streams.generator("world/data/sizes", device)) for device in range(devices)])
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         there = np.array([len(part) for part in parts])
         for label in np.flatnonzero(counts.max(axis=0) > there)[:1]:
-            said = f"'{dataset.name}' has {there[label]} training samples of class {label}"
-            raise ScenarioError(f"data.partition.largest is {self.largest}; {said}, so 1 to {there.min()} are allowed")
+            why = f"'{dataset.name}' has {there[label]} training samples of class {label}, so 1 to {there.min()} are allowed"
+            raise ScenarioError(f"data.partition.largest is {self.largest}; {why}")
         owner = np.concatenate([np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)])
         index = np.concatenate([np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)])
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
 
-    def _majority_chances(self, classes: int) -> Floats:
-        """The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C."""
-        if not 0.5 <= self.mean <= classes + 0.5:
-            raise ScenarioError(f"data.partition.mean is {self.mean}; allowed is a class number from 1 to {classes}")
-        edges = (np.arange(classes + 1) + 0.5 - self.mean) / math.sqrt(2.0 * self.variance)
-        chances: Floats = np.diff([math.erf(edge) for edge in edges])
-        return np.asarray(chances / chances.sum(), dtype=np.float64)
-
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
-        """One device's training samples of each class, int64 [C]."""
         classes = len(majority)
         chosen = generator.choice(classes, p=majority)
         others = generator.choice(np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False)

@@ -1,7 +1,7 @@
 """MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked, downloaded and written.
 
-IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of dimensions, each of these in
-big-endian 32 bits, then the values, last dimension fastest. CIFAR-10, binary: rows of a label byte and 3,072 pixel bytes.
+IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a
+big-endian uint32, then the values. CIFAR-10, binary: rows of a label byte and 3,072 pixel bytes.
 """
 
 import gzip
@@ -40,16 +40,13 @@ def read_idx(path: Path, dimensions: int) -> ByteArray:
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
     magic, size = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), 4 + 4 * dimensions
-    if content[:4] != magic[: len(content)]:
+    if content[:4] != magic:
         found = f"it begins with {content[:4].hex()}, not {magic.hex()}"
         raise DataError(f"'{path}' is no IDX file of {dimensions} dimensions: {found}")
-    if len(content) < size:
-        raise DataError(f"'{path}' is truncated: the header takes {size} bytes, {len(content)} are there")
-    shape = struct.unpack(f">{dimensions}I", content[4:size])
-    expected, there = math.prod(shape), len(content) - size
-    if there != expected:
-        wrong = "truncated" if there < expected else "too long"
-        raise DataError(f"'{path}' is {wrong}: its header promises {expected} bytes of data, {there} are there")
+    shape = struct.unpack(f">{dimensions}I", content[4:size].ljust(size - 4, b"\0"))
+    if len(content) != size + math.prod(shape):
+        expected = f"by its header {size + math.prod(shape)} bytes are expected, {len(content)} are there"
+        raise DataError(f"'{path}' is truncated or too long: {expected}")
     return np.frombuffer(content, dtype=np.uint8, offset=size).reshape(shape)
 
 
@@ -71,7 +68,6 @@ class PublishedImages(Source):
     train_size: ClassVar[int] = 60_000
 
     def _found(self, root: Path | None) -> list[Path]:
-        """The files, in their order."""
         for folder in [root / name for name in self.folders] if root is not None else ():
             found = [path for name in self.files if (path := self._present(folder, name)) is not None]
             if len(found) == len(self.files):
@@ -87,16 +83,15 @@ class PublishedImages(Source):
 
     @classmethod
     def advice(cls, root: Path | None) -> str:
-        """The sentence that says which files are missing, and where they belong."""
+        """The missing files, and where they belong."""
         folder = cls.folders[0]
         lacking = [name for name in cls.files if root is None or cls._present(root / folder, name) is None]
-        unset = f"the folder '{folder}' of the folder that data.root or $FEDSIM_DATA names (neither is set)"
-        where = unset if root is None else f"'{root / folder}'"
+        where = f"'{(root or Path('$FEDSIM_DATA')) / folder}'{'' if root else ' (neither it nor data.root is set)'}"
         return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into {where}"
 
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        """Write images [n, c, h, w] and labels [n], of which the first are for training, as the files of the format."""
+        """Write images [n, c, h, w] and labels [n], ``train_size`` for training first, as files of the format."""
         parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
         for name, array in zip(cls.files, parts, strict=True):
             write_idx(folder / f"{name}.gz", array)
@@ -124,7 +119,6 @@ class Fashion(Mnist):
 
 
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
-    """The data set in four IDX files: training images, training labels, test images and test labels."""
     parts: list[Any] = []
     for images_path, labels_path in (files[:2], files[2:]):
         images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
@@ -189,20 +183,17 @@ class Cifar10(PublishedImages):
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
-    """Images uint8 [n, 3, 32, 32] and labels int64 [n]."""
     size = path.stat().st_size
     if size == 0 or size % _RECORD:
-        whole = max(1, -(-size // _RECORD))
-        expected = f"{whole} records of {_RECORD} bytes are {whole * _RECORD} bytes"
-        raise DataError(f"'{path}' is truncated: {expected}, {size} are there")
+        raise DataError(f"'{path}' is truncated: records of {_RECORD} bytes are expected, {size} bytes are there")
     rows = np.fromfile(path, dtype=np.uint8).reshape(-1, _RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
 
 
 def fetch(name: str, root: Path) -> Path:
-    """Download a data set from OpenML and write it in its published format into its folder under ``root``, the result.
+    """Download a data set from OpenML into its folder under ``root``, in its published format; returns that folder.
 
-    ``ScenarioError`` for an unknown name; ``DataError`` where it cannot be downloaded says which files to put where instead.
+    ``ScenarioError``: unknown name; ``DataError``: the download fails, and which files to put where instead.
     """
     from sklearn.datasets import fetch_openml
 
@@ -211,11 +202,10 @@ def fetch(name: str, root: Path) -> Path:
         raise ScenarioError(f"data fetch: {name!r} is unknown; allowed are {', '.join(sources)}{nearest(name, sources)}")
     source = sources[name]
     if not source.openml:
-        by_hand = f"{source.advice(root)}; they are in gzip.zip at {_EMNIST_PAGE}"
-        raise DataError(f"{name} has to be downloaded by hand: {by_hand}")
+        raise DataError(f"{name} has to be downloaded by hand: {source.advice(root)}; they are in gzip.zip at {_EMNIST_PAGE}")
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of each retry; what comes of them is said below
+            warnings.simplefilter("ignore")  # of each retry; the error says the outcome
             bunch: Any = fetch_openml(source.openml, version=1, as_frame=False, parser="auto", cache=False)
     except Exception as error:  # whatever a network can do
         why = f"{type(error).__name__}: {error}"
@@ -232,7 +222,7 @@ def fetch(name: str, root: Path) -> Path:
 
 
 def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[ByteArray, ByteArray]:
-    """OpenML's table (numbers [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
+    """OpenML's table (data [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
     if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
         raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
     return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

@@ -18,15 +18,15 @@ class Text(Source):
     """Characters of a text as tokens, each sample a window of one speaker's lines; labels are the speakers.
 
     Windows overlap in one character, the last to predict and the first to see. Every fifth one of each speaker is a test
-    sample. The embedded text has 14 speakers of scenes from *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
+    sample. The embedded text has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
     """
 
     published: ClassVar[bool] = False
     kind: Literal["text"] = "text"
     path: str | None = None
-    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, what is said, an empty line. Without such lines all
-    of it is one speaker's. Relative paths start from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None:
-    the embedded one.
+    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; without such lines it has
+    one speaker. Relative paths start from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None: the embedded
+    one.
     """
     length: int = Field(default=40, ge=1, le=100_000)
     """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
@@ -60,15 +60,15 @@ class Text(Source):
 class LinearLaw(Source):
     """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1).
 
-    The least test error that any model can hope for is noise^2. The column ``group`` has the group of each sample, with a
-    centre c ~ N(0, spread^2) of its own. Every fifth sample is a test sample.
+    No model has an expected test error below noise^2. The column ``group`` has the group of each sample, whose centre is c ~
+    N(0, spread^2). Every fifth sample is a test sample.
 
     Attributes:
-        samples, features, targets: how many; of a sample, and of a target.
+        samples, features, targets: number of samples; numbers of a sample, and of a target.
         noise: standard deviation of e.
-        groups: how many centres there are; samples fall to them in turn.
+        groups: number of centres, to which samples belong in turn.
         spread: standard deviation of the centres.
-        seed: of all draws, whatever that of the scenario.
+        seed: of all draws, independent of the scenario's.
     """
 
     kind: Literal["linear"] = "linear"

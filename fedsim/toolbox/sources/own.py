@@ -28,11 +28,10 @@ class Npz(Source):
     kind: Literal["npz"] = "npz"
     path: str
     """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
-    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, of which every fifth sample of each class
-    becomes a test sample (of each class, where ``y`` are labels). Samples are uint8 or floats: vectors [n, features], grey
-    images [n, h, w] or images [n, c, h, w]; or other integers: tokens [n, T]. ``y`` are labels, integers [n] from 0; or
-    targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further integers [n], such as ``place`` (or
-    ``place_train`` and ``place_test``), are columns for ``data.column``.
+    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, whose every fifth sample (of each class) is a test
+    sample. Samples: uint8 or floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T]. ``y``: labels,
+    integers [n] from 0; or targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further integers [n], such
+    as ``place`` (or ``place_train`` and ``place_test``), are columns for ``data.column``.
     """
     vocabulary: Vocabulary = None
     """tokens are 0..vocabulary-1; None: up to the largest that is there."""
@@ -127,19 +126,14 @@ def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
 
 
 class HuggingFace(Source):
-    """A folder that ``save_to_disk`` has written: of one data set, or of its splits ``train`` and ``test``.
-
-    Without splits every fifth sample of each class becomes a test sample.
-    """
+    """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``."""
 
     published: ClassVar[bool] = False
     kind: Literal["huggingface"] = "huggingface"
     path: str
-    """the folder; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
+    """the folder, sought as an ``npz`` file is."""
     x: str = "image"
-    """the column of the samples: images (Pillow decodes them), or numbers in lists of one length, as ``Array2D`` has them;
-    integers are tokens.
-    """
+    """the column of the samples: images (decoded by Pillow), or lists of numbers of one length; integers are tokens."""
     y: str = "label"
     """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
@@ -216,16 +210,15 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
 
 
 class MapDataset(Source):
-    """A map-style ``torch.utils.data.Dataset``, all of whose items are read into memory.
+    """A map-style ``torch.utils.data.Dataset``, read into memory.
 
-    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns; all as in the source ``npz``.
+    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``.
     """
 
     published: ClassVar[bool] = False
     kind: Literal["dataset"] = "dataset"
     factory: str
-    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function that is annotated to return one.
-    """
+    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""
     args: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments for it."""
     test: dict[str, Any] | None = None
@@ -245,7 +238,6 @@ class MapDataset(Source):
         return _raw_of(Path(self.factory.rpartition(":")[2]), arrays, self.vocabulary)
 
     def _arrays(self, args: Mapping[str, Any]) -> NamedArrays:
-        """The items as arrays, by their keys."""
         from torch import Tensor
         from torch.utils.data import Dataset, default_collate
 

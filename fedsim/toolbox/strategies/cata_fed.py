@@ -10,7 +10,6 @@ from fedsim.arrays import Ints
 from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
 from fedsim.language.spec import Epochs
-from fedsim.language.units import PositiveSeconds, Seconds, show_seconds
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
@@ -19,11 +18,14 @@ from fedsim.toolbox.deadlines import Relative
 from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
+_MOST_EPOCHS = 1000  # of an adaptive client in a round
+_REJOIN_S = 60.0
 
-def moderate_range(sizes: Ints, whisker: float = 1.5) -> tuple[int, int]:
-    """R_l and R_u, the least and the largest of ``sizes`` [n] within ``whisker`` IQR of the quartiles (Eqs. 17, 18)."""
+
+def moderate_range(sizes: Ints) -> tuple[int, int]:
+    """R_l and R_u, the least and the largest of ``sizes`` [n] within 1.5 IQR of the quartiles (Eqs. 17, 18)."""
     first, third = np.percentile(sizes, (25, 75))
-    reach = whisker * (third - first)
+    reach = 1.5 * (third - first)
     moderate = sizes[(sizes >= first - reach) & (sizes <= third + reach)]
     return int(moderate.min()), int(moderate.max())
 
@@ -88,12 +90,6 @@ class CataFedParams(CombiningParams):
     """a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler."""
     local_epochs: Epochs = 5
     """K_local, where ``adaptive`` is off."""
-    most_epochs: Epochs = 1000
-    """the most that an adaptive client trains in a round; only to bound the work of one that is very fast."""
-    margin: Seconds = 0.0
-    """part of T that a client keeps back for its upload (eps_i of the paper, s)."""
-    reserve_upload: bool = False
-    """it also keeps back the time that it expects its upload to take on its own link."""
     mitigation: bool = True
     """slow stragglers split their data (straggler mitigation, SMS)."""
     cut_epoch: Literal["kept", "lost"] = "kept"
@@ -106,14 +102,10 @@ class CataFedParams(CombiningParams):
     """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone."""
     clusters: int = Field(default=4, ge=1)
     """P."""
-    whisker: float = Field(default=1.5, ge=0.0)
-    """delta; sizes further than this times the interquartile range from the quartiles are outliers."""
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
     """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients."""
     rejoin: bool = False
-    """a disconnected client may connect again, as a new one. If not, it is gone for good."""
-    rejoin_delay: PositiveSeconds = 60.0
-    """how long it is away at least (s)."""
+    """a disconnected client may connect again after 60 s, as a new one. If not, it is gone for good."""
 
     @model_validator(mode="after")
     def _from_the_download(self) -> Self:
@@ -157,14 +149,13 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
         params, splits, selected = self.params, device.state["splits"], device.state["selected"]
         part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
-        return Training(instruction["model"], params.most_epochs if params.adaptive else params.local_epochs, part=part)
+        return Training(instruction["model"], _MOST_EPOCHS if params.adaptive else params.local_epochs, part=part)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         params = self.params
-        reserve = device.upload_bytes({"update": instruction["model"], "control": 1}) if params.reserve_upload else 0.0
         at_least = 1 if params.adaptive else params.local_epochs
         lost = params.cut_epoch == "lost"
-        return Limit(None, instruction["control"], reserve, params.adaptive, at_least, go_on=True, cut_undoes=lost)
+        return Limit(None, instruction["control"], 0.0, params.adaptive, at_least, go_on=True, cut_undoes=lost)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
@@ -192,16 +183,14 @@ class CataFed(FedAvg[CataFedParams]):
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
 
     On connection each client reports its data size (a scalar). A round goes to K clients of one cluster of like size. They
-    receive the model and T (d parameters, a scalar), train until T - eps after their download, and answer: *valid*, at least
-    one epoch is finished: update and flag I = 1 (d, a scalar). *Slow straggler*, none is: the unchanged model and I = 0 (d or
-    nothing, a scalar); it halves its data, stratified by label, as long as parts keep pi samples, reports the size of its
-    largest part (a scalar), and trains on one part a time, in turn. *Disconnected*: nothing; it is removed from the connected
-    clients.
+    receive the model and T (d parameters, a scalar), train until T after their download, and answer. *Valid* (an epoch is
+    finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model and I = 0 (d or nothing, a
+    scalar); it halves its data, stratified by label, as long as parts keep pi samples, reports the size of its largest part (a
+    scalar), and trains on one part a time, in turn. *Disconnected* (no answer): it is removed from the connected clients.
 
     A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
     updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
-    Clusters are cut by the interquartile range of the reported sizes whenever a report came; the group that waits longest is
-    served first.
+    Clusters are cut by the interquartile range of sizes after each report; the group that waits longest is served first.
 
     State besides FedAvg's: of each client ``sizes``, 0 for who is not connected, ``cluster``, -1 for such, and ``zeroed``, the
     round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``away``, how many may yet connect.
@@ -214,12 +203,7 @@ class CataFed(FedAvg[CataFedParams]):
         super().__init__(params, server)
         limit = params.deadline_s(self.setting.mean_epoch_s)
         assert limit is not None  # the parameters see to it
-        self.budget = limit - params.margin
-        if self.budget <= 0:
-            raise ScenarioError(
-                f"strategy.margin is {show_seconds(params.margin)}, which leaves nothing of the deadline of "
-                f"{show_seconds(limit)}; allowed is less than that"
-            )
+        self.budget = limit
 
     async def on_start(self) -> None:
         devices, server = self.server.devices, self.server
@@ -269,7 +253,7 @@ class CataFed(FedAvg[CataFedParams]):
         connected = np.flatnonzero(sizes)
         cluster = np.full(len(sizes), -1)
         if len(connected):
-            bounds = moderate_range(sizes[connected], params.whisker)
+            bounds = moderate_range(sizes[connected])
             cluster[connected] = cluster_numbers(sizes[connected], params.clusters, bounds)
             members = np.bincount(cluster[connected], minlength=params.clusters).tolist()
             self.server.emit("cluster", round=state["round"], bounds=list(bounds), members=members)
@@ -287,7 +271,7 @@ class CataFed(FedAvg[CataFedParams]):
         if message.outcome != "done":  # it is connected no more
             state["sizes"][device], state["cluster"][device] = 0, -1
             if self.params.rejoin:
-                state["away"] += self.server.clients.await_return(device, self.params.rejoin_delay)
+                state["away"] += self.server.clients.await_return(device, _REJOIN_S)
         elif "size-report" in message.contents:
             if "parts" in message.contents:  # it has split its data
                 number, group = state["round"], self.group_of(device)

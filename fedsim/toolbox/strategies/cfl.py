@@ -25,16 +25,13 @@ class CFLParams(GroupedParams):
         clients_per_round: how many clients a round asks; None for all that can be had, as the paper has it.
         groups: 1: all begin together, and the splits make the other clusters.
         aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
-        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8).
-        eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5).
-        eps1_relative: ``eps1`` where it is not given, as a share of the mean length of the first round's updates.
-        eps2_ratio: ``eps2`` where it is not given, in units of ``eps1``.
+        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8); by default 0.2
+            times the mean length of the first round's updates.
+        eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5); by default 2.5 ``eps1``.
         split_rounds: the cluster with the longest update is split in each of these rounds, from 0, or when that is possible
             (Fig. 3).
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
         as: when a cluster is split, new ones move apart at once (``published-code``), or as one once more (``paper``).
-        min_cluster_size: a cluster is split only where so many of its clients sent an update (published code: 3).
-        first_split_round: no split before this round, from 0 (published code: 20).
         order: clusters advance ``together``, as in the published code, or each is trained to its end (``recursive``, Algorithm
             2).
     """
@@ -47,12 +44,8 @@ class CFLParams(GroupedParams):
     groups: Literal[1] = 1
     eps1: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
     eps2: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(default=None, ge=0.0)
-    eps1_relative: Annotated[float, OnlyWith("eps1", values=(None,))] = Field(default=0.2, ge=0.0)
-    eps2_ratio: Annotated[float, OnlyWith("eps2", values=(None,))] = Field(default=2.5, ge=0.0)
     split_rounds: list[int] | None = None
     split: Literal["single", "complete"] = "single"
-    min_cluster_size: int = Field(default=2, ge=2)
-    first_split_round: int = Field(default=0, ge=0)
     order: Literal["together", "recursive"] = "together"
 
     @model_validator(mode="after")
@@ -113,17 +106,16 @@ class CFL(Grouped[CFLParams]):
 
     Source: Sattler, Mueller and Samek, "Clustered federated learning" (2018), Algorithms 1 and 2.
 
-    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all clients that can be
-    had receive their cluster's model (d parameters), train, and send their update (d parameters); the model moves by the
-    weighted mean of updates. When that mean has become shorter than ``eps1`` while some update is still at least ``eps2`` long,
-    the cluster is cut in two such that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from
-    its model. A client that took no part in the round goes by its last update to this cluster to the side with the update most
-    like that by cosine; one that has not sent any leaves it.
+    All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all available clients
+    receive their cluster's model (d parameters), train, and send their update (d); the model moves by the weighted mean of
+    updates. When that mean is shorter than ``eps1`` while some update is at least ``eps2`` long, the cluster is cut in two such
+    that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. A client that took
+    no part in the round goes to the side with the update most like its own last one to this cluster; without one it leaves it.
 
     Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
-    arrival or when it is selected: at each split it receives the parent's model (d parameters, purpose ``cold-start``), trains
-    as in a round, sends its update (d parameters), and goes to the side with the update most like its own, which the server has
-    kept. Data that shift move nobody. With ``learning = "off"`` nothing is split but by ``split_rounds``, then at random.
+    arrival or when it is selected: at each split it receives the parent's model (d, purpose ``cold-start``), trains, sends its
+    update (d), and goes to the side with the most similar update, which the server has kept. Shifts of data move no device.
+    With ``learning = "off"`` clusters are split by ``split_rounds`` alone, at random.
 
     State besides ``Grouped``'s, whose ``models`` has one for each node of the tree: ``children`` of each node, None for a leaf;
     ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
@@ -169,8 +161,7 @@ class CFL(Grouped[CFLParams]):
         state, params = self.state, self.params
         number, schedule = state["round"], params.split_rounds
         # By the schedule, when fewer splits are done than should be by now: one that was impossible is made up for.
-        is_due = schedule is None or sum(at <= number for at in schedule) > state["scheduled"]
-        may_split = number >= params.first_split_round and is_due
+        may_split = schedule is None or sum(at <= number for at in schedule) > state["scheduled"]
         if not may_split and (schedule is not None or state["scale"] is not None):
             return []
         if not self.server.models.learns:
@@ -179,11 +170,11 @@ class CFL(Grouped[CFLParams]):
         if state["scale"] is None and clusters:
             norms = [length(update) for _, _, updates, _ in clusters for update in updates]
             state["scale"] = sum(norms) / len(norms)
-        eps1 = params.eps1_relative * (state["scale"] or 0.0) if params.eps1 is None else params.eps1
-        limits = {"eps1": eps1, "eps2": params.eps2_ratio * eps1 if params.eps2 is None else params.eps2}
+        eps1 = 0.2 * (state["scale"] or 0.0) if params.eps1 is None else params.eps1
+        limits = {"eps1": eps1, "eps2": 2.5 * eps1 if params.eps2 is None else params.eps2}
         for group, _, _, found in clusters:
             self.server.emit("cluster-criteria", round=number, group=group, **found, **(limits if schedule is None else {}))
-        able = [cluster for cluster in clusters if len(cluster[1]) >= params.min_cluster_size] if may_split else []
+        able = [cluster for cluster in clusters if len(cluster[1]) > 1] if may_split else []
         if schedule is None:
             to_split = [cluster for cluster in able if is_incongruent(**cluster[3], **limits)]
         else:
@@ -195,14 +186,15 @@ class CFL(Grouped[CFLParams]):
             state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
             if not state["waiting"]:
                 self.server.stop("every cluster has converged")
-        return [self._bisect(*cluster) for cluster in to_split]
-
-    def _bisect(self, group: int, entries: Entries, updates: list[NDArray[np.float32]], found: dict[str, float]) -> Cut:
-        self.server.compute("products", len(updates), self.setting.parameters)
-        self.server.compute("linkage", len(updates))
-        cosines = cosine_matrix(np.stack(updates))
-        first, second, cross = bipartition(cosines, self.params.split)
-        return group, entries, (first, second), found | {"similarity": cross}, shown_pairs("similarity", cosines)
+        cuts: list[Cut] = []
+        for group, entries, updates, found in to_split:
+            self.server.compute("products", len(updates), self.setting.parameters)
+            self.server.compute("linkage", len(updates))
+            cosines = cosine_matrix(np.stack(updates))
+            first, second, cross = bipartition(cosines, params.split)
+            record, shown = found | {"similarity": cross}, shown_pairs("similarity", cosines)
+            cuts.append((group, entries, (first, second), record, shown))
+        return cuts
 
     async def _clusters(self) -> list[ClusterUpdates]:
         received = self.state["received"]
@@ -221,9 +213,7 @@ class CFL(Grouped[CFLParams]):
         return sorted((entry for entry in self.state["received"] if entry["group"] == group), key=lambda entry: entry["device"])
 
     def _random_cut(self) -> list[Cut]:
-        """One of the clusters that could be split, in two halves."""
-        least = self.params.min_cluster_size
-        able = [group for group in range(len(self.state["models"])) if len(self._from(group)) >= least]
+        able = [group for group in range(len(self.state["models"])) if len(self._from(group)) > 1]
         if not able:
             return []
         generator = self.server.rng("split", self.state["round"])
@@ -279,7 +269,6 @@ class CFL(Grouped[CFLParams]):
         return {device: pulls[place][0] for device, place in zip(trained, most_alike(own, told), strict=True)}
 
     async def _changes(self, trained: Sequence[Pull]) -> list[NDArray[np.float32]]:
-        """Update minus starting model of each training, float32 [d] each."""
         known = await self.server.models.values([ref for pair in trained for ref in pair])
         with np.errstate(invalid="ignore"):  # of a device that has diverged
             return [update - start for update, start in zip(known[::2], known[1::2], strict=True)]

@@ -6,7 +6,6 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from fedsim.federation import Contents, Device, Instruction, LocalResult
-from fedsim.language.spec import Epochs
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
 from fedsim.training import Training
@@ -20,16 +19,13 @@ class DittoParams(AggregatingParams):
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
     """lambda, how strongly a device's own model is held to the global one; 0: local training."""
-    personal_epochs: Epochs | None = None
-    """passes over its data for which a device trains its own model; None: ``local_epochs``."""
 
 
 class DittoClient(OwnModelClient[DittoParams]):
     """Trains its own model, and then an update of the global one."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        epochs = self.params.personal_epochs or self.params.local_epochs
-        own = Training(self.last(device), epochs, mu=self.params.lam, anchor=instruction["model"])
+        own = Training(self.last(device), self.params.local_epochs, mu=self.params.lam, anchor=instruction["model"])
         return (Train(own), *super().work(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:

@@ -32,8 +32,6 @@ class FedATParams(StrategyParams):
     """weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default could not be checked."""
     aggregation: AggregationSpec = Weighted()
     """how a tier's updates become its model (``parts/aggregation``)."""
-    profiling_limit: PositiveSeconds | None = None
-    """a device whose profiling takes longer (s) counts as one of so long; None: it is waited for."""
     retry: PositiveSeconds = 60.0
     """a tier with nobody to ask, or from which nothing came, looks again after this time (s)."""
 
@@ -65,13 +63,12 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning system with asynchronous
     tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its compression, which ``[messages]`` can say.
 
-    First every device that can be reached does the whole task of a round once (down and up d parameters), and the server
-    measures how long that takes. Tiers are then as many devices each, from the fastest to the slowest. Each goes through rounds
-    of its own: clients at random receive the global model (d parameters), train, and send their update (d parameters); their
-    mean becomes the tier's model, and the global model the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m
-    is how often tier m was updated. Until then a tier's model is the initial one. Each update of a tier makes a version.
-    Devices that are away at first, and newcomers, are profiled when they can be reached, and join the tier whose latencies
-    theirs is among.
+    First every available device does the whole task of a round once (down and up d parameters), and the server measures its
+    latency. Tiers are then as many devices each, from the fastest to the slowest. Each has rounds of its own: random clients
+    receive the global model (d), train, and send their update (d); their mean becomes the tier's model, and the global model
+    the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until then a tier's
+    model is the initial one. Each update of a tier makes a version. Devices that are away at first, and newcomers, are profiled
+    when they are available, and join the tier of their latency.
     """
 
     Params = FedATParams
@@ -84,14 +81,9 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         self.server.begin_round(0)
         self._meet_all(tiers)
 
-    def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        if message.outcome in ("done", "late"):
-            self._place(device, latency)
-        elif message.outcome == "memory":  # it never can train
-            self.state["unable"] += 1
-            self.server.emit("tier-drop", device=device, latency=None)
-        else:
-            self._await(device)
+    def _drop(self, device: int) -> None:
+        super()._drop(device)
+        self.state["unable"] += 1
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         return [bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices]

@@ -43,8 +43,7 @@ class FedBN(FedAvg[FedBNParams]):
     after local training the server averages all layers but the normalisation layers, which each client keeps.
 
     Sends all other tensors, down and up (``model`` and ``update``). Devices that have never answered are tested with the
-    initial normalisation layers. Without running statistics (``track_running_stats=False``) a batch norm goes by the batch, in
-    tests too.
+    initial normalisation layers. Without running statistics (``track_running_stats=False``) batches alone count, in tests too.
     """
 
     Params = FedBNParams

@@ -24,8 +24,7 @@ class FedDRParams(SynchronousParams):
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
     """relaxation; 1: Douglas and Rachford's own step."""
     start: Literal["center", "own"] = "center"
-    """SGD on the local problem begins at its ``center``, y_i, or as in the published code at the device's ``own`` last
-    solution, x_i.
+    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's ``own`` last x_i.
     """
 
 
@@ -72,8 +71,8 @@ class FedDR(FedAvg[FedDRParams]):
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
     composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i =
     prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where
-    those that were never asked count with the first model. All devices count alike. The paper's proximal point is exact or
-    nearly so; here it is ``local_epochs`` of SGD.
+    those that were never asked count with the first model. All devices count alike. Here x_i is found by ``local_epochs`` of
+    SGD.
 
     Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
     """

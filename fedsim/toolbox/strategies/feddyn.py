@@ -22,8 +22,6 @@ class FedDynParams(AggregatingParams):
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
     """weight of the regulariser."""
-    alpha_samples: float | None = Field(default=None, gt=0.0)
-    """a device's alpha is ``alpha`` n / (its samples), as in the published code; None: ``alpha``, as in the paper."""
     aggregation: AggregationSpec = Mean()
 
 
@@ -32,8 +30,6 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha
-        if self.params.alpha_samples is not None:
-            alpha *= self.params.alpha_samples / max(device.samples, 1)
         linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
         return Training(instruction["model"], self.params.local_epochs, mu=alpha, linear=linear)
 
@@ -53,8 +49,7 @@ class FedDyn(FedAvg[FedDynParams]):
     + K / N times what it makes of the s_k of the round's K clients.
 
     Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local solve is ``local_epochs`` of
-    SGD, where the paper has the exact minimum. A client whose answer is cut off keeps its s_k; one whose update is not finite
-    moves neither side.
+    SGD, where the paper has the exact minimum. Lost answers and updates that are not finite move neither side.
     """
 
     Params = FedDynParams

@@ -52,8 +52,8 @@ class FedNova(FedProx):
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated optimization" (NeurIPS 2020),
     Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i - w) / ||a_i||_1, where ||a_i||_1 is how far client i's
-    steps reach (``reach``), p_i its weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (its Eq. 5). Where all take
-    the same steps it is FedAvg.
+    steps reach (``reach``), p_i its weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (its Eq. 5). It is FedAvg
+    where all take the same steps.
 
     Sends what FedAvg sends, and in the answer's header the number of steps that were really taken.
     """

@@ -36,12 +36,10 @@ class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
     Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm 1: each client trains the
-    base layers that it received together with its own head, in one local solve, and sends the base layers back, which are
-    averaged.
+    received base layers together with its own head, and sends the base layers back, which are averaged.
 
     Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin as that of the initial
-    model, where the paper draws one for each client. A device is tested with its own head; one that has never answered with the
-    initial one.
+    model, where the paper draws one for each client. A device is tested with its own head.
     """
 
     Params = FedPerParams

@@ -47,8 +47,7 @@ class FedRep(FedAvg[FedRepParams]):
     with the representation that it received a client makes many steps on its head, then with that head some on the
     representation, and sends the latter back; the server takes the mean.
 
-    Sends what FedPer sends; heads begin, and are tested, as there. An epoch of either training takes as long as one of the
-    whole model.
+    Sends what FedPer sends; heads begin, and are tested, as there. Epochs of both take as long as FedAvg's.
     """
 
     Params = FedRepParams

@@ -39,13 +39,12 @@ class FeSEMParams(GroupedParams):
 class FeSEM(Grouped[FeSEMParams]):
     """Federated stochastic expectation maximisation.
 
-    Source: Xie et al., "Multi-center federated learning" (2020), as the published code of FlexCFL carries it out: distances are
-    those of the whole flattened models.
+    Source: Xie et al., "Multi-center federated learning" (2020), as in the published code of FlexCFL, by distances of whole
+    models.
 
     E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
     it sent last, at first the initial one. It then receives its group's model (d parameters), trains, and sends its update (d
-    parameters). M-step: a group's model becomes the mean of its updates. A device's data have no influence on its group, so a
-    shift changes nothing (FeSEM-MIG is the same).
+    parameters). M-step: a group's model becomes the mean of its updates. Shifts of data change no group.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams

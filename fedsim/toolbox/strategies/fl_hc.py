@@ -1,10 +1,10 @@
 """FL+HC: devices are clustered once, by what training changes in the common model (Briggs et al., 2020)."""
 
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.language.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
@@ -19,7 +19,7 @@ class FLHCParams(LCFLParams):
 
     Attributes:
         measure: how far apart two updates are: ``l1`` or ``l2``, or 1 minus their cosine (``cosine``).
-        clusterer: ``hierarchical``; its linkage ``ward`` goes with ``l2``.
+        clusterer: ``hierarchical``.
         groups: how many clusters to look for; with a threshold the least number of devices that must have come back.
         aggregation: weighted by samples, as in the paper.
     """
@@ -30,14 +30,6 @@ class FLHCParams(LCFLParams):
     moment: Annotated[AfterRounds, Registry.of("moment", AfterRounds, usual="rounds")] = AfterRounds()
     aggregation: AggregationSpec = Weighted()
     __annotations__["as"] = Annotated[None, Field(default=None)]
-
-    @model_validator(mode="after")
-    def _ward_is_euclidean(self) -> Self:
-        if self.clusterer.linkage == "ward" and self.measure != "l2":
-            raise ValueError(
-                f"'clusterer.linkage' is 'ward', for Euclidean distances alone; 'measure' is {self.measure!r}, allowed is 'l2'"
-            )
-        return self
 
 
 def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:

@@ -1,10 +1,10 @@
 """FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fedsim.arrays import Floats, Floats32
 from fedsim.errors import SimulationError
@@ -14,7 +14,7 @@ from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.clustering import similarity as pairs
-from fedsim.toolbox.clustering.algorithms import Clusterer, Hierarchical, KMeans, RandomGroups, kmeans
+from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
 from fedsim.training import Limit, Training
@@ -44,22 +44,12 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     """how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``, by the
     mean absolute difference of the cosines with all others.
     """
-    clusterer: Annotated[Clusterer, Registry.of("clusterer", KMeans, Hierarchical, RandomGroups)] | None = None
-    """``k-means`` (by default with ``edc``), ``hierarchical`` (by default with ``madc``), or ``random``: m random devices each
-    become a group (the ablation RCC).
-    """
+    clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
+    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: a group for each of m random devices (RCC)."""
     moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = PreTraining()
     """pre-training before the first round; newcomers; and when devices' data have shifted."""
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
     """the learning rate between groups; 0 keeps them apart."""
-
-    @model_validator(mode="after")
-    def _makes_groups(self) -> Self:
-        if self.measure == "madc" and isinstance(self.clusterer, KMeans):
-            raise ValueError("'clusterer' is 'k-means', which needs features; 'measure' is 'madc', allowed is 'edc'")
-        if isinstance(self.clusterer, Hierarchical) and self.clusterer.threshold is not None:
-            raise ValueError("'clusterer.threshold' may leave any number of clusters; allowed is 'groups' alone")
-        return self
 
     @property
     def pretraining_epochs(self) -> int | None:
@@ -68,8 +58,7 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     def pretrained(self, devices: int) -> int:
         """The number of devices pre-trained to make the groups."""
-        drawn = isinstance(self.clusterer, RandomGroups)
-        return self.groups if drawn else min(self.moment.devices * self.groups, devices)
+        return self.groups if self.clusterer else min(self.moment.devices * self.groups, devices)
 
     def combined_at_once(self, devices: int) -> int:
         return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
@@ -98,7 +87,7 @@ def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False
     return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
 
 
-_MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training, and there is no round yet
+_MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training
 
 
 @pure
@@ -145,20 +134,20 @@ class FlexCFL(Migrating[FlexCFLParams]):
     """Flexible clustered federated learning.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
-    and 3 and section 3.4.
+    and 3, section 3.4.
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d
-    parameters). They are clustered by dw; a group's model is the mean of its members' trained models, its direction the mean of
-    their updates, which never changes again. With fewer than m who come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d). They
+    are clustered by dw. A group's model is the mean of its members' trained models, its direction the mean of their updates,
+    which never changes again. If fewer than m devices come back it is repeated, up to 100 times.
 
-    Client cold start, when a device without a group is selected or arrives: it receives w0 and the m directions (d + m d
-    parameters), pre-trains, joins the group whose direction has the largest cosine with dw, and says which (4 bytes); no round
-    is lost by it. The pre-trained devices receive the directions with their first group model. Migration (``Migrating``): a
-    device whose data have shifted pre-trains again from w0, and says which group it joins now.
+    Client cold start: a device without a group that is selected or arrives receives w0 and the m directions (d + m d),
+    pre-trains, joins the group whose direction has the largest cosine with dw, and sends its number (4 bytes), in the same
+    round. The pre-trained devices receive the directions with their first group model. A device whose data have shifted
+    (``Migrating``) pre-trains again from w0, and sends the group that it joins.
 
-    A round: the K clients receive their group's model (d parameters), train, and send their update (d parameters); a group's
-    model becomes the mean of its own, weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20),
-    for which each goes from its group server to the auxiliary one (d parameters a group).
+    In a round K clients receive their group's model (d), train, and send their update (d); a group's model becomes their mean,
+    weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20), through an auxiliary server (d a
+    group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -213,7 +202,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 )
             devices, updates = [devices[at] for at in kept], [updates[at] for at in kept]
         generator = server.rng("clustering", self.state["attempts"])
-        if not server.models.learns or isinstance(params.clusterer, RandomGroups):
+        if not server.models.learns or params.clusterer:
             order = generator.permutation(len(devices))
             return devices, updates, (np.argsort(order) % m).tolist()
         n = len(updates)
@@ -221,16 +210,12 @@ class FlexCFL(Migrating[FlexCFLParams]):
         server.compute(*(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m)))
         changes = np.stack([trained[at] for at in kept]) - initial
         similarity, record = pairs.cosine_matrix(changes), dict[str, Any]({"measure": params.measure})
-        clusterer = params.clusterer or (Hierarchical() if params.measure == "madc" else KMeans())
         if params.measure == "madc":
-            labels = clusterer.labels(pairs.madc(similarity), m, generator)
+            labels = agglomerative(pairs.madc(similarity), m, "complete")
         else:
             features = pairs.edc_features(changes, m)
             record["features"] = pairs.rounded(features)
-            if isinstance(clusterer, KMeans):
-                labels = kmeans(features, m, generator)
-            else:
-                labels = clusterer.labels(pairs.diff_norm(features), m, generator)
+            labels = kmeans(features, m, generator)
         record |= pairs.shown_pairs("similarity", similarity)
         server.emit("clustering", devices=devices, **record, groups=labels.tolist())
         return devices, updates, labels.tolist()

@@ -35,7 +35,6 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     @property
     def as_published(self) -> bool:
-        """Whether it does as the published code."""
         return bool(getattr(self, "as") == "published-code")
 
 
@@ -64,9 +63,9 @@ G = TypeVar("G", bound=ClusteredParams)
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model a group.
 
-    A device may have to be prepared before it can train in a round: it has no group yet, or its data have shifted. Then it gets
-    a task of preparation first, and the round's task follows in the instant in which its group is known. Devices that are not
-    asked in a round prepare beside it. All that are prepared in one instant are assigned together.
+    A device that has no group yet, or whose data have shifted, first gets a task of preparation. Its task of the round follows
+    in the instant in which its group is known. Devices that are not asked in a round prepare beside it. Devices prepared in one
+    instant are assigned together.
 
     State besides ``Synchronous``'s: ``models``, each group's; ``group``, each device's, -1 for none; ``asked``, whether each
     was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, ends of these
@@ -79,14 +78,14 @@ class Grouped(Synchronous[G]):
         self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        """The contents and the job of the task that the device must do before it can train in a round; None for nothing."""
+        """Contents and job of the device's preparation; None if it needs none."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         """Give devices that have been prepared their groups (``move``)."""
 
     def contents_after_preparation(self, device: int) -> Contents:
-        """Message to a device that was prepared in the same round; by default the same as for all."""
+        """Message to a device that was prepared in the same round."""
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
@@ -100,7 +99,7 @@ class Grouped(Synchronous[G]):
             self.server.emit("assign", device=device, group=group, before=None if before < 0 else before, why=why)
 
     def members(self, group: int) -> list[int]:
-        """The devices of a group, in order of their numbers."""
+        """The devices of a group, in ascending order."""
         return [device for device, own in enumerate(self.state["group"]) if own == group]
 
     def group_of(self, device: int) -> int | None:
@@ -114,7 +113,7 @@ class Grouped(Synchronous[G]):
         return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
-        """Groups of ``count`` devices where nothing is learnt that could tell them."""
+        """``count`` random groups, for runs without learning."""
         found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
         return found
 
@@ -260,7 +259,6 @@ class MigratingParams(GroupedParams):
     instead: ClassVar[Mapping[str, str]] = {
         **GroupedParams.instead,
         **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
-        "shift_threshold": "moment.shift_threshold",
     }
     usual_shift: ClassVar[ShiftTest] = "never"
 
@@ -277,10 +275,7 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Notices that its own data have shifted.
-
-    State: ``reference``, the label counts of the data by which it found its group; absent before, and its first data's count.
-    """
+    """Detects shifts of its own data; state: ``reference``, label counts of the data by which it found its group."""
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         """Whether this task says which group the device belongs to."""
@@ -296,16 +291,15 @@ class MigratingClient(SynchronousClient[M]):
         first = device.first_label_counts
         reference = np.array(device.state["reference"]) if "reference" in device.state else first
         far = distance(device.label_counts, reference, self.params.shift)
-        most = self.params.moment.shift_threshold * float(first.sum()) / len(first)
+        most = 0.2 * float(first.sum()) / len(first)  # FlexCFL, Eq. 9
         return {"distance": Header(far), "threshold": Header(most)}
 
 
 class Migrating(Grouped[M]):
     """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
 
-    A device whose data have changed compares its label counts with its reference. If they are too far apart it is prepared
-    again, and its present counts become the reference. One that works or is away tests itself when it is free or back; one
-    that finds its group on data that have changed meanwhile tests itself once more. Nothing is sent for a test.
+    A device whose data have changed compares its label counts with its reference, at no cost, as soon as it is idle. If they
+    are too far apart it is prepared again, and its present counts become the reference. After preparing it tests new changes.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
@@ -319,7 +313,6 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
-        """Put a device into the group that it has found."""
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 
     async def test_again(self, devices: Iterable[int]) -> None:

@@ -19,8 +19,6 @@ class HetLoRAParams(CutParams):
     by: ClassVar[CutBy] = "rank"
     kind: Literal["hetlora"] = "hetlora"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
-    weights: Literal["norm", "aggregation"] = "norm"
-    """of updates: by their ``norm``, as in the paper, or as ``aggregation`` says."""
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
@@ -45,7 +43,7 @@ class HetLoRA(CutModels):
 
     async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         models = self.server.models
-        if self.params.weights == "aggregation" or not models.learns:  # type: ignore[attr-defined]
+        if not models.learns:
             return self.weights(entries)
         tensors = self.setting.tensors()
         norms = [norm(update, tensors) for update in await models.values([entry["update"] for entry in entries])]

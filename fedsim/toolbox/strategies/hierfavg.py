@@ -6,11 +6,10 @@ from pydantic import Field, model_validator
 
 from fedsim.federation import Carried, Device, Instruction, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.parts.aggregation import Weighted
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.toolbox.aggregation.private import Private
 from fedsim.training import Training
 
 
@@ -21,7 +20,6 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes over its data.
         kappa2: edge rounds in a round.
         aggregation: how the updates of an edge server's clients become its model.
-        cloud_aggregation: how the models of edge servers become one; their samples are those of the last edge round.
         deadline: of a whole round; at that time edge servers send what they have.
         selection: whom a round asks (``parts/selection``); not by what clients say with their updates.
     """
@@ -32,7 +30,6 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     kind: Literal["hierfavg"] = "hierfavg"
     kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
     kappa2: int = Field(default=4, ge=1, le=10_000)
-    cloud_aggregation: AggregationSpec = Weighted()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
@@ -43,16 +40,10 @@ class HierFAVGParams(SelectingParams, CombiningParams):
                 f"'selection' is {self.selection.kind!r}, which goes by what clients send with their updates, and these end at "
                 "edge servers; allowed are random, least-asked, least-available, fedcs, and power-of-choice that asks"
             )
-        if isinstance(self.cloud_aggregation, Private):
-            raise ValueError(
-                "'cloud_aggregation' is 'private', which hides what an update says, and the server gets none; allowed is "
-                "'aggregation'"
-            )
         return self
 
     def check_edges(self, edges: int) -> None:
         self.aggregation.check(self.clients_per_round // edges)
-        self.cloud_aggregation.check(edges)
 
     @property
     def turns(self) -> int:
@@ -75,11 +66,12 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     In each round the server sends the global model (``edge-model``, d parameters) to the edge servers of K clients. Each goes
     through kappa2 edge rounds by itself: it sends its model to its clients (``model``, d); each makes kappa1 SGD steps and
     sends its model back (``update``, d); the edge server's model becomes their mean, weighted by samples. Then it sends that to
-    the server (``edge-update``, d), whose model becomes the mean of these, weighted too. With kappa2 = 1 that is FedAvg.
+    the server (``edge-update``, d), whose model becomes the mean of these, weighted by the samples of the last edge round. With
+    kappa2 = 1 that is FedAvg.
 
-    A client that is late or lost is out until the next round; one that is away when an edge round begins counts by what it has
-    done. With an edge server all is lost that its clients have done for it in the round (record ``updates-lost``), and none of
-    them is asked until it is back. The record ``round`` counts clients by their last task. A device's group is its edge server.
+    A client that is late or lost is out until the next round; one that is away when an edge round begins counts by its last
+    update. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and none of them is asked
+    until it is back. The record ``round`` counts clients by their last task. A device's group is its edge server.
     """
 
     Params = HierFAVGParams
@@ -188,7 +180,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        state, how, arrived = self.state, self.params.cloud_aggregation, self.state["arrived"]
+        state, how, arrived = self.state, Weighted(), self.state["arrived"]
         if arrived:
             weights, edges = await how.weigh(self.server, arrived, how.weights(arrived)), [entry["group"] for entry in arrived]
             self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))

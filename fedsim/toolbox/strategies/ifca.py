@@ -5,7 +5,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
 from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
@@ -29,8 +28,6 @@ class IFCAParams(MigratingParams):
     """of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on all of its data, and a group's
     model moves by the sum of its clients' steps, divided by the number of all clients of the round (option I).
     """
-    starts: Literal["different", "same"] = "different"
-    """the m models begin at draws of their own (``different``) or all at one (``same``, refused for several groups)."""
 
     @property
     def counts_steps(self) -> str | None:
@@ -38,14 +35,6 @@ class IFCAParams(MigratingParams):
 
     def unprotected(self, protection: Protection) -> str | None:
         return "with 'averaging' = 'gradients' clients' steps are summed beside it" if self.averaging == "gradients" else None
-
-    def check(self, devices: int) -> None:
-        super().check(devices)
-        if self.starts == "same" and self.groups > 1:
-            raise ScenarioError(
-                f"strategy.starts is 'same' with {self.groups} groups: devices could not tell their models apart and would all "
-                "choose the first; allowed is 'different'"
-            )
 
 
 class IFCAClient(MigratingClient[IFCAParams]):
@@ -77,16 +66,14 @@ class IFCA(Migrating[IFCAParams]):
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
     data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
     group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer chooses when it is
-    selected. With a test for shifts (IFCA-MIG, a variant in the paper of FlexCFL) a device whose data have shifted receives all
-    models (m d parameters) and chooses at once.
+    selected. In IFCA-MIG (from the paper of FlexCFL) a shifted device receives all models (m d) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
     Client = IFCAClient
 
     async def on_start(self) -> None:
-        same = self.params.starts == "same"
-        self.state["models"] = [self.server.models.initial(0 if same else group) for group in range(self.params.groups)]
+        self.state["models"] = [self.server.models.initial(group) for group in range(self.params.groups)]
         self.state["chosen_in"] = [-1] * self.server.devices
         await super().on_start()
 

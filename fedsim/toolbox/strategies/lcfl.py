@@ -53,8 +53,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         "local_start": "moment.start",
         "warmup_iterations": "moment.steps",
         **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
-        **{f"exchange_{key}": f"moment.{key}" for key in ("attempts", "deadline")},
-        **{key: f"clusterer.{key}" for key in ("start", "eps", "min_samples", "linkage", "threshold")},
+        "exchange_deadline": "moment.deadline",
+        **{key: f"clusterer.{key}" for key in ("start", "linkage", "threshold")},
     }
 
     unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
@@ -91,11 +91,13 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     def check(self, devices: int) -> None:
         self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
         self.refuse_more("groups", devices)
-        if isinstance(self.clusterer, Dbscan) and self.clusterer.eps is None and self.groups < 2:
+        if isinstance(self.clusterer, Dbscan) and self.groups < 2:
             raise ScenarioError(
-                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more, or "
-                "'clusterer.eps'"
+                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; allowed are 2 or more"
             )
+
+
+_MOST_ATTEMPTS = 3  # of a device at its warm-up, and at its exchange
 
 
 def _share_of(count: int, participation: float) -> int:
@@ -171,12 +173,12 @@ class LCFL(Grouped[LCFLParams]):
 
     Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes the objective L_i, with
     ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4
-    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of what both found. Other measures need
-    no exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
+    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures. Other measures need no
+    exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
 
-    Then the devices that came back are clustered, once and for all, and each cluster runs FedAvg by itself; with fewer than
-    ``groups`` of them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their
-    training data, join the best and say which (4 bytes): as soon as they can, but not while two clusters have the same model.
+    Then the devices that came back are clustered once, and each cluster runs FedAvg by itself; with fewer than ``groups`` of
+    them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their training data,
+    join the best and send its number (4 bytes), as soon as they can and all clusters' models differ.
 
     State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
     and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
@@ -242,7 +244,7 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_timer(name)
 
     async def _gather(self) -> None:
-        """Ask those who are there and have sent no model for one."""
+        """Ask the available devices that have sent no model for one."""
         own = self.state["own"]
         without = [device for device in self.server.clients.online() if own[device] is None]
         if len(without) + sum(model is not None for model in own) < self.params.groups:
@@ -259,7 +261,7 @@ class LCFL(Grouped[LCFLParams]):
         await self._invite(*devices)
 
     async def _invite(self, *devices: int) -> None:
-        """Ask devices for what the campaign wants, those that are away when they are back."""
+        """Ask devices for their part in the campaign, those that are away on their return."""
         state, server, name = self.state, self.server, self.state["campaign"]
         for device in devices:
             if not server.clients.idle(device):
@@ -287,7 +289,7 @@ class LCFL(Grouped[LCFLParams]):
                 state["own"][device], state["began"][device] = message["warm-up"], message["start"]
             else:
                 state["tested"][device] = message["probe-loss" if message.job == "exchange" else "gradient"]
-        again = message.outcome in ("lost", "battery") and state["campaign_asked"][device] < self.params.moment.attempts
+        again = message.outcome in ("lost", "battery") and state["campaign_asked"][device] < _MOST_ATTEMPTS
         await self._invite(*([device] if again else []))
 
     async def on_return(self, device: int) -> None:

@@ -42,8 +42,7 @@ class Local(Synchronous[LocalParams]):
     """Every device trains a model of its own with the same local schedule; nothing is ever sent.
 
     All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each; its score is the mean of the
-    devices' accuracies, each with its own model on its own test samples. A device that is late or lost keeps the model that it
-    had.
+    devices' accuracies, each with its own model on its own test samples. Late and lost devices keep their models.
     """
 
     Params = LocalParams

@@ -1,6 +1,5 @@
 """REFL: late updates are used too, the less the staler they are (Abdelmoniem et al., 2023)."""
 
-import math
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -27,12 +26,10 @@ class REFLParams(AggregatingParams):
     kind: Literal["refl"] = "refl"
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=0.35, ge=0.0, le=1.0)
     """what a stale update's deviation counts beside its staleness."""
-    stale_weights: Literal["boosted", "damped", "equal"] = "boosted"
-    """``boosted``: as in the paper; ``damped``: 1 / (tau + 1) alone; ``equal``: as much as a fresh one."""
+    stale_weights: Literal["boosted", "equal"] = "boosted"
+    """``boosted``: as in the paper; ``equal``: as much as a fresh one."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=1.0, ge=1.0, le=1e6)
     """what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper; 10 in the published code."""
-    most_staleness: int | None = Field(default=None, ge=1)
-    """an update that would be staler is given up: its task is ended. None: all are waited for."""
     aggregation: AggregationSpec = Mean()
     """the plain mean, as in the paper, unless another is given; its weights are multiplied by those."""
     selection: SelectionSpec = LeastAvailable()
@@ -40,7 +37,7 @@ class REFLParams(AggregatingParams):
 
     @model_validator(mode="after")
     def _weights_count(self) -> Self:
-        if self.stale_weights != "equal" and not self.aggregation.uses_weights:
+        if self.stale_weights == "boosted" and not self.aggregation.uses_weights:
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, in which weights do not count, and 'stale_weights' is "
                 f"{self.stale_weights!r}; allowed are 'weighted' and 'mean', or stale_weights = 'equal'"
@@ -55,8 +52,8 @@ def stale_weights(
 
     (1 - beta) / (tau + 1) + beta (1 - exp(-Lambda / Lambda_max) / scale), where Lambda, which is
     ||f - (s + n f) / (n + 1)||^2 / ||f||^2, is how far a ``stale`` update s would move the mean f (``fresh``) of n fresh ones
-    (``count``), all as differences [d] from the model that they began with, and Lambda_max is the greatest of the round.
-    Without f it is 1 / (tau + 1).
+    (``count``), all as differences [d] from the model that they began with, and Lambda_max the round's largest; 1 / (tau + 1)
+    without f.
     """
     damped = [1 / (tau + 1) for tau in staleness]
     norm = 0.0 if fresh is None else float(fresh @ fresh)
@@ -134,7 +131,7 @@ class REFL(FedAvg[REFLParams]):
         params = self.params
         if params.stale_weights == "equal":
             return [1.0] * len(stale)
-        if params.stale_weights == "damped" or not (fresh and self.server.models.learns):
+        if not (fresh and self.server.models.learns):
             return stale_weights(staleness, 0.0, None, [], 0)
         moves = changes(self.server, [*fresh, *stale])
         mean = self.server.models.mix([(move, 1 / len(fresh)) for move in moves[: len(fresh)]])
@@ -148,9 +145,3 @@ class REFL(FedAvg[REFLParams]):
     async def _close_round(self) -> None:
         self.server.cancel_timer("close")
         await super()._close_round()
-
-    async def _finish_round(self) -> None:
-        await super()._finish_round()
-        for task, number in list(self.state["late"].items()):
-            if self.state["round"] - number > (self.params.most_staleness or math.inf):
-                self.server.end(task, "late")

@@ -8,7 +8,6 @@ import numpy as np
 from pydantic import Field
 
 from fedsim.arrays import Floats, Floats32, Ints
-from fedsim.errors import SimulationError
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
 from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
@@ -92,12 +91,9 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
 
 
 def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Class shares of each cluster's samples, float64 [M, N]; a cluster without samples is refused (``SimulationError``)."""
+    """Class shares of each cluster's samples, float64 [M, N]; each cluster has a sample at least."""
     totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
-    sizes = totals.sum(axis=0)
-    if not sizes.all():
-        raise SimulationError(f"cluster {int(np.argmin(sizes))} of {len(sizes)} has no samples, so that it has no class shares")
-    return np.asarray(totals / sizes)
+    return np.asarray(totals / totals.sum(axis=0))
 
 
 def optimal_weights(shares: Floats) -> Floats:
@@ -174,19 +170,19 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     Source: Wang, Zhang and Tao, "Adaptive clustering-based model aggregation for federated learning with imbalanced data":
     Algorithm 1 (CCS), Eqs. 4 to 7 and 17, and the two steps after it; benchmarks of section IV.
 
-    A round: K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends the model
-    that it has then (d parameters), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, those that are
-    used). The server clusters the gradients; a cluster's model is the mean of its clients', weighted by samples; the new model
-    is the sum over clusters of p_n times theirs: as the p_n sum to 1, the gradient step of Eq. 5. The threshold of CCS falls
-    with the mean of the reported losses; the first is l_0.
+    In a round K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends its model
+    (d), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, if used). The server clusters the gradients. A
+    cluster's model is the mean of its clients', weighted by samples; the new model is the sum over clusters of p_n times
+    theirs, which is the gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is
+    l_0.
 
     I_k needs D, the samples of all devices: each device reports its size when it can be reached (a scalar, ``size-report``),
-    and is not drawn before. D is the sum of the sizes last heard, and goes with the model to each client that was told another
-    before (a scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite
-    counts for nothing. Without learning the clusters are drawn at random.
+    and is not drawn before. D is the sum of the last reported sizes, and goes to each client that does not know it yet (a
+    scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite counts for
+    nothing. Without learning the clusters are drawn at random.
 
-    The record ``reweighting`` says how balanced the classes are under weights by samples and under these; ``clustering`` is
-    made in rounds 0, 1, 2, 4, 8, ...
+    The record ``reweighting`` has the classes' balance under weights by samples and under these; ``clustering`` comes in rounds
+    0, 1, 2, 4, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams

@@ -11,13 +11,14 @@ from pydantic import Field, model_validator
 from fedsim.errors import ScenarioError
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
 from fedsim.language.spec import OnlyWith
-from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.base import P, Strategy
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
+
+_TEST_CLIENTS = 5  # of each tier
 
 
 class TiFLParams(AggregatingParams):
@@ -30,10 +31,6 @@ class TiFLParams(AggregatingParams):
     """P, equal-width bins of data size or of latency."""
     tiers_from: Literal["size", "latency"] = "size"
     """``size``, which each device reports once (as for CATA-Fed), or ``latency`` of a whole task (the original)."""
-    profiling_rounds: Annotated[int, OnlyWith("tiers_from", values=("latency",))] = Field(default=1, ge=1)
-    """how often a device's latency is measured."""
-    profiling_limit: Annotated[PositiveSeconds | None, OnlyWith("tiers_from", values=("latency",))] = None
-    """Tmax (s): slower tasks are ended and count as Tmax; a device that never came in below it is dropped."""
     mode: Literal["uniform", "static", "credits"] = "uniform"
     """tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``: the less accurate the model is
     on a tier's clients, the likelier it is, and none is chosen more often than it has credits.
@@ -46,12 +43,6 @@ class TiFLParams(AggregatingParams):
     """of each tier; by default the planned rounds, divided by the tiers."""
     interval: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(default=None, ge=1)
     """I, a test after every so many rounds, by default as many as there are tiers."""
-    require_no_improvement: Annotated[bool, OnlyWith("mode", values=("credits",))] = True
-    """probabilities change only if the accuracy on the last chosen tier has not risen since the last test."""
-    accuracy_from: Annotated[Literal["clients", "measurement"], OnlyWith("mode", values=("credits",))] = "clients"
-    """test clients of each tier report it (``clients``), or the server knows it of all at no cost (``measurement``)."""
-    test_clients: Annotated[int, OnlyWith("mode", values=("credits",))] = Field(default=5, ge=1)
-    """how many clients of each tier are tested."""
 
     @model_validator(mode="after")
     def _one_probability_a_tier(self) -> Self:
@@ -78,14 +69,12 @@ class TiFLParams(AggregatingParams):
 class Tiered(Strategy[P]):
     """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
 
-    Its ``met`` places a device by its figure, meets it again, waits for it, or drops it; its ``begin`` is called when nobody
-    is being met any more, and sets ``cuts`` by the figures of ``known`` devices, sorts them in by ``tiers_of``, and trains.
+    ``begin`` is called when no device is being met any more. It sets ``cuts``, sorts the ``known`` devices in, and trains.
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
     ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each device; ``members``.
     """
 
-    met: Callable[[int, TaskEnd, float], None]
     begin: Callable[[list[int]], None]
     tiers_of: Callable[[Sequence[int]], list[int]]
 
@@ -102,10 +91,7 @@ class Tiered(Strategy[P]):
         self.server.clients.await_return(device)
 
     def _meet(self, device: int, job: str = "profile") -> None:
-        limit: float | None = self.params.profiling_limit  # type: ignore[attr-defined]
         task = self.server.ask(device, {"profiling": self.state["model"]} if job == "profile" else {}, job)
-        if limit is not None:
-            self.server.timer(f"profiling/{task}", self.server.now + limit)
         self.state["meeting"][task] = (device, self.server.now)
 
     async def on_return(self, device: int) -> None:
@@ -113,19 +99,17 @@ class Tiered(Strategy[P]):
 
     on_arrival = on_return
 
-    async def on_timer(self, name: str) -> None:
-        if name.startswith("profiling/"):
-            self.server.end(int(name.partition("/")[2]), "late")
-        else:
-            await super().on_timer(name)
-
     def _ends_meeting(self, message: TaskEnd) -> bool:
         """Whether the task was one by which a device is met; then it is taken in."""
         if message.task not in self.state["meeting"]:
             return False
         device, asked = self.state["meeting"].pop(message.task)
-        self.server.cancel_timer(f"profiling/{message.task}")
-        self.met(device, message, self.server.now - asked)
+        if message.outcome == "done":
+            self._place(device, float(message.contents.get("size-report", self.server.now - asked)))
+        elif message.outcome == "memory":
+            self._drop(device)
+        else:
+            self._await(device)
         self._make_tiers()
         return True
 
@@ -137,6 +121,10 @@ class Tiered(Strategy[P]):
         self.state["figures"][device] = figure
         if self.state["cuts"] is not None:
             self._sort_in([device])
+
+    def _drop(self, device: int) -> None:
+        """Leave out a device that has no room for the training."""
+        self.server.emit("tier-drop", device=device)
 
     def _sort_in(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
@@ -205,15 +193,16 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1 and 2; tiers by data size as
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters, each time);
-    the others when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
+    First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters); the others
+    when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
     round draws a tier with a member that can be had, then K of its members uniformly (all if fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to test clients of each tier (d parameters), who report their accuracy on it (a
-    scalar). Without learning, and when all credits are used up, tiers are chosen uniformly.
+    With credits, every I rounds the model goes to five clients of each tier (d parameters), who report their accuracy on it (a
+    scalar). Probabilities change if the accuracy on the tier chosen last has not risen. Without learning, and when all credits
+    are used up, tiers are chosen uniformly.
 
-    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``profiles``, how often each
-    was profiled, and the time (s); ``current``, the tier drawn last; ``tested``, the round of the last test.
+    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``current``, the tier drawn
+    last; ``tested``, the round of the last test.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
@@ -231,7 +220,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     async def on_start(self) -> None:
         server, tiers = self.server, self.params.tiers
-        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "profiles": [(0, 0.0)] * server.devices}
+        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
         self.state |= {"current": None, "tested": None, "testing": {}, "heard": {}, "accuracies": [None] * tiers}
         self.state |= {"probabilities": self.params.probabilities or [1.0] * tiers, "credits": [self.credits_of_each] * tiers}
         self.state["expected"] = sum(map(server.clients.arrived, range(server.devices)))
@@ -247,30 +236,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _await(self, device: int) -> None:
         self.state["expected"] -= not self.server.clients.await_return(device)
 
-    def met(self, device: int, message: TaskEnd, latency: float) -> None:
-        if self.params.tiers_from == "size":
-            if message.outcome == "done":
-                self._place(device, float(message["size-report"]))
-            else:
-                self._await(device)
-            return
-        limit, wanted, unable = self.params.profiling_limit, self.params.profiling_rounds, message.outcome == "memory"
-        count, total = self.state["profiles"][device]
-        away = message.outcome not in ("done", "late")
-        if not unable and (not away or limit is not None):
-            count, total = count + 1, total + (latency if message.outcome == "done" else limit or 0.0)
-            self.state["profiles"][device] = (count, total)
-        if unable or (count == wanted and limit is not None and total >= wanted * limit):
-            self.state["expected"] -= 1
-            self.server.emit("tier-drop", device=device, latency=None if unable else total / wanted)
-        elif count < wanted:
-            (self._await if away else self._meet)(device)
-        else:
-            self._place(device, total / wanted)
-
     def _place(self, device: int, figure: float) -> None:
         self.state["expected"] -= 1
         super()._place(device, figure)
+
+    def _drop(self, device: int) -> None:
+        self.state["expected"] -= 1
+        super()._drop(device)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         figures = np.array([self.state["figures"][device] for device in devices])
@@ -307,35 +279,32 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _open_round(self) -> None:
         state, params, number = self.state, self.params, self.state["round"]
         due = params.mode == "credits" and number % (params.interval or params.tiers) == 0 and state["tested"] != number
-        if due and (number > 0 or params.require_no_improvement):
+        if due:
             state["tested"] = number
             self._test()
         else:
             super()._open_round()
 
     def _test(self) -> None:
-        state, params, server = self.state, self.params, self.server
-        known = params.accuracy_from == "measurement"
-        state["heard"] = {tier: part for tier, part in enumerate(state["members"]) if known and part}
-        for tier, part in enumerate(state["members"] if not known else ()):
-            for device in server.clients.sample(params.test_clients, "test", state["round"], tier, among=part):
+        state, server = self.state, self.server
+        state["heard"] = {}
+        for tier, part in enumerate(state["members"]):
+            for device in server.clients.sample(_TEST_CLIENTS, "test", state["round"], tier, among=part):
                 state["testing"][server.ask(device, {"model": state["model"]}, "test", group=tier)] = tier
         if not state["testing"]:
             server.timer("tested", server.now)
 
     async def _tested(self) -> None:
-        state, params, before = self.state, self.params, self.state["accuracies"]
+        state, before = self.state, self.state["accuracies"]
         now = list(before)
         for tier, devices in sorted(state["heard"].items()):
             if (accuracy := await self.server.models.test(state["model"], sorted(devices))) is not None:
                 now[tier] = accuracy
         state["accuracies"] = now
         current = state["current"]
-        if current is not None and now[current] is not None:
-            improved = before[current] is None or now[current] > before[current]
-            if not (params.require_no_improvement and improved):
-                inhabited = [left if part else 0 for left, part in zip(state["credits"], state["members"], strict=True)]
-                state["probabilities"] = credit_probabilities(now, inhabited)
+        if current is not None and None not in (before[current], now[current]) and now[current] <= before[current]:
+            inhabited = [left if part else 0 for left, part in zip(state["credits"], state["members"], strict=True)]
+            state["probabilities"] = credit_probabilities(now, inhabited)
         self.server.emit("tier-test", round=state["round"], accuracies=now, probabilities=state["probabilities"])
         super()._open_round()
 

@@ -32,9 +32,7 @@ class LearningRateSchedule(Spec):
     args: dict[str, Any] = Field(default_factory=dict)
     """its arguments. ``T_max`` and ``total_steps`` are by default the length of the local training."""
     every: Literal["step", "epoch", "round"] = "step"
-    """what a step of the schedule is: of the optimiser, a local epoch, or a round. With the first two it begins anew in each
-    training.
-    """
+    """length of a step of the schedule. A schedule by ``step`` (of the optimiser) or ``epoch`` begins anew in each training."""
 
     def build(self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0) -> "torch.optim.lr_scheduler.LRScheduler":
         """The schedule of an optimiser, for a local training of so many of its steps in the round of this number."""
@@ -63,9 +61,8 @@ class ParameterGroup(Spec):
 class TorchTrainer(Trainer):
     """Local training by an optimiser of ``torch.optim``, as a plain loop in torch: loss, backward, clipping, step.
 
-    The loss has all terms that a strategy adds, so that clipping and the optimiser see their gradients too. With ``accumulate``
-    a step is that of a batch so many times as large: its gradient is the mean over the samples of all, and an epoch's last step
-    may have fewer.
+    The loss has all terms that a strategy adds. With ``accumulate`` a step's gradient is the mean over the samples of so many
+    batches, fewer at the end of an epoch.
     """
 
     kind: Literal["torch"] = "torch"

@@ -38,15 +38,15 @@ TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(lambda v
 
 
 class Diurnal(AvailabilityModel):
-    """The share of devices that are on goes up and down with the local hour, as a sinusoid; it is met at every instant.
+    """The share of devices that are on is a sinusoid of the local hour.
 
-    Each device draws a number, keeps it for ``lasts``, and draws again; it is on while the share is above what it has drawn. So
-    with a long ``lasts`` a device has its habits, on at the same hours for days; with a short one it comes and goes.
+    Each device draws a number every ``lasts``, and is on while the share is above the number. With a long ``lasts`` a device is
+    on at the same hours for days; with a short one it comes and goes.
 
     Attributes:
         most, least: the share that is on at the best and at the worst hour.
-        peak: the best hour, local time (``population.calendar`` says where the devices are, and which time of day time 0 is).
-        lasts: how long a device keeps to what it has drawn.
+        peak: the best hour, local time (see ``population.calendar``).
+        lasts: how long a device keeps its number.
     """
 
     kind: Literal["diurnal"] = "diurnal"
@@ -68,11 +68,7 @@ class Diurnal(AvailabilityModel):
 
 
 class Tides(Availability):
-    """The paths of ``Diurnal``; ``peak`` is a time at which the share is highest, for each device (s), float64 [devices].
-
-    Time is cut into pieces of one length, at places of each device's own. In a piece a device has one draw u, uniform from 0 to
-    1, and is on while the share s(t) is above it, so P(on at t) = s(t). As s is a sinusoid, that is a window a day.
-    """
+    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s), float64 [devices]."""
 
     def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
         self._streams = streams
@@ -111,14 +107,14 @@ class Tides(Availability):
         return on
 
     def _half_window(self, draw: float) -> float:
-        """For how long before and after a peak the share is above ``draw`` (s): half a day for always, 0 for never."""
+        """Time before and after a peak while the share is above ``draw`` (s): half a day for always, 0 for never."""
         if self._swing == 0.0:
             return DAY_S / 2 if draw < self._middle else 0.0
         height = (draw - self._middle) / self._swing
         return 0.0 if height >= 1 else DAY_S / 2 if height <= -1 else on_grid(math.acos(height) * DAY_S / (2 * math.pi))
 
     def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
-        """Whether ``device`` is on at ``time``, and from when to when (s) nothing can change: a piece, or a part of it."""
+        """Whether ``device`` is on at ``time``, and the begin and end (s) of a part of its piece with that state."""
         into = round(self._streams.uniform("world/availability/first", device) * self._lasts / TICK_S) * TICK_S
         piece = (time + into) // self._lasts
         start, end = piece * self._lasts - into, (piece + 1) * self._lasts - into
@@ -143,7 +139,7 @@ OnInterval = tuple[float, float, int]
 
 
 def append_on(changes: list[float], begin: float, end: float) -> None:
-    """Add an interval, on from ``begin`` to ``end`` (s), after those that are there: one that touches the last joins it."""
+    """Append an interval, on from ``begin`` to ``end`` (s); one that touches the last joins it."""
     if begin < end and changes and changes[-1] == begin:
         changes[-1] = end
     elif begin < end:
@@ -151,10 +147,7 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 
 
 class Traces(Availability):
-    """Recorded phases: each device follows one trace, over and over.
-
-    ``assigned`` says which, and ``ahead`` how far into it each device is at time 0 (s), both [devices]; None for not at all.
-    """
+    """Recorded phases: each device follows its ``assigned`` trace over and over, ``ahead`` (s) into it at time 0; [devices]."""
 
     def __init__(self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None) -> None:
         self._traces, self._assigned = traces, assigned
@@ -182,15 +175,13 @@ class Flash(AvailabilityModel):
     """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
 
     The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
-    Each device follows a trace drawn at random, at the time of day at which it was recorded: at time 0 the file's own clock
-    (in days of 86,400 s) shows what that of the device shows. A trace repeats when it is through.
+    Each device repeats a random trace, at the time of day at which the trace was recorded.
     """
 
     kind: Literal["flash"] = "flash"
     file: str = "traces/flash_availability_1000.json"
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
-        """The population's paths. ``DataError``: the file is missing, is not such a file, or has a trace with holes."""
         traces = read_flash(sought(self.file, root))
         drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
         started = zip(calendar.day_s().tolist(), [traces[trace] for trace in drawn], strict=True)
@@ -233,8 +224,7 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
     end, changes = on_grid(recorded.end), list[float]()
     for position, (begin, finish) in enumerate(tuple(map(on_grid, pair)) for pair in recorded.ready):
         if not last <= begin <= finish <= end:
-            told = f"interval {position} [{begin:g}, {finish:g}] does not follow what is before it, or leaves [start, end]"
-            raise DataError(f"{where} has holes: {told}")
+            raise DataError(f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of order or bounds")
         last = finish
         append_on(changes, begin - start, finish - start)
     if end <= start:
@@ -248,11 +238,8 @@ class Intervals(AvailabilityModel):
     A device without a row is never on. All times of a file are of one form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
-    - times of day, such as ``22:00`` to ``06:30``, which come again every day, in the device's time zone;
-    - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or ``2024-03-04T22:00Z``; what was before
-      time 0 is left out.
-
-    For days and dates ``population.calendar`` says which instant time 0 is, and where the devices are.
+    - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone (``population.calendar``);
+    - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or ``2024-03-04T22:00Z``, from time 0 on.
     """
 
     kind: Literal["intervals"] = "intervals"
@@ -260,27 +247,21 @@ class Intervals(AvailabilityModel):
     """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
     unit: str | None = None
     """of times that are bare numbers."""
-    every: PositiveSeconds | None = None
-    """how long the pattern is until it comes again; None: it doesn't (times of day do, every day)."""
     drawn: bool = False
-    """each device follows the intervals of one that is drawn among those of the file, which may be called anything."""
+    """whether each device follows a device of the file, of any name, that is drawn at random."""
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
-        """``DataError``: the file or an interval is malformed. ``ScenarioError``: dates, and nothing says which is time 0."""
         table = DeviceTable("population.availability", sought(self.file, root), ("device", "start", "end"))
         owners = table.values("device", Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime and not calendar.stated:
-            why = "has dates; give population.calendar.starts, the date and time of simulated time 0"
-            raise ScenarioError(f"population.availability: {self.file!r} {why}")
+            raise ScenarioError(f"population.availability: {self.file!r} has dates; give population.calendar.starts")
         if form is datetime and self.drawn:
             raise ScenarioError("population.availability.drawn is true, but dates are of devices that are known; give false")
         intervals: dict[Any, list[OnInterval]] = {}
         for row, owner in enumerate(owners):
             intervals.setdefault(owner, []).extend(self._pieces(table, row, start[row], end[row], owner, calendar))
-        if form is time and self.every not in (None, DAY_S):
-            raise ScenarioError(f"population.availability.every is {self.every:g} s, but times of day come again every day")
-        period = DAY_S if form is time else math.inf if self.every is None else on_grid(self.every)
+        period = DAY_S if form is time else math.inf
         traces = {owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()}
         kept = [*traces.values(), (period, [])]
         if self.drawn:
@@ -298,8 +279,7 @@ class Intervals(AvailabilityModel):
             for row, cell in enumerate(cells):
                 if cell is not None and _form(cell) is not form:
                     raise table.wrong(row, name, f"the first row has {_FORMS[form]}; allowed is one form of time in a file")
-            kind = Seconds if form is float else form
-            columns.append(table.values(name, kind, self.unit))
+            columns.append(table.values(name, Seconds if form is float else form, self.unit))
         return columns[0], columns[1], form
 
     def _pieces(self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar) -> list[OnInterval]:
@@ -317,8 +297,6 @@ class Intervals(AvailabilityModel):
             begin, finish = on_grid(start), on_grid(end)
         if finish < begin:
             raise table.wrong(row, "end", f"that is before its start, {table.cells['start'][row]}; allowed are later times")
-        if self.every is not None and finish > self.every:
-            raise table.wrong(row, "end", f"that is after the {self.every:g} s of population.availability.every")
         return [(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
 
 

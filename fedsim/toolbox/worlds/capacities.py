@@ -21,8 +21,7 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 class FedScaleCapacity(CapacityModel):
     """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
 
-    The file is CSV with the columns ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``. A sample takes 3 times its
-    inference time to train. Compute and bandwidth were joined independently there: their correlation means nothing.
+    The file is CSV with ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
     """
 
     kind: Literal["fedscale"] = "fedscale"
@@ -48,37 +47,28 @@ class HospitalsCapacity(CapacityModel):
 
     Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21 and 16 institutions.
 
-    Computing and transfers are drawn each on its own, with replacement, as the FeTS challenge does. An epoch's time has the
-    mean and the standard deviation of the hospital's, unless ``population.jitter`` is above 0. It is lognormal, where the
-    challenge draws a normal of 1 s at least. A transfer takes the mean of the hospital's download and upload, whatever its
-    size: a latency.
+    Computing and transfers are drawn independently, with replacement, as in the FeTS challenge. An epoch's time is lognormal
+    with the hospital's mean and standard deviation, unless ``population.jitter`` is above 0 (the challenge draws a normal of
+    1 s at least). A transfer takes the mean of the hospital's download and upload, whatever its size: a latency.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"
-    validated: float = Field(default=0.0, ge=0.0, le=100.0)
-    """patients that a hospital validates for each one that it trains on, before and after the training; their time is added to
-    an epoch's.
-    """
 
     def _drawn(self, streams: Streams, devices: int) -> Floats:
         """Mean and standard deviation of a patient's training and validation (s), float64 [devices, 4]."""
         compute: Floats = _table("compute")
         return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]
 
-    def _seconds(self, drawn: Floats) -> Floats:
-        return np.asarray(drawn[:, 0] + 2 * self.validated * drawn[:, 2])
-
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         network = _table("network")
         drawn = network[streams.generator("world/capacity/network").integers(len(network), size=devices)]
         latency = drawn[:, [0, 2]].mean(axis=1)
         unlimited = np.full(devices, np.inf)
-        return Capacity(1.0 / self._seconds(self._drawn(streams, devices)), (unlimited, unlimited, latency))
+        return Capacity(1.0 / self._drawn(streams, devices)[:, 0], (unlimited, unlimited, latency))
 
     def jitters(self, streams: Streams, devices: int) -> Floats:
-        drawn, half = self._drawn(streams, devices), 2 * self.validated
-        spread: Floats = np.hypot(drawn[:, 1], half * drawn[:, 3] / np.sqrt(2.0))  # two validations, drawn apart
-        return spread / self._seconds(drawn)
+        drawn = self._drawn(streams, devices)
+        return np.asarray(drawn[:, 1] / drawn[:, 0])
 
 
 @cache

@@ -1,7 +1,7 @@
 """Networks of shared links between nodes: a tree of cells, or any graph, on which routes have the fewest hops."""
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,7 @@ from fedsim.files import read_json, sought
 from fedsim.language.spec import Spec
 from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
-from fedsim.world.network.endpoints import SERVER, Direction, ends
+from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """The edge servers of a network: the ``nodes`` at which they are, and their own links.
-
-    Attributes:
-        receive, send: bytes/s: all that comes to one takes the first, all that leaves it the other.
-        latency: what passes before the first byte between an edge server and the server (s).
-        of: which is each place's, int64 [places]; ``between`` finds them: the first on the way from there to the server.
-    """
+    """Edge servers at ``nodes``: links (bytes/s), ``latency`` to the server (s), and each place's in ``of``, int64 [places]."""
 
     nodes: Sequence[Hashable]
     receive: float
@@ -43,10 +37,7 @@ class EdgeServers:
 
 
 class Graph(Network):
-    """Endpoints at nodes. Device i is at place i modulo the number of places; each place is a node.
-
-    ``path`` says the shared links between two nodes; ``places``, ``server`` and ``hosts`` are nodes.
-    """
+    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links between two nodes."""
 
     def __init__(
         self,
@@ -74,24 +65,23 @@ class Graph(Network):
         super().__init__(simulation, links, down, up, latency, transport, **kept)
 
     def layout(self) -> dict[str, Any] | None:
-        """Of any graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite),
-        ``routes``: for each direction the names of the links on the way of each place, over which devices are dealt in turn.
-        With edge servers ``edges``: ``of``, which is each place's; ``below``, the routes between each place and its edge
-        server; ``above``, those between each edge server and the server; and ``latency``.
+        """Layout of a graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite), and
+        ``routes`` by direction, the links between each place and the server. ``edges`` has, where there are edge servers,
+        ``of`` (each place's), ``latency``, and the routes ``below`` (place, edge server) and ``above`` (edge server, server).
         """
         if not self.has_layout:
             return None
 
-        def told(pairs: Sequence[tuple[int, int]]) -> dict[str, list[list[str]]]:
-            ways: tuple[Direction, ...] = ("down", "up")
-            return {way: [self.route(*ends(near, way, far)) for near, far in pairs] for way in ways}
+        def routes(pairs: Iterable[tuple[int, int]]) -> dict[str, list[list[str]]]:
+            down_and_up = [(self.route(far, near), self.route(near, far)) for near, far in pairs]
+            return {"down": [down for down, _ in down_and_up], "up": [up for _, up in down_and_up]}
 
         finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
-        layout: dict[str, Any] = {"links": finite, "routes": told([(place, SERVER) for place in range(len(self._places))])}
+        layout: dict[str, Any] = {"links": finite, "routes": routes((place, SERVER) for place in range(len(self._places)))}
         if self._edges is not None:
             of = self._edges.of.tolist()
-            below = told([(place, self.devices + edge) for place, edge in enumerate(of)])
-            above = told([(self.devices + edge, SERVER) for edge in range(len(self._edges.nodes))])
+            below = routes((place, self.devices + edge) for place, edge in enumerate(of))
+            above = routes((self.devices + edge, SERVER) for edge in range(len(self._edges.nodes)))
             layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
         return layout
 
@@ -115,9 +105,8 @@ class EdgeLinks(Spec):
     """Edge servers, at which what devices send can be combined: one at each cell.
 
     Attributes:
-        receive, send: what each of them takes in and gives out, from and to its devices and the server together.
-        latency: what passes before the first byte between an edge server and the server. What a device sends to the server
-            itself, or gets from it, pays that too, besides the device's own latency.
+        receive, send: rates of each edge server's links, shared by its devices and the server.
+        latency: between an edge server and the server; also paid, beside its own, by a device that talks to the server.
     """
 
     receive: LinkRate = math.inf
@@ -139,12 +128,10 @@ def between(
 ) -> Graph:
     """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
 
-    Routes have the fewest hops. Among equals a route to or from the server is the one through the nodes that come first by
-    name, seen from the server. Of two other nodes one may lie on the other's way to or from the server: then the route is
-    that part of the way. Otherwise it is found as if the one that comes first by name were the server. An undirected edge
-    carries its capacity each way at the same time.
-
-    ``SimulationError``: no way between a node and the server or its edge server.
+    Routes have the fewest hops; among equals a route to or from the server takes the nodes that come first by name, seen from
+    the server. If one of two other nodes lies on the other's way to or from the server, their route is that part of the way.
+    Otherwise it is found as if the node that comes first by name were the server. An undirected edge carries its capacity
+    each way at the same time. ``SimulationError``: no way between a node and the server or its edge server.
     """
     walks = _Walks(graph, server)
     links = {f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)}
@@ -169,7 +156,7 @@ class _Walks:
         return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
-        """The nodes on the way, both ends included."""
+        """Nodes of the route, both ends included."""
         up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
         if head in up:
             return up[: up.index(head) + 1]
@@ -179,7 +166,7 @@ class _Walks:
         return self._walk(*((tail, head) if comes_first else (head, tail)), is_from=comes_first)
 
     def _walk(self, root: Hashable, node: Hashable, *, is_from: bool) -> list[Hashable]:
-        """The nodes from the root of the search to a node, or from there to the root."""
+        """Nodes from the root of the search to ``node``, or from ``node`` to the root."""
         import networkx
 
         if (root, is_from) not in self._steps:
@@ -203,8 +190,7 @@ class _Walks:
             if found is None:
                 raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
             if found not in self.between(server, place):
-                way = f"what the server {server!r} sends to node {place!r}"
-                raise SimulationError(f"{way} does not come by its edge server {found!r}")
+                raise SimulationError(f"the way from the server {server!r} to node {place!r} misses its edge server {found!r}")
             of.append(nodes.index(found))
         return np.array(of, dtype=np.int64)
 
@@ -217,10 +203,7 @@ class EdgeNodesSpec(EdgeLinks):
 
 
 class GraphSpec(NetworkModel):
-    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` such as "1 Gbit/s".
-
-    Routes have the fewest hops. An undirected edge carries its capacity each way at the same time.
-    """
+    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` ("1 Gbit/s") each way."""
 
     kind: Literal["graph"] = "graph"
     file: str
@@ -230,8 +213,8 @@ class GraphSpec(NetworkModel):
     attach: list[str] = Field(min_length=1)
     """the nodes that devices are dealt over in turn."""
     edge: EdgeNodesSpec | None = None
-    hosts: list[str] | None = Field(default=None, min_length=1)
-    """nodes that send and receive besides, such as a cache; they are endpoints after the devices and edge servers."""
+    hosts: list[str] = Field(default_factory=list)
+    """further nodes that send and receive, such as a cache."""
 
     @property
     def places(self) -> int:
@@ -239,7 +222,6 @@ class GraphSpec(NetworkModel):
 
     @property
     def edge_nodes(self) -> list[str]:
-        """Nodes at which edge servers are."""
         return [] if self.edge is None else list(dict.fromkeys(self.edge.nodes or self.attach))
 
     @property
@@ -248,7 +230,7 @@ class GraphSpec(NetworkModel):
 
     def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
         graph = read_graph(sought(self.file, root))
-        named = {"server": [self.server], "attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts or []}
+        named = {"server": [self.server], "attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
         for key, nodes in named.items():
             for place, node in enumerate(nodes):
                 if node not in graph:
@@ -257,16 +239,13 @@ class GraphSpec(NetworkModel):
         edge = self.edge
         edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
         try:
-            return between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts or ())
+            return between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts)
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
 
 
 def read_graph(path: Path) -> "networkx.Graph[str]":
-    """A network from a JSON node-link file; nodes are named by text, edges have their ``capacity`` in bytes/s.
-
-    ``ScenarioError``: the file is missing, is no node-link JSON, or an edge's capacity is missing, no data rate, or 0.
-    """
+    """The graph of a node-link file, with ``capacity`` in bytes/s; ``ScenarioError``: it is missing or malformed."""
     import networkx
 
     where = f"network.file {str(path)!r}"

@@ -24,29 +24,27 @@ class _Schedule(Turnover):
     kind: Literal["schedule"] = "schedule"
     times: list[PositiveSeconds] = Field(min_length=1)
     """in any order; each is for one device."""
-    devices: list[int] | None = None
-    """the device of each time, none twice; None for a random choice."""
-
-    def ticks(self) -> Floats:
-        """The times on the clock's grid (s), in the order given."""
-        return np.array([on_grid(time) for time in self.times])
+    devices: list[int]
+    """the device of each time, none twice."""
 
     def check(self, devices: int) -> None:
-        if len(self.times) > devices:
-            raise ScenarioError(f"{self.key}.times has {len(self.times)} times; allowed are at most {devices}, one a device")
-        if self.devices is not None and len(self.devices) != len(self.times):
-            told = f"{self.key}.devices has {len(self.devices)} devices for {len(self.times)} times"
-            raise ScenarioError(f"{told}; give one for each")
+        if len(self.devices) != len(self.times):
+            counts = f"{len(self.devices)} devices for {len(self.times)} times"
+            raise ScenarioError(f"{self.key}.devices has {counts}; give one for each")
         for device, count in Counter(self.devices).items():
             if not 0 <= device < devices:
                 raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
             if count > 1:
                 raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
 
+    def put_into(self, column: Floats) -> Floats:
+        column[self.devices] = [on_grid(time) for time in self.times]
+        return column
+
 
 class _TimesFromFile(FileColumn, Turnover):
     def times(self, devices: int, root: Path | None, empty: float) -> Floats:
-        """The times on the clock's grid (s), float64 [devices]; ``empty`` where there is none. ``DataError``: malformed."""
+        """Times on the clock's grid (s), float64 [devices]; ``empty`` for empty cells. ``DataError``: malformed."""
         return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
 
 
@@ -57,14 +55,11 @@ def _positive(rate: float) -> float:
 
 
 class PoissonArrivals(Turnover):
-    """Newcomers join one after another, after exponential gaps that do not depend on each other.
-
-    They are the first of a random order of the devices, so with more newcomers in the same world the first ones are the same.
-    """
+    """Newcomers join one after another, after independent exponential gaps, in a random order of the devices."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[PerSecond, AfterValidator(_positive)]
-    """how many join per unit of time on average."""
+    """mean arrivals per unit of time."""
     newcomers: int | None = Field(default=None, ge=1)
     """how many join in all; None for half of the devices, rounded down."""
 
@@ -81,16 +76,12 @@ class PoissonArrivals(Turnover):
 
 
 class ScheduledArrivals(_Schedule):
-    """One newcomer joins at each of the given times; which devices they are is said, or chosen at random."""
+    """One newcomer joins at each of the given times."""
 
     key = "population.arrivals"
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        drawn = streams.generator("world/arrivals").permutation(devices)[: len(self.times)]
-        newcomers = drawn if self.devices is None else self.devices
-        arrival = np.zeros(devices)
-        arrival[newcomers] = self.ticks()
-        return arrival
+        return self.put_into(np.zeros(devices))
 
 
 class ArrivalsFromFile(_TimesFromFile):
@@ -103,11 +94,7 @@ class ArrivalsFromFile(_TimesFromFile):
 
 
 class ExponentialStays(Turnover):
-    """A device stays for an exponential time, counted from its arrival.
-
-    Who ever leaves is the first of a random order of the devices, so with a larger share in the same world the same ones
-    leave at the same times, and more.
-    """
+    """A device stays for an exponential time from its arrival; in the same world a larger share only adds leavers."""
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds
@@ -125,26 +112,12 @@ class ExponentialStays(Turnover):
 
 
 class ScheduledDepartures(_Schedule):
-    """One device leaves at each of the given times; which they are is said, or chosen at random among those that are there."""
+    """One device leaves at each of the given times."""
 
     key = "population.departures"
 
     def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        """``ScenarioError``: a device would leave before it has arrived, or nobody is there who could leave."""
-        departure = np.full(len(arrival), np.inf)
-        if self.devices is not None:
-            departure[self.devices] = self.ticks()
-            return _after(arrival, departure)
-        order = streams.generator("world/departures").permutation(len(arrival))
-        # In order of time nobody who could leave now loses that later, so whoever is taken, the choice gets as far as any.
-        for time in np.sort(self.ticks()):
-            candidates = np.flatnonzero((arrival[order] < time) & (departure[order] == np.inf))
-            if not len(candidates):
-                told = f"population.departures.times has a departure at {time:.12g} s, when no device is there to leave"
-                most = int((arrival < time).sum())
-                raise ScenarioError(f"{told}; allowed are at most {most} by then, one for each device that has arrived")
-            departure[order[candidates[0]]] = time
-        return departure
+        return _after(arrival, self.put_into(np.full(len(arrival), np.inf)))
 
 
 class DeparturesFromFile(_TimesFromFile):

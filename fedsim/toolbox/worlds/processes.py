@@ -1,4 +1,4 @@
-"""Processes of the world: outages of links and edge servers, slots for uploads, and boards that throttle by heat."""
+"""Processes of the world: outages of links and edge servers, slots for uploads, and throttling by heat."""
 
 import math
 from collections.abc import Generator
@@ -16,19 +16,19 @@ from fedsim.world.processes.world import Hold, World
 
 
 class Outage(Process):
-    """The base of what fails for a while, again and again."""
+    """The base of repeated outages."""
 
     restorable: ClassVar[bool] = True
 
     every: PositiveSeconds
-    """from the end of an outage, or the beginning of the run, to the next one (s)."""
+    """time between two outages, and before the first."""
     lasts: PositiveSeconds
-    """how long each takes (s)."""
+    """length of an outage."""
     random: bool = True
-    """whether these two are means of exponential times, or always the same."""
+    """whether these are means of exponential times, or constant."""
 
     def fail(self, world: World) -> list[Hold]:
-        """Begin an outage; the holds last until it is over."""
+        """Begin an outage; the holds end with it."""
         raise NotImplementedError
 
     def run(self, world: World) -> Generator[Any, Any, Any]:
@@ -52,14 +52,13 @@ class Outage(Process):
 
 
 class LinkOutage(Outage):
-    """A link carries nothing, or less, for a while, again and again."""
+    """A link carries nothing, or less, again and again."""
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
-    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or that of an edge of a graph, ``a -> b``.
-    """
+    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a -> b`` of a graph."""
     rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
-    """what the link carries meanwhile (bytes/s)."""
+    """rate of the link meanwhile."""
 
     def check(self, world: World) -> None:
         world.rate(self.link)
@@ -69,15 +68,13 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """An edge server is not there for a while, again and again."""
+    """An edge server fails again and again."""
 
     kind: Literal["edge-outage"] = "edge-outage"
     edge: int = Field(ge=0)
     """its number."""
     work: Literal["wasted", "waits"] = "wasted"
-    """what becomes of the work of its devices. ``wasted``: the edge server crashes: what it holds is lost, and what its devices
-    do for it ends. ``waits``: it is cut off: nothing comes to it or leaves it until it is back.
-    """
+    """``wasted``: the edge server loses what it holds, and its devices' tasks end. ``waits``: its links carry nothing."""
 
     def check(self, world: World) -> None:
         world.rate(f"edge {self.edge} receive")
@@ -97,7 +94,6 @@ class UploadSlots(Process):
     slots: int = Field(ge=1)
 
     def run(self, world: World) -> Generator[Any, Any, Any]:
-        """Uploads queue for a resource of SimPy, from the beginning of the run to its end."""
         world.queue("up", simpy.Resource(world.env, self.slots))
         yield world.env.event()
 
@@ -108,20 +104,19 @@ _STILL = ("download", "upload", "queue")  # steps for which a device does not co
 class Heat(Process):
     """Devices throttle by heat, in two states with hysteresis.
 
-    The heat of a device goes exponentially towards 0 while it does not compute, towards 1 while it computes at full speed, and
-    towards ``factor`` while it computes slowly (Newton's law of cooling). It begins at 0 and becomes slow at a heat of
-    ``slow_at``; it is fast again at ``fast_at``.
+    A device's heat, at first 0, goes exponentially towards 0 while idle, 1 at full speed, and ``factor`` while slow (Newton's
+    law of cooling). The device becomes slow at a heat of ``slow_at``, and fast again at ``fast_at``.
     """
 
     restorable: ClassVar[bool] = True
 
     kind: Literal["heat"] = "heat"
     devices: list[int] | None = None
-    """which ones get warm; None: all."""
+    """those that get warm; None: all."""
     factor: float = Field(default=0.5, gt=0.0, lt=1.0)
-    """of its speed, while a device is slow."""
+    """speed of a slow device, relative to its own."""
     warms: PositiveSeconds = 180.0
-    """the time constant, in which 63 % of the way is gone (s)."""
+    """time constant."""
     slow_at: float = Field(default=0.9, gt=0.0, lt=1.0)
     fast_at: float = Field(default=0.85, gt=0.0, lt=1.0)
 
@@ -171,7 +166,7 @@ class Heat(Process):
                 hold = None
 
     def _course(self, state: dict[str, Any]) -> tuple[float, float]:
-        """The heat that a device goes towards, and when it will be slow, or fast again, if it goes on like this (s)."""
+        """The heat that a device goes towards, and when it will cross the next bound (s)."""
         target = 0.0 if not state["computes"] else self.factor if state["slow"] else 1.0
         bound = self.fast_at if state["slow"] else self.slow_at
         if state["slow"] == (target >= bound):

@@ -1,8 +1,7 @@
-"""Devices in regions of clouds: each pair has TCP connections of its own, as fast as a window and their round trip let them be.
+"""Devices in regions of clouds: each pair has TCP connections of its own, limited by a window and their round trip.
 
-``cloud_regions.toml`` has what was measured between some regions, with source, licence and date. The connections of other pairs
-follow from two rules, fitted to these rows: the rate of a connection is a window over the round trip, and the round trip grows
-with the length of the way (``CloudFacts``).
+``cloud_regions.toml`` has measured connections with source, licence and date. Connections of other pairs follow from two rules
+that ``CloudFacts`` fits to these: the rate is a window over the round trip, and the round trip grows with the distance.
 """
 
 import math
@@ -44,12 +43,12 @@ class CloudFacts:
     """Measured connections between regions, and rules for the others.
 
     Attributes:
-        sites: by name, of each region: city, part of the world, latitude and longitude (degrees).
-        source: with the licence, and the date of what was measured.
-        measured: by names (from, to).
-        window: bytes of a connection under way: the median of rate x round trip.
-        round_trip: its part that is always there (s), and seconds a km of the way, by least squares of relative errors. The way
-            is the great circle; from South America, and between Europe and East Asia, that over North America.
+        sites: region -> city, part of the world, latitude and longitude (degrees).
+        source: source with licence, and date of the measurements.
+        measured: (from, to) -> connection.
+        window: bytes under way on a connection: the median of rate x round trip.
+        round_trip: fixed part (s), and seconds a km, by least squares of relative errors. Distances are great circles; from
+            South America, and between Europe and East Asia, by way of North America.
     """
 
     def __init__(self) -> None:
@@ -68,7 +67,7 @@ class CloudFacts:
         self.round_trip = fixed, per_km
 
     def figures_of(self, name: str) -> dict[str, Figure]:
-        """The connections from a region to all others, with source and licence, or the rule that they follow from."""
+        """Connections from a region to all others, with their sources."""
         ruled = 'estimate: by the rules of network.kind "regions"'
         found = {other: self.connection(name, other) for other in self.sites if other != name}
         return {
@@ -107,11 +106,7 @@ def cloud_facts() -> CloudFacts:
 
 
 class Regions(Network):
-    """Devices in regions, device i in region i modulo their number, and a server in one of them.
-
-    Each pair of endpoints has ``connections`` of its own in each direction. ``table`` says those between two regions; within a
-    region that it leaves out, only devices' own links limit.
-    """
+    """Devices in the regions ``of``, dealt in turn; within a region that ``table`` omits only the devices' own links limit."""
 
     def __init__(
         self,
@@ -155,16 +150,15 @@ class Regions(Network):
 class RegionsSpec(NetworkModel):
     """Devices and a server in regions of clouds, over TCP connections of measured round trip and rate.
 
-    The rate of several connections is so many times that of one, up to what devices' own links carry (``device``). Of a pair
-    that nobody measured the rate follows from a window of 0.83 MB over the round trip (on the 30 measured pairs 2 % off on the
-    mean, 5 % at most), and the round trip from the way between the cities (5 % off on the mean, 11 % at most).
+    Rates of several connections add up, as far as devices' own links (``device``) allow. For pairs without a measurement the
+    rate is a window of 0.83 MB over the round trip (2 % off on the mean of the 30 measured pairs, 5 % at most), and the round
+    trip follows from the distance of the cities (5 % off on the mean, 11 % at most).
     """
 
     kind: Literal["regions"] = "regions"
     file: str | None = None
-    """a table of your own instead of the measured one: CSV with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one connection;
-    a row from a region to itself says what limits a connection within it. A relative path starts from ``data.root``, else
-    the working directory, else ``$FEDSIM_DATA``.
+    """a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one connection; a row from a region to
+    itself limits connections within it. A relative path starts from ``data.root``, the working directory or ``$FEDSIM_DATA``.
     """
     of: list[str] = Field(min_length=1)
     """regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn."""

@@ -1,7 +1,4 @@
-"""The network: flows between any two endpoints, which share links by max-min fairness.
-
-A flow begins and ends in ``flows``; ``star`` or ``filling`` finds its rate; ``protocol`` adds headers and slow start.
-"""
+"""Flows between any two endpoints, which share links by max-min fairness."""
 
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flows import Flow, Network

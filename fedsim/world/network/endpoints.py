@@ -1,4 +1,4 @@
-"""Endpoints, and the ways between them: numbers and names, latencies, links and their rates as they were built."""
+"""Endpoints and the routes between them: numbers, names, latencies, links and their built rates."""
 
 import math
 import re
@@ -21,31 +21,30 @@ SERVER = -1
 
 
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
-    """Source and destination of a message between a device and the endpoint ``at``: from there if ``"down"``, else to it."""
+    """Source and destination of a message between a device and the endpoint ``at``; ``"down"`` is to the device."""
     return (at, device) if direction == "down" else (device, at)
 
 
 class Endpoints(ABC):
     """Senders and receivers of a network, and the links between them.
 
-    A device has a link of its own each way, which all that it sends, or receives, takes; the others have none but those on
-    their routes. A flow's latency is the sum of both ends' own. To it come that of the edge server of either end (its own, if
-    it is one), unless both ends have the same.
+    Each device has a link of its own each way. A flow's latency is the sum of both ends' own, and of those of both ends' edge
+    servers unless these are the same.
 
     Args:
-        links: name -> capacity of each link that endpoints share, bytes/s, infinity allowed.
+        links: name -> capacity of each shared link, bytes/s, infinity allowed.
         down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
-        latency: each device's own: what passes before the first byte leaves, s; loads no link; float64 [devices].
+        latency: each device's own, before the first byte leaves, s; loads no link; float64 [devices].
         edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
-        edges: which is each device's, int64 [devices]; None where there are none.
+        edges: each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of further endpoints, which have no latency.
 
     Attributes:
-        devices, endpoints: how many there are, and how many endpoints besides the server.
+        devices, endpoints: number of devices, and of endpoints besides the server.
         hosts: name -> number of each.
-        access: rates of the devices' own links as they were built, ``down`` and ``up`` (bytes/s), float64 [devices] each.
+        access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64 [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
-        repeats: after so many devices the routes to the server begin again; None: not before the last device.
+        repeats: number of devices after which the routes to the server repeat; None: all differ.
 
     ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
     """
@@ -80,7 +79,7 @@ class Endpoints(ABC):
         """The names of the shared links between two endpoints, without the devices' own."""
 
     def edge_at(self, endpoint: int) -> int | None:
-        """The number of the edge server at an endpoint; None where that is none."""
+        """The number of the edge server at an endpoint; None for other endpoints."""
         edge = endpoint - self.devices
         return edge if 0 <= edge < len(self._edge_latency) else None
 
@@ -92,7 +91,7 @@ class Endpoints(ABC):
         return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
 
     def endpoint(self, name: str) -> int:
-        """The number of the endpoint that records call ``name``; ``SimulationError`` if there is none."""
+        """The number of the endpoint ``name``; ``SimulationError`` if there is none."""
         if name == "server" or name in self.hosts:
             return self.hosts.get(name, SERVER)
         edges = len(self._edge_latency)
@@ -105,11 +104,11 @@ class Endpoints(ABC):
         raise SimulationError(f"there is no endpoint {name!r}; allowed are {allowed}{nearest(name, known)}")
 
     def layout(self) -> dict[str, Any] | None:
-        """The shared links and routes, as plain tables for the run folder; None if the scenario says all of them itself."""
+        """The shared links and routes for the run folder, as JSON; None if they follow from the scenario."""
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of the place of that number in ``attach``; ``SimulationError`` if there is none."""
+        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` if there is none."""
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     # Latencies.
@@ -123,7 +122,7 @@ class Endpoints(ABC):
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         seconds = 0.0
-        places = []  # of an endpoint: its edge server, or itself where it has none
+        places = []  # each end's edge server, or the end itself
         for end in (source, destination):
             if 0 <= end < self.devices:
                 seconds += self._own_latency.item(end)
@@ -140,19 +139,13 @@ class Endpoints(ABC):
     # Messages that are alone on their way.
 
     def nominal_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
-        """Time of a message of ``size`` bytes between a device and the server if the device's own link is the only limit (s).
-
-        ``near``: between it and its edge server.
-        """
+        """Time (s) of a message between a device and the server (``near``: its edge server) over its own link alone."""
         at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
         way, rate = ends(device, direction, at), self.access[direction].item(device)
         return self.latency_s(*way) + float(self._protocol.sending_s(size, rate, self.round_trip_s(*way)))
 
     def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
-        """Time of a message of ``size`` bytes between each device and the server, alone on its way (s); float64 [devices].
-
-        ``near``: between each device and its edge server, over its own link alone.
-        """
+        """Time (s) of a message between each device and the server (``near``: its edge server), alone, float64 [devices]."""
         latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
         return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
@@ -160,7 +153,7 @@ class Endpoints(ABC):
     # Rates, as they were built.
 
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
-        """Rates of flows that share their way between the server and a device with no other (bytes/s), float64 [devices]."""
+        """Rates of single flows between the server and each device (bytes/s), float64 [devices]."""
         numbers = np.arange(*devices.indices(self.devices))
         ways = [ends(device, direction) for device in range(min(self.repeats or self.devices, self.devices))]
         narrowest = [min((rate for _, rate in self.links_between(*way)), default=math.inf) for way in ways]
@@ -172,8 +165,8 @@ class Endpoints(ABC):
         try:
             return [(name, self.links[name]) for name in self.route(source, destination)]
         except KeyError as error:
-            way, name = f"the route from {source} to {destination}", error.args[0]
-            raise SimulationError(f"{way} has the unknown link {name!r}{nearest(str(name), self.links)}") from None
+            unknown = f"{error.args[0]!r}{nearest(str(error.args[0]), self.links)}"
+            raise SimulationError(f"the route from {source} to {destination} has the unknown link {unknown}") from None
 
     def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
         """The devices' own links on a way: the name and the rate (bytes/s) of each."""

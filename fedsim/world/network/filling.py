@@ -15,38 +15,32 @@ Route = Iterable[tuple[str, float]]
 
 
 class Sharing(Protocol):
-    """A sharing rule at work on a set of links: numbers alone, no clock, no flows but their ids. It may be deep-copied.
-
-    Its bytes are those on the wire. A snapshot keeps the attributes of the instance: plain values, lists, dicts and arrays.
-    """
+    """A sharing rule at work on a set of links, in bytes on the wire. A snapshot keeps its attributes: plain data."""
 
     next_end: float
-    """when the next flow will have sent all if nothing changes (s, exact); infinity if none runs."""
+    """end of the next flow if nothing changes (s, exact); infinity without flows."""
     changed: bool
-    """whether flows have come or left, or links changed, since the last ``share``."""
+    """whether flows or links have changed since the last ``share``."""
 
     def enter(
         self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
     ) -> None:
-        """Let a flow of ``size`` bytes in, of which ``sent`` were sent before. The next ``share`` finds its rate.
-
-        ``cap`` is the most that it can have (bytes/s), infinite only if a link of its route is not; ``weight`` is above 0.
-        """
+        """Add a flow of ``size`` bytes, ``sent`` of them before, whose rate is at most ``cap`` (bytes/s) or its links'."""
 
     def leave(self, flow_id: int, now: float) -> None:
-        """Take a flow out before its end. Its share is given away by the next ``share``."""
+        """Remove a flow before its end."""
 
     def recap(self, flow_id: int, size: float, cap: float, now: float) -> None:
-        """Give a running flow of ``size`` bytes another cap (bytes/s). Taken in by the next ``share``."""
+        """Give a running flow of ``size`` bytes another cap (bytes/s)."""
 
     def set_capacity(self, link: str, capacity: float, now: float) -> None:
-        """Give a link another capacity (bytes/s). One that is on no flow's route does not matter."""
+        """Give a link another capacity (bytes/s)."""
 
     def share(self, now: float) -> None:
         """Share the links again among the flows that are there ``now`` (s)."""
 
     def advance(self, until: float) -> list[tuple[float, int]]:
-        """Carry out all ends up to ``until`` (s), each at its exact time; returns (end, flow id) of each."""
+        """Carry out all ends up to ``until`` (s); returns (exact end, flow id) of each."""
 
     def sent(self, flow_id: int, at: float) -> float:
         """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
@@ -56,17 +50,16 @@ class Sharing(Protocol):
 
 
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
-    """The weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
+    """Weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
 
-    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise as flows are settled below
-    them, so a flow whose cap is within its offer keeps its cap, and where all flows of a link have that link's share as their
-    offer, it is their bottleneck. Both are final, so a round settles many flows at once; the link with the least share is
-    always among them. (Bertsekas and Gallager, Data Networks, section 6.5.2, taken at all local bottlenecks at a time.)
+    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise, so these are final: the cap
+    of a flow within its offer, and a link's share where it is the offer of all its flows. (Bertsekas and Gallager, Data
+    Networks, section 6.5.2, at all local bottlenecks at a time.)
 
     Args:
         capacity: bytes/s, float64 [links]; an infinite one pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
-        caps: most that each flow can take, bytes/s, infinity allowed where a link is finite; float64 [flows].
+        caps: largest rate of each flow, bytes/s, infinity allowed where a link is finite; float64 [flows].
         weights: of the flows, above 0; float64 [flows]. A flow of weight w is as w flows.
     """
     links, hops = len(capacity), routes.shape[1]

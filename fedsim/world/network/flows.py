@@ -1,11 +1,10 @@
 """Flows of any network: latency, starts and ends, one wake-up for all, and the order of notifications.
 
-Rates change only where a flow enters or ends, so that the next end is known exactly as a real number. The network wakes at the
-first tick of the clock at or after it, carries out the ends that lie before now, each at its exact time, and tells of them. All
-starts, ends and cancellations of one instant are one ``solve``.
+Rates change only where a flow enters or ends, so the next end is known exactly. The network wakes at the first tick at or after
+it and carries out all ends before now, each at its exact time. All changes of one instant are one ``solve``.
 
-The first flow that shares a device's own link with another, or takes two of them, makes the network *general*: from that solve
-on own links are links like all others, and what is under way goes on under ``Filling``. Till then they are caps of rates.
+A device's own link is a cap of its flow's rate until the first flow that shares an own link, or takes two of them. That flow
+makes the network *general*: own links become links like all others, shared by ``Filling``.
 """
 
 import math
@@ -35,9 +34,9 @@ class Flow:
 
     Attributes:
         id: the order of its start among all flows of the network.
-        size, wire: bytes to send, and what they are on the links, headers included.
-        ended: when the last byte came, or when it was cancelled (s); exact, not on the clock's grid; None until then.
-        sent: bytes delivered at the end; 0 until then (``Network.sent`` tells how far a running flow is).
+        size, wire: bytes of payload, and bytes on the links, headers included.
+        ended: when the last byte came, or when it was cancelled (s, exact, not on the grid); None until then.
+        sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).
     """
 
     id: int
@@ -55,16 +54,14 @@ class Flow:
 class Network(Endpoints):
     """Flows between any two endpoints, which share links by weighted max-min fairness. Networks of your own have a ``route``.
 
-    A flow's size, and what of it was sent, are bytes of payload; rates, capacities and loads are bytes on the wire. In slow
-    start a flow's window is a further cap of its rate. It doubles every round trip, and goes when it did not limit the flow.
-    A flow whose exact end is at or before now has ended; cancelling it has no effect, even if that comes first in the
-    instant. Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the links.
+    Sizes and sent bytes are payload; rates and capacities are bytes on the wire. In slow start a flow's window caps its rate
+    and doubles every round trip, until it did not limit the flow. A flow whose exact end is at or before now has ended.
+    Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the links.
 
     Attributes:
-        limits: name -> rate of each link that carries something else now than what it was built with, bytes/s. All that is
-            said of rates and capacities, but for ``rate``, is of the links as they were built.
+        limits: name -> rate now of each link whose rate differs from the built one, bytes/s.
         overhead: bytes on the wire for a byte of payload.
-        on_shared: called when the links have been shared again, if anybody wants to know.
+        on_shared: called, if set, when the links have been shared again.
     """
 
     def __init__(
@@ -114,16 +111,16 @@ class Network(Endpoints):
         return [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
-        """The links that a flow takes, with the devices' own or without: the name, and what it carries now (bytes/s)."""
+        """A flow's links, with the devices' own or without: name and rate now (bytes/s)."""
         links = self.links_between(flow.source, flow.destination)
         return self._now([*links, *self.own_links(flow.source, flow.destination)] if own else links)
 
     def _own_rate(self, flow: Flow) -> float:
-        """The least that the devices' own links on a flow's way carry now (bytes/s)."""
+        """Least rate now of the devices' own links on a flow's way (bytes/s)."""
         return min([rate for _, rate in self._now(self.own_links(flow.source, flow.destination))], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
-        """The most that a flow can have now, besides what the links of the sharing rule let through (bytes/s)."""
+        """Largest rate of a flow now, apart from the links of the sharing rule (bytes/s)."""
         window = self._windows.get(flow.id, math.inf) if self._windows else math.inf
         return window if self._general else min(window, self._own_rate(flow))
 
@@ -133,19 +130,17 @@ class Network(Endpoints):
     # Changes. They are taken in at the end of the instant, all at once.
 
     def send(self, source: int, destination: int, size: float, done: Callable[[], None], waited: float = 0.0) -> Flow:
-        """Send ``size`` bytes; ``done`` is called when the last one is there, from a wake-up and never from within this call.
+        """Send ``size`` bytes; ``done`` is called when the last one has arrived, never from within this call.
 
-        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on its connection: the next
-        packet leaves right after the last one. A flow of size 0, or one that no link limits, takes the latency alone.
-
-        ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or not finite.
+        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on its connection. A flow of
+        size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the endpoints are the same, one does
+        not exist, or size is negative or not finite.
         """
-        if source == destination or not (SERVER <= source < self.endpoints > destination >= SERVER):
-            if source == destination:
-                raise SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
-            wrong = next(end for end in (source, destination) if not SERVER <= end < self.endpoints)
-            allowed = f"{SERVER}, the server, and 0 to {self.endpoints - 1}"
-            raise SimulationError(f"there is no endpoint {wrong}; allowed are {allowed}")
+        if source == destination:
+            raise SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
+        if not (SERVER <= source < self.endpoints > destination >= SERVER):
+            wrong = destination if SERVER <= source < self.endpoints else source
+            raise SimulationError(f"there is no endpoint {wrong}; allowed are {SERVER} (the server) to {self.endpoints - 1}")
         if not 0 <= size < math.inf:
             raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
         now = self._simulation.now
@@ -166,7 +161,7 @@ class Network(Endpoints):
         return flow
 
     def _take(self, source: int, destination: int) -> None:
-        """Note which own links are taken until the flow ends: it may be one too many."""
+        """Note the own links that a flow takes; the network may have to become general."""
         sends, receives = 0 <= source < self.devices, 0 <= destination < self.devices
         if (sends and (receives or source in self._sending)) or (receives and destination in self._receiving):
             self._crowded = True
@@ -189,7 +184,7 @@ class Network(Endpoints):
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
     def cancel(self, flow: Flow) -> None:
-        """No more bytes from now on; ``done`` is never called. An ended flow stays as it ended, one that ends now included."""
+        """Send no more bytes; ``done`` is never called. Has no effect on a flow that has ended, or ends now."""
         now = self._simulation.now
         self._advance(now)
         if flow.ended is not None:
@@ -207,7 +202,7 @@ class Network(Endpoints):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """Whether a flow has all its bytes by now, but for the rounding of times; then it ends now. ``done`` is not called."""
+        """End a flow that is complete but for the rounding of times, without ``done``; returns whether it is complete."""
         now = self._simulation.now
         self._advance(now)
         if flow.id in self._running:
@@ -223,7 +218,7 @@ class Network(Endpoints):
         return is_due
 
     def limit(self, link: str, rate: float | None) -> None:
-        """From now on a link carries ``rate`` bytes/s, 0 for nothing at all; None: again what it was built with."""
+        """Give a link another rate (bytes/s, 0 allowed) from now on; None: its built rate."""
         self._advance(self._simulation.now)
         if rate is None:
             del self.limits[link]
@@ -233,7 +228,7 @@ class Network(Endpoints):
         self._unsettle()
 
     def solve(self) -> None:
-        """Take in all that changed in this instant, and set the alarm to the next end. Called by the simulation."""
+        """Share the links again after all changes of this instant, and set the alarm to the next end."""
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
@@ -286,7 +281,7 @@ class Network(Endpoints):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Weight of the transfer that begins now. It depends on how many its device has begun, on nothing else."""
+        """Weight of the transfer that begins now, drawn by its device and the number of its transfers so far."""
         comes_down = source == SERVER or (source >= self.devices and 0 <= destination < self.devices)
         direction: Direction = "down" if comes_down else "up"
         device = destination if comes_down else source
@@ -305,7 +300,7 @@ class Network(Endpoints):
             heappush(self._round_trips, (now + round_trip, flow.id))
 
     def _widen(self, now: float) -> None:
-        """Double the windows whose round trip is over. One that did not limit its flow in the end is no limit any more."""
+        """Double the windows whose round trip is over; drop those that did not limit their flow."""
         while self._round_trips and self._round_trips[0][0] <= now:
             flow_id = heappop(self._round_trips)[1]
             if flow_id not in self._windows:
@@ -328,12 +323,12 @@ class Network(Endpoints):
         return flow.size if rule is None else self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
-        """Bytes/s with which a flow is sent now, as of the last solve; 0 when it is not."""
+        """Rate of a flow (bytes/s) as of the last solve; 0 if it is not being sent."""
         rule = self._as_of_now(flow) if flow.id in self._running else None
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """A running flow's rule with all ends up to now carried out, on a copy if there are any; None if the flow's is one."""
+        """A running flow's rule after all ends up to now, copied if there are any; None if the flow is one of them."""
         rule, now = self._rule(flow), self._simulation.now
         if rule.next_end > now:
             return rule
@@ -367,13 +362,13 @@ class Network(Endpoints):
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that the network must remember; ``restore`` takes it back."""
+        """The state for ``restore``."""
         state = {"started": self._started, "flows": self._flows, "running": list(self._running), "general": self._general}
         state |= {"transfers": self._transfers, "windows": self._windows, "round_trips": self._round_trips}
         return state | {"limits": self.limits, "rules": [vars(rule) for rule in self._rules]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave. Who started a flow gives it its ``done`` again; alarms follow by ``rearm``."""
+        """Restore all but each flow's ``done``, which its sender sets, and alarms (``rearm``)."""
         self._started, self._flows, self._general = state["started"], state["flows"], state["general"]
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
         self._uploads = Counter(flow.destination for flow in self._flows.values() if flow.source >= 0)
@@ -388,14 +383,14 @@ class Network(Endpoints):
                 self._take(flow.source, flow.destination)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm that was there when the snapshot was taken: ``network``, or the ``latency`` of a flow."""
+        """Set an alarm of a snapshot again."""
         if kind == "network":
             self._wakeup = self._env.at((kind, number), when, self._tell)
         else:
             self._in_latency[number] = self._env.at((kind, number), when, partial(self._admit, self._flows[number]))
 
     def _set_alarm(self, now: float) -> None:
-        """Keep exactly one wake-up: at the next end or wider window, or in this instant if someone is still to be told."""
+        """Keep exactly one wake-up: at the next end or wider window, or now if a ``done`` is still to be called."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         while self._round_trips and self._round_trips[0][1] not in self._windows:
             heappop(self._round_trips)
@@ -408,7 +403,7 @@ class Network(Endpoints):
         self._wakeup = None if when == math.inf else self._env.at(("network", 0), when, self._tell)
 
     def _tell(self) -> None:
-        """Tell of all flows that have ended by now, in the order of their starts."""
+        """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)
         arrived, self._arrived = sorted(self._arrived, key=_BY_ID), []

@@ -1,8 +1,4 @@
-"""Message on a wire: headers, slow start, and the sharing of a link by flows that meet.
-
-``fluid`` moves a message's bytes and nothing else, and all flows share alike. ``tcp`` adds what makes real transfers longer and
-unlike one another. Each setting can be changed alone, in both.
-"""
+"""Protocols of transfers: headers, slow start, and weights by which flows share a link."""
 
 import math
 from dataclasses import dataclass
@@ -31,33 +27,23 @@ class Protocol(Spec):
     segment: PositiveBytes = 1448.0
     """payload of a full packet."""
     header: Bytes = 0.0
-    """what a packet has beside it on the wire."""
+    """header bytes of a packet."""
     slow_start: bool = False
-    """whether a transfer begins with a window of a few segments, which doubles every round trip until the transfer gets all
-    that links and other flows leave it (RFC 5681; a connection that was idle, as between two messages of a round, starts so
-    again). Off for congestion controls that keep their rate.
-    """
+    """whether transfers begin with a small window that doubles every round trip, also after idle times (RFC 5681)."""
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
     """segments of the first round trip (RFC 6928: 10)."""
     round_trip: Seconds = 0.0
-    """what a round trip takes beside twice the device's latency."""
+    """time of a round trip beside twice the device's latency."""
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
-    """how unlike flows share a link by chance: a transfer's weight is lognormal with median 1, and this is the factor of one
-    standard deviation; 1 for all alike.
-    """
+    """spread of flows' random weights: lognormal with median 1, and this as the factor of one standard deviation."""
     turns: bool = False
-    """whether downloads take turns. What one machine sends waits in its own queue, of which each connection has about 1 ms
-    (Linux's TCP small queues), so that shares are alike where round trips are longer: of R s, the logarithm of a download's
-    weight by chance is 1 / (1 + R / 1 ms) of what it would be. Uploads come from different machines.
+    """whether downloads take turns in the sender's queue, of which each connection has about 1 ms (Linux's TCP small queues):
+    with a round trip of R s the logarithm of a download's random weight is divided by 1 + R / 1 ms.
     """
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
-    """the power of its round trip by which a flow's weight falls: 0 for none, 1 for shares as 1 / round trip (as TCP Reno's
-    are). A round trip counts as 1 ms at least.
-    """
+    """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP Reno's shares."""
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
-    """factor of the weight of an upload that begins while others to the same end are under way: who sends already keeps more
-    than its share. 1: none; 0.8 to 0.7 are nearer to real uploads (docs/time.md).
-    """
+    """factor of the weight of uploads that begin while others to the same end are under way; see docs/time.md."""
 
     @cached_property
     def overhead(self) -> float:
@@ -75,7 +61,7 @@ class Protocol(Spec):
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
     def weight(self, streams: Streams, device: int, count: int, round_trip: float, direction: Literal["down", "up"]) -> float:
-        """The weight of a device's transfer of this number (from 0), with this round trip (s), in this direction; above 0."""
+        """The weight, above 0, of a device's transfer number ``count``, from 0, with this round trip (s)."""
         power: float = streams.normal("world/flow-weight", device, count)
         if direction == "down" and self.turns:
             power /= 1 + round_trip / _QUEUE_S
@@ -84,10 +70,9 @@ class Protocol(Spec):
         return by_chance * by_distance
 
     def sending_s(self, size: float, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Time that flows alone on their links take to send ``size`` bytes of payload (s), [flows].
+        """Time of ``size`` bytes of payload (s) of flows alone on their links, at rates (bytes/s) and round trips (s); [flows].
 
-        Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate: n of them if w 2^n / R >= rate.
-        Rates are in bytes/s, infinity allowed, and round trips R in s; both [flows].
+        Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate.
         """
         wire, window = size * self.overhead, self.window
         if wire == 0 or window == math.inf:

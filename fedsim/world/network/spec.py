@@ -35,10 +35,7 @@ class DeviceLinks(Spec):
 
 
 class NetworkModel(Spec):
-    """The base of every network: devices with links of their own, a protocol, and ``build``.
-
-    A network of your own is built with ``Transport(self.protocol, streams)``; without, it is fluid whatever a scenario says.
-    """
+    """The base of every network. One of your own passes ``Transport(self.protocol, streams)`` on, or ignores the protocol."""
 
     kind: str
     device: DeviceLinks = DeviceLinks()
@@ -46,13 +43,13 @@ class NetworkModel(Spec):
 
     @property
     def has_device_rates(self) -> bool:
-        """Whether this section says how fast the devices' own links are."""
+        """Whether this section has rates of the devices' own links."""
         rates = (self.device.down, self.device.up)
         return not all(isinstance(rate, Constant) and rate.value == math.inf for rate in rates)
 
     @property
     def places(self) -> int | None:
-        """Number of cells, or of nodes to which devices are attached; None where there are none."""
+        """Number of cells, or of nodes to which devices are attached, if any."""
         return None
 
     @property
@@ -63,11 +60,7 @@ class NetworkModel(Spec):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
     ) -> Network:
-        """The network of ``devices`` devices; ``rates``, if given, instead of those of ``device``: down and up (bytes/s) and
-        perhaps latencies (s), which hold where ``device`` says none.
-
-        ``ScenarioError``: a file is missing or malformed, or a node is unknown or cannot be reached.
-        """
+        """The network; ``rates``: down and up (bytes/s) instead of ``device``'s, and latencies (s) if ``device`` has none."""
         columns = self.columns(streams, devices, rates, root)
         return self._connect(simulation, columns, Transport(self.protocol, streams), root)
 
@@ -89,7 +82,7 @@ class NetworkModel(Spec):
 
 
 class StarSpec(NetworkModel):
-    """One server link each way, and each device behind its own. Nothing said: transfers take no time."""
+    """One server link each way, and each device behind its own; without rates transfers take no time."""
 
     kind: Literal["star"] = "star"
     server: SharedLink = SharedLink()

@@ -1,8 +1,7 @@
 """The star: one server link each way, and each device behind a link of its own. O(log n) an event, by virtual time.
 
-All is reckoned *a unit of weight*: rates, caps, bytes. Flows below their cap are free and run at the water level w; the others
-are capped. Two clocks serve all: real time for capped flows, and a virtual clock V, dV = w dt, for free ones. Flows of one cap
-form a *tier* and change sides as one. docs/design.md says why.
+Rates, caps and bytes are *a unit of weight*. Flows below their cap are free and run at the water level w, others are capped.
+Capped flows have real time, free ones a virtual clock V, dV = w dt. Flows of one cap are a *tier* and change sides together.
 """
 
 import math
@@ -34,11 +33,11 @@ def _in_units(rate: float) -> Units:
 
 @dataclass(slots=True, eq=False)
 class Tier:
-    """The flows of one cap. Its clock counts the bytes that each of them has been sent, a unit of weight, since the tier began.
+    """The flows of one cap. Its clock counts the bytes sent by each, a unit of weight, since the tier began.
 
     While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``). ``flows`` is a heap
-    of (end on that clock, flow id); those of flows that have left may still be in it, not at its top. ``cap`` and ``weight``
-    are in units. The first ends at ``end``, on V while free, in real time while capped.
+    of (end on that clock, flow id), which may hold dead entries below its top. ``cap`` and ``weight`` are in units. The first
+    flow ends at ``end``, on V while free, in real time while capped.
     """
 
     cap: Units
@@ -57,7 +56,7 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """A flow's tier, what the tier's clock reads when the flow has sent nothing, and all, and its weight, in units too."""
+    """A flow's tier, the tier's clock at the flow's start and end, and its weight, also in units."""
 
     tier: Tier
     start: float
@@ -267,7 +266,7 @@ class StarDirection:
         self._schedule(tier)
 
     def _set_back(self) -> None:
-        """Let all clocks begin again at 0: differences of their readings are all that matters."""
+        """Set all clocks back to 0."""
         self._changes = 0
         self._ends = [[], []]
         for tier in self._tiers.values():
@@ -303,11 +302,7 @@ class StarDirection:
 
 
 class Star(Network):
-    """One server link each way, and each device behind a link of its own, bytes/s, infinity allowed.
-
-    What two devices send each other takes their own links alone. While no two flows share an own link, nor any flow takes two,
-    the server's links are shared in O(log n) an event; from the first that does on all are shared as in any network.
-    """
+    """One server link each way, and each device behind its own; bytes/s, infinity allowed."""
 
     repeats = 1
 
@@ -326,7 +321,6 @@ class Star(Network):
         self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
-        """The server's link of that direction; none between devices."""
         return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:

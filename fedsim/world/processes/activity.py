@@ -13,11 +13,11 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
-"""Call that began an activity, the method and its arguments; a restored process finds the activity by it."""
+"""The method and arguments that began an activity; a restored process finds the activity by them."""
 
 
 class _Waiters(list[Any]):
-    """The callbacks of an activity. A process that is interrupted takes its own out."""
+    """The callbacks of an activity; an interrupted process removes its own."""
 
     def __init__(self, give_up: Callable[[], None]) -> None:
         super().__init__()
@@ -30,14 +30,11 @@ class _Waiters(list[Any]):
 
 
 class Activity(simpy.Event):
-    """A message or a computation under way. ``yield`` it: its value is the activity itself, which says how it ended.
+    """A message or a computation under way; an event whose value is the activity itself.
 
-    It fires when it is done, and when it is lost because a device or edge server that it needs cannot be reached any more. It
-    is cancelled by ``cancel()``, at the end of a ``with``, and when a process that waits for it is interrupted and nobody
-    waits for it in that instant any more. A cancelled one never fires.
-
-    Attributes:
-        outcome: ``done``, ``lost``, ``cancelled`` or, as the run is over, ``stopped``; None until then.
+    It fires when it is done, or lost because a device or edge server cannot be reached any more. ``cancel()``, the end of a
+    ``with``, and an interrupt of the last process that waits for it cancel it; then it never fires. ``outcome`` is ``done``,
+    ``lost``, ``cancelled`` or, at the end of the run, ``stopped``; None until then.
     """
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
@@ -48,15 +45,15 @@ class Activity(simpy.Event):
 
     @property
     def left(self) -> float:
-        """Remaining work: bytes of a message; of a computation seconds, at the device's own speed."""
+        """Remaining bytes of a message, or seconds of a computation at the device's own speed."""
         raise NotImplementedError
 
     def cancel(self) -> None:
-        """End it now. Has no effect on an activity that has ended, or that ends at this instant."""
+        """End it now; no effect on an activity that has ended, or ends at this instant."""
         raise NotImplementedError
 
     def end(self, outcome: Outcome) -> None:
-        """Note that it has ended, and fire."""
+        """Note the outcome, and fire if it is done or lost."""
         self.outcome = outcome
         if outcome in ("done", "lost"):
             self.succeed(self)
@@ -119,7 +116,6 @@ class ComputeActivity(Activity):
         self.arm()
 
     def cancel(self, outcome: Outcome = "cancelled") -> None:
-        """Compute no more; ``lost`` if the device cannot be reached from now on."""
         if self._environment.now < self.ends:
             self.finish(outcome)
 

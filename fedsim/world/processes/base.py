@@ -4,9 +4,9 @@ from collections.abc import Generator
 from functools import cache
 from inspect import isgeneratorfunction, signature
 from types import FunctionType
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model
 
 from fedsim.errors import ScenarioError
 from fedsim.language.imports import named
@@ -20,11 +20,10 @@ if TYPE_CHECKING:
 class Process(Spec):
     """The base of every process of the world: its parameters, and what it does.
 
-    One that can be saved sets ``restorable``. It keeps all that it must remember in ``world.state``, and waits for nothing but
-    ``world.until``, ``send``, ``compute``, ``until_available`` and what other processes of its own fire. When a run goes on
-    from a checkpoint ``run`` is called again, with the state as it was, and must come to where it was without delay: hold what
-    it held, and wait for what it waited for. A call with the same arguments then takes up what had begun. Nothing that it does
-    till then is recorded.
+    One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``, and waits for nothing but
+    ``world.until``, ``send``, ``compute``, ``until_available`` and what other processes of its own fire. To resume a run
+    ``run`` is called again with the saved state. It must then, without delay, hold what it held and wait for what it waited
+    for. A call with the same arguments takes up what had begun. Nothing is recorded until then.
     """
 
     restorable: ClassVar[bool] = False
@@ -39,32 +38,17 @@ class Process(Spec):
         raise NotImplementedError
 
 
-class _OpenProcess(Process):
-    """One that takes any parameters."""
-
-    model_config = ConfigDict(extra="allow")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        return data
-
-
 @cache
 def _of_function(function: FunctionType, path: str) -> type[Process]:
     """A process that is a generator function ``f(world, ...)``: its other parameters are the scenario's keys."""
     if not isgeneratorfunction(function) or not signature(function).parameters:
-        raise ScenarioError(
-            f"kind is {path!r}, which must be a generator function of one parameter or more: 'def f(world)' with 'yield'"
-        )
-    fields, is_open = keys_of(function)
+        raise ScenarioError(f"kind is {path!r}; allowed is a generator function: 'def f(world, ...)' with 'yield'")
+    fields, _ = keys_of(function)
 
     def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
-        given = {name: getattr(self, name) for name in fields}
-        yield from function(world, **given, **(self.model_extra or {}))
+        yield from function(world, **{name: getattr(self, name) for name in fields})
 
-    namespace = {"run": run, "__module__": function.__module__}
-    base = type(function.__name__, (_OpenProcess if is_open else Process,), namespace)
+    base = type(function.__name__, (Process,), {"run": run, "__module__": function.__module__})
     return create_model(function.__name__, __base__=base, __module__=function.__module__, **fields)
 
 
@@ -94,14 +78,6 @@ class WorldSpec(Spec):
 
     processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
     """each a kind, a table with a kind and its parameters, or one's own by import path."""
-
-    @model_validator(mode="after")
-    def _one_queue(self) -> Self:
-        slots = [number for number, process in enumerate(self.processes) if process.kind == "upload-slots"]
-        if len(slots) > 1:
-            places = " and ".join(map(str, slots))
-            raise ValueError(f"processes {places} are both 'upload-slots'; uploads have one queue: give one of them")
-        return self
 
     @property
     def not_restorable(self) -> str | None:

@@ -1,7 +1,6 @@
 """Processes of the world at work, and their interface to the world.
 
-What several processes do to one thing at a time adds up: a link carries the least that any of them leaves it, factors of a
-device's speed are multiplied, and a device is off while any of them holds it off.
+Holds of several processes combine: the least rate of a link, the product of speed factors, off while any holds a device off.
 """
 
 import json
@@ -32,14 +31,7 @@ _OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, w
 
 
 class DeviceFacts(NamedTuple):
-    """Properties of a device.
-
-    Attributes:
-        speed, flops: training speed (samples/s), infinite if nothing says how fast it is, and FLOP/s; None if nothing says so.
-        down, up, latency: of its own link (bytes/s), and what passes before the first byte of a message to the server leaves
-        (s). samples: training samples that it holds. kind: the name of its kind; None if it has none. arrival, departure,
-        present: when it joins and leaves for good (s), and whether it has joined and not left.
-    """
+    """Properties of a device: samples/s, FLOP/s, its link (bytes/s, s), samples held, kind, lifetime (s), if it is there."""
 
     speed: float
     flops: float | None
@@ -54,18 +46,15 @@ class DeviceFacts(NamedTuple):
 
 
 class Hold(ExitStack):
-    """Something that a process does to the world until ``end()``, or to the end of a ``with``."""
+    """An effect of a process on the world, until ``end()`` or the end of a ``with``."""
 
     def end(self) -> None:
-        """Undo it; once is enough."""
+        """Undo the effect."""
         self.close()
 
 
 class Processes:
-    """Starts the processes of a run, and brings them back to where they were; ``ScenarioError`` if one does not fit this world.
-
-    ``world`` is the face of the world for processes that are started from Python.
-    """
+    """Starts and restores the processes of a run; ``ScenarioError``: one does not fit. ``world`` is for those from Python."""
 
     def __init__(
         self,
@@ -112,7 +101,7 @@ class Processes:
             raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s{why}") from error
 
     def _nothing_left(self) -> bool:
-        """Whether nobody works, nobody is held off, and nothing is to come but what processes do: the run is over then."""
+        """Whether no task or message is under way, nobody is held off, and all alarms are of processes: the run is over."""
         if self.tasks.running or len(self.messages.under_way) > len(self.sending) or self.tasks.off or self.messages.lost:
             return False
         return all(alarm.name[0] in _OF_PROCESSES for alarm in self.simulation.env.alarms() if isinstance(alarm, Alarm))
@@ -122,13 +111,12 @@ class Processes:
             self.simulation.emit(kind, **fields)
 
     def taken_up(self, number: int, call: Call) -> Any:
-        """Work that a restored process had begun by this call, else ``CheckpointError``; None if nothing is restored."""
+        """The activity that a restored process had begun by this call, else ``CheckpointError``; None without restoring."""
         if not self.restoring:
             return None
-        begun = self.begun.get((number, call))
-        if not begun:
-            raise CheckpointError(f"does not come to where it was: it had not begun {call[0]}{call[1:]}")
-        return begun.pop(0)
+        if begun := self.begun.get((number, call)):
+            return begun.pop(0)
+        raise CheckpointError(f"does not come to where it was: it had not begun {call[0]}{call[1:]}")
 
     def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
         def end(ended: ComputeActivity) -> None:
@@ -203,10 +191,7 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Bring each process to where it was, when all else is: what it had begun it takes up. Alarms follow by ``rearm``.
-
-        ``CheckpointError``: a process does not come to hold what was held, or to wait for what it waited for.
-        """
+        """Restore processes after all but alarms; ``CheckpointError``: one does not hold what it held, or wait as it waited."""
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
         self.computed = state["computed"]
@@ -248,10 +233,10 @@ class World:
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
 
     Attributes:
-        env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env, 2)`` and all the rest.
-        simulation: the clock; ``world.simulation.listen`` tells of every record.
-        devices: how many there are.
-        state: what a process that can be restored must remember; values that JSON has.
+        env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env, 2)`` and so on.
+        simulation: the clock; ``world.simulation.listen`` gives every record.
+        devices: number of devices.
+        state: JSON-able values that a restorable process must remember.
     """
 
     def __init__(self, processes: Processes, number: int) -> None:
@@ -267,7 +252,7 @@ class World:
         return self.simulation.now
 
     def timeout(self, seconds: float) -> simpy.Event:
-        """An event so many seconds from now, on the clock's grid. ``env.timeout`` is the same off the grid."""
+        """An event ``seconds`` from now, on the clock's grid (``env.timeout`` is off the grid)."""
         return self.until(self.now + seconds)
 
     def until(self, when: float) -> simpy.Event:
@@ -285,11 +270,10 @@ class World:
     def send(
         self, source: int | str, destination: int | str, size: float | str, purpose: str = "process", waited: float = 0.0
     ) -> Activity:
-        """Send a message of ``size`` bytes (``"5 MB"``) from any endpoint to any other, over the links between them.
+        """Send a message of ``size`` bytes (``"5 MB"``) between any two endpoints, over the links between them.
 
-        One that has ``waited`` (s) behind another on the same connection pays so much less latency.
-
-        Its value is the ``Activity``: ``outcome`` is ``lost`` if an end cannot be reached, or not until the last byte is there.
+        A message that has ``waited`` (s) behind another on the same connection pays so much less latency. Its ``outcome`` is
+        ``lost`` if an end cannot be reached before the last byte has arrived.
         """
         here, part = self._processes, Payload(purpose, quantity(size, Bytes, "a message"))
         ends = self._endpoint(source), self._endpoint(destination)
@@ -302,10 +286,9 @@ class World:
     def compute(
         self, device: int | str, work: float | str = 0.0, *, samples: float = 0.0, seconds: float | str = 0.0
     ) -> Activity:
-        """Let a device compute: FLOPs (``"3 GFLOP"``), as long as a training on so many samples, or some seconds; they add up.
+        """Let a device compute, beside its task: FLOPs (``"3 GFLOP"``), a training on ``samples``, and ``seconds`` add up.
 
-        It takes what the device's speed, jitter, slow phases and ``slow`` make of it. It runs beside the device's task, if it
-        has one. Its value is the ``Activity``: ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
+        Speed, jitter, slow phases and ``slow`` apply. The ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
         """
         number, here = self._device(device), self._processes
         asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
@@ -328,26 +311,19 @@ class World:
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
         number, population, network = self._device(device), self._processes.tasks.population, self._processes.network
-        arrival, departure = population.arrival.item(number), population.departure.item(number)
-        return DeviceFacts(
-            population.speed.item(number),
-            None if population.flops is None else population.flops.item(number),
-            network.access["down"].item(number),
-            network.access["up"].item(number),
-            network.latency_s(SERVER, number),
-            population.samples.item(number),
-            self._processes.capacity.name(number),
-            arrival,
-            departure,
-            arrival <= self.now < departure,
-        )
+        flops = None if population.flops is None else population.flops.item(number)
+        down, up = (rates.item(number) for rates in network.access.values())
+        link, kind = (down, up, network.latency_s(SERVER, number)), self._processes.capacity.name(number)
+        life = population.arrival.item(number), population.departure.item(number)
+        present, held = life[0] <= self.now < life[1], population.samples.item(number)
+        return DeviceFacts(population.speed.item(number), flops, *link, held, kind, *life, present)
 
     def available(self, device: int | str) -> bool:
-        """Whether a device can be reached now, whether it works or not."""
+        """Whether a device can be reached now."""
         return self._processes.tasks.reachable_until(self._device(device)) > self.now
 
     def until_available(self, device: int | str) -> simpy.Event:
-        """An event that fires when a device can be reached; at once if that is now."""
+        """An event that fires as soon as a device can be reached."""
         number, tasks = self._device(device), self._processes.tasks
 
         def wait() -> ProcessGenerator:
@@ -362,7 +338,7 @@ class World:
         return self.env.process(wait())
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A random stream of this process's own; the same for the same purpose and ids, whatever the strategy does."""
+        """A random stream of this process, by purpose and ids."""
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
@@ -370,39 +346,39 @@ class World:
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
-        """The devices of a cell, or of the place of that number in ``attach``."""
+        """The devices of a cell, or of a place of ``attach``."""
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """A link carries ``rate`` meanwhile; nothing, if that is 0. What is on its way goes on at once at its new share."""
+        """Give a link another ``rate`` meanwhile, 0 for none; flows get their new shares at once."""
         self.rate(link)
         if not rate >= 0:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
         return self._processes.hold("link", [link], rate)
 
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
-        """Devices compute at a factor of their speed meanwhile, also what they compute now."""
+        """Let devices compute at a factor of their speed meanwhile, at once."""
         if not 0 < factor < math.inf:
             raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
         return self._processes.hold("pace", _numbers(devices, self.devices, "device"), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
-        """Devices cannot be reached meanwhile, whatever their availability; what they do now is lost."""
+        """Make devices unreachable meanwhile; their tasks are lost."""
         return self._processes.hold("off", _numbers(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
-        """Edge servers are lost meanwhile, with all that they hold, and what their devices do for them now."""
+        """Lose edge servers meanwhile, with what they hold and their devices' tasks."""
         return self._processes.hold("edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """From now on each upload (``up``) or download (``down``) requests a slot before it begins, and releases it after."""
+        """Let each upload (``up``) or download (``down``) from now on hold a slot while it is under way."""
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
             raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
         self._processes.tasks.queue(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
-        """Record that something happened, as an event of the kind ``process:KIND``; ``device`` may be one of the data."""
+        """Record an event of the kind ``process:KIND``; ``device`` may be one of the data."""
         wrong = [key for key in data if key in _COLUMNS and (key != "device" or type(data[key]) is not int)]
         if wrong:
             raise SimulationError(f"{wrong[0]!r} is a column of its own in the records; give what you say another name")

@@ -79,16 +79,6 @@ def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
     assert "which no run has; they have accuracy, loss" in refused(*paths, "--target", "mse=1")
 
 
-def test_files(runs: dict[str, Path], tmp_path: Path) -> None:
-    path = runs["fedavg"]
-    for name, *form in (("t.csv",), ("t.md",), ("t.txt", "--markdown")):
-        assert compared(path, "--out", tmp_path / name, *form) == ""
-        assert (tmp_path / name).read_text() == compared(path, "--csv" if name == "t.csv" else "--markdown")
-    assert "ends in .csv or .md" in refused(path, "--out", tmp_path / "t.xls")
-    for out in (tmp_path / "none" / "t.csv", tmp_path):
-        refused(path, "--out", out)
-
-
 def test_a_study(study: Path) -> None:
     rows = rows_of(compared(study, "--csv"))
     assert rows == rows_of((study / "compare.csv").read_text())
@@ -112,7 +102,7 @@ def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> No
     shown = compared(study, "--target", "0.2")
     assert "share 0.5: To an accuracy of 0.2 " in shown
     assert len(shown.splitlines()) < 48
-    assert "--all prints them" in shown
+    assert "All figures: --all" in shown
     single = compared(*runs.values(), "--target", "0.2")
     assert all(name in single for name in runs)
     assert "rounds to target" not in single
@@ -164,10 +154,10 @@ def test_studies_and_runs_together(study: Path, runs: dict[str, Path]) -> None:
 def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     shutil.copytree(runs["fedavg"], tmp_path / "other" / "fedavg")
-    paths = [runs["fedavg"], tmp_path / "other" / "fedavg", runs["fedavg"], runs["off"]]
+    paths = [runs["fedavg"], tmp_path / "other" / "fedavg", runs["off"]]
     names = [line.name for line in read_lines(paths).lines]
-    assert len(set(names)) == 4
-    assert (names[1], names[3]) == ("other/fedavg", "off")
+    assert names == [f"{runs['off'].parent.name}/fedavg", "other/fedavg", f"{runs['off'].parent.name}/off"]
+    assert [line.name for line in read_lines([runs["off"], runs["off"]]).lines] == ["1-off", "2-off"]
 
 
 def test_damaged_folders_end_with_2(runs: dict[str, Path], study: Path, tmp_path: Path) -> None:

@@ -164,7 +164,7 @@ def test_all_variants_meet_the_same_worlds(name: str) -> None:
 @pytest.mark.parametrize("name", ["communication.toml", "communication_mnist.toml"])
 def test_communication_is_of_all_strategies(name: str) -> None:
     """But for what needs edge servers (edges.toml) or layers and models of its own, has no server, or is an app of Flower."""
-    left_out = {"fedper", "fedrep", "moon", "pfedme", "fpfc", *ELSEWHERE}
+    left_out = {"fedper", "fedrep", "moon", "pfedme", *ELSEWHERE}
     assert {run.scenario.strategy.kind for run in read_study(HERE / "studies" / name).runs} == set(STRATEGIES) - left_out
 
 
@@ -200,7 +200,7 @@ def test_every_verb_takes_every_study(
     if name not in ("search", "stragglers/study"):  # which looks for what reaches its target; whose part says its own rounds
         words += ["--set", "stop.rounds=2"]
     called = [words, [*words, "--quiet"], ["report", out], ["compare", out], ["compare", out, "--all"]]
-    called += [["compare", out, "--out", tmp_path / f"compared{ending}"] for ending in (".csv", ".md")]
+    called += [["compare", out, form] for form in ("--csv", "--markdown")]
     if importlib.util.find_spec("tensorboard"):
         called.append(["tensorboard", out, "--out", tmp_path / "board"])
     for said in called:

