@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import tomli_w
 
-from fedsim.energy.spec import read_hours
 from fedsim.files import read_json, read_toml
+from fedsim.language.units import GramsPerJoule
 from fedsim.testing import quiet_world
+from fedsim.world.distributions import DeviceTable
 from tests.calls import call
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -115,7 +116,8 @@ def test_files_as_windows_writes_them(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("\ufeffintensity\r\n" + "36 g/kWh\r\n" * 24, encoding="utf-8", newline="")
     assert read_toml(tmp_path / "a.toml") == {"name": "é", "seed": 2}
     assert read_json(tmp_path / "a.json") == {"name": "é"}
-    assert read_hours(tmp_path / "a.csv", 0) == pytest.approx([1e-5] * 24)
+    hours = DeviceTable("a.csv", tmp_path / "a.csv", ("intensity",)).values("intensity", GramsPerJoule)
+    assert hours == pytest.approx([1e-5] * 24)
 
 
 CASES = {"scenarios": 5, "folders": 2, "inputs": 8}

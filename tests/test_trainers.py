@@ -297,7 +297,7 @@ def test_work_is_samples_flops_and_seconds(work: dict[str, float], population: d
     told["population"] |= population
     job = Job(fedsim.Scenario(**told), None, Threads(1))
     assert asyncio.run(job.execute()).rows[0]["time"] == pytest.approx(1.5 + seconds, abs=1e-6)
-    with pytest.raises(SimulationError, match="counted in FLOPs, but nothing says"):
+    with pytest.raises(SimulationError, match=r"work in FLOPs needs population\.device"):
         run(sections(work={"flops": 1.0}))
 
 

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
+_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
 def nominal_lines(run: Run) -> list[str]:
     """Say what is known of a run that has been built and not begun."""
     dispatch, learner, scenario = run.dispatch, run.learner, run.scenario
-    params, stop, devices = scenario.strategy, scenario.stop, scenario.population.devices
+    params, stop, devices, size = scenario.strategy, scenario.stop, scenario.population.devices, scenario.training.batch_size
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at, samples = range(0, devices, step), run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))
@@ -67,6 +68,10 @@ def nominal_lines(run: Run) -> list[str]:
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
     lines += [f"this {guessed}"] if (guessed := run.estimates) else []
+    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
+        lines.append(
+            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
+        )
     at_once = params.cohort_size(devices) if isinstance(params, RoundParams) else getattr(params, "concurrency", devices)
     fitted, here = scenario.population.fitted_at_once, min(at_once, devices)
     if fitted not in (None, here):  # the log that the world was fitted to had another number

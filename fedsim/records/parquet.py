@@ -17,7 +17,7 @@ from fedsim.errors import CheckpointError
 from fedsim.files import replacing
 from fedsim.meters.base import Meters
 from fedsim.records import folder as files
-from fedsim.records.schema import DEVICES, typed, with_columns
+from fedsim.records.schema import DEVICES, column, typed, with_columns
 
 _ROWS_A_BATCH = 4_096
 _ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group
@@ -34,7 +34,7 @@ class TableWriter:
         # Values other than names rarely repeat within a row group: without a dictionary they take less time and less space.
         self._how = {"compression": "zstd", "use_dictionary": names or False}
         self._plain = pa.schema([(field.name, pa.string() if field.name in names else field.type) for field in schema])
-        self._nothing = self._plain.empty_table()
+        self._nothing = pa.Table.from_batches([], schema=self._plain)  # ``empty_table`` would load pandas
         self._rows: list[tuple[Any, ...]] = []
         self._packed = self._nothing
         self._parts: dict[Path, str] = {}  # and their sha256
@@ -83,7 +83,7 @@ class TableWriter:
         """Turn the waiting rows into columns, and so many of them (a part's worth) into a part."""
         if self._rows:
             columns = zip(*self._rows, strict=True)
-            arrays = [pa.array(values, field.type) for values, field in zip(columns, self._plain, strict=True)]
+            arrays = [column(values, field.type) for values, field in zip(columns, self._plain, strict=True)]
             self._packed = pa.concat_tables([self._packed, pa.Table.from_arrays(arrays, schema=self._plain)])
             self._rows = []
         if len(self._packed) >= (at_least or _ROWS_A_PART):
@@ -126,5 +126,5 @@ def write_columns(path: Path, columns: Mapping[str, Any], schema: pa.Schema) -> 
     with replacing(path) as beside, pq.ParquetWriter(beside, schema, compression="zstd", use_dictionary=False) as writer:
         for begin in range(0, max(rows, 1), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
-            arrays = [pa.array(columns.get(field.name, empty)[piece], field.type) for field in schema]
+            arrays = [column(columns.get(field.name, empty)[piece], field.type) for field in schema]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))

@@ -18,7 +18,7 @@ from fedsim.errors import ScenarioError
 from fedsim.meters import OF_SECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -121,6 +121,21 @@ def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
             raise ScenarioError(f"meters: the column {one.name!r} is in the table already, beside {', '.join(schema.names)}")
         schema = schema.append(pa.field(one.name, pa.float64(), metadata={"unit": one.unit, "about": one.about}))
     return schema
+
+
+def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
+    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first."""
+    if pa.types.is_string(kind):
+        strings = pa.lib.StringBuilder()
+        strings.append_values(values)
+        return strings.finish()
+    cells, filled = np.ascontiguousarray(values), None
+    if cells.dtype == object:
+        empty = cells == np.array(None)
+        filled = pa.py_buffer(np.packbits(~empty, bitorder="little"))
+        cells = np.where(empty, 0.0, cells).astype(float)
+    content = np.packbits(cells, bitorder="little") if cells.dtype == bool else cells
+    return pa.Array.from_buffers(pa.from_numpy_dtype(cells.dtype), len(cells), [filled, pa.py_buffer(content)]).cast(kind)
 
 
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

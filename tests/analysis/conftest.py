@@ -94,7 +94,7 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def split(ran: Ran) -> RunFolder:
-    """CATA-Fed in two clusters: slow devices split their data, some are lost, sizes spread with outliers."""
+    """CATA-Fed in two clusters: slow devices split their data, some are lost."""
     strategy = {"kind": "cata-fed", "clients_per_round": 6, "deadline": {"kind": "relative", "times": 0.3}, "smallest_part": 5}
     strategy |= {"clusters": 2, "rejoin": True}
     return ran("split", strategy=strategy, stop={"rounds": 12}, learning="off")

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from fedsim.errors import CheckpointError
 from fedsim.records import parquet
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EventChain, EventRow, event_row
+from fedsim.records.schema import EventChain, EventRow, column, event_row
 from fedsim.simulation import Record
 from fedsim.world.task import Payload
 
@@ -49,6 +50,34 @@ def test_the_chain_is_over_the_rows_as_python_writes_them_wherever_it_was_saved(
         rest = EventChain(first.state, first.count)
         rest.extend(iter(rows[cut:]))
         assert (rest.hexdigest(), rest.count) == (state.hex(), len(rows))
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1.5, None, 3], pa.float64()),
+        ((None, None), pa.float64()),
+        ((4, None, -1), pa.int32()),
+        ([], pa.int32()),
+        (("a", None, "ü", ""), pa.string()),
+        ([True, None, False], pa.bool_()),
+        (np.arange(20) % 3 == 0, pa.bool_()),
+        (np.broadcast_to(5, 7), pa.float64()),
+        (np.arange(9)[::2], pa.int32()),
+        (np.array([2**53, None, 1], object), pa.int64()),
+    ],
+)
+def test_columns_are_those_of_pyarrow(values: Any, kind: pa.DataType) -> None:
+    assert column(values, kind).equals(pa.array(values, type=kind))
+
+
+def test_what_is_not_a_number_is_not_empty() -> None:
+    assert column([1.0, float("nan"), None], pa.float64()).null_count == 1
+
+
+def test_a_number_that_is_too_large_for_its_column_is_refused() -> None:
+    with pytest.raises(pa.ArrowInvalid):
+        column([2**40, None], pa.int32())
 
 
 SCHEMA = pa.schema([("time", pa.float64()), ("kind", pa.dictionary(pa.int16(), pa.string())), ("data", pa.string())])

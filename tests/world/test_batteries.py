@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsim.energy.batteries import Batteries, Powered
-from fedsim.energy.charging import Always, Charging, ChargingModel, Daily, Never, RenewalCharging, WhenReached
+from fedsim.energy.charging import Charging, ChargingModel, Daily, Never, RenewalCharging
 from fedsim.simulation import TICK_S, Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal
@@ -56,7 +56,7 @@ class Site(WorkSite):
         values = DRAWS | draws
         columns = {name: np.full(2, value) for name, value in ({"initial_j": values["capacity_j"]} | values).items()}
         within = AlwaysOn() if within is None else within
-        path: Charging = (charging or Never()).build(Streams(5), 2, 0.0, within, None)
+        path: Charging = (charging or Never()).build(Streams(5), 2, 0.0, None)
         self.batteries = Batteries(simulation, columns, restart, path, np.zeros(2))
         super().__init__(network, population, Powered(within, self.batteries), self.batteries)
         simulation.at_end(self.batteries.close)
@@ -140,7 +140,7 @@ def test_a_tail_drains_and_is_cut_short_by_the_next_transfer() -> None:
 
 def test_a_tail_ends_where_the_battery_is_flat() -> None:
     """9 J at 1 s, at 7 W net into a tail of 10 s; at 1 J the device goes on, still within these 10 s, with its radio asleep."""
-    site = Site(Always(), capacity_j=10.0, restart=0.1, charge_w=1.0, idle_w=0.0, tail_w=8.0, tail_s=10.0)
+    site = Site(day("0 h", "24 h"), capacity_j=10.0, restart=0.1, charge_w=1.0, idle_w=0.0, tail_w=8.0, tail_s=10.0)
     site.start(model(100.0))
     site.run(5.0)
     (flat, at_flat), (_, last) = site.told()[-2:]
@@ -173,7 +173,7 @@ def test_a_day_by_hand() -> None:
 def test_days_follow_each_other_beyond_the_clocks_exact_time() -> None:
     """A time that lay on the end of a day once found the same day again from 97 days on: a run went on for ever."""
     for begins in (0.1, 7.77, 13.3):
-        spans = day(f"{begins} h", "6.7 h", 0.9).build(Streams(1), 1, 0.0, AlwaysOn(), None)
+        spans = day(f"{begins} h", "6.7 h", 0.9).build(Streams(1), 1, 0.0, None)
         time = 96 * 24 * HOUR
         while time < 800 * 24 * HOUR:
             found = spans.span(0, time)
@@ -206,16 +206,14 @@ def test_flat_for_good_where_there_are_days() -> None:
 
 
 def test_charging_patterns() -> None:
-    reach = now_and_then(10.0).build(Streams(1), 2, 0.0, AlwaysOn(), None)
-    assert Always().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 1e6).on
-    assert not Never().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 0.0).on
-    assert WhenReached().build(Streams(1), 2, 0.0, AlwaysOn(), None).span(0, 7.0).on
-    assert reach.span(0, 0.0) == now_and_then(10.0).build(Streams(1), 2, 9.0, AlwaysOn(), None).span(0, 0.0)
-    night = day("22 h", "10 h").build(Streams(1), 2, 7 * HOUR, AlwaysOn(), None)  # the run begins at 7 in the morning
+    reach = now_and_then(10.0).build(Streams(1), 2, 0.0, None)
+    assert not Never().build(Streams(1), 2, 0.0, None).span(0, 0.0).on
+    assert reach.span(0, 0.0) == now_and_then(10.0).build(Streams(1), 2, 9.0, None).span(0, 0.0)
+    night = day("22 h", "10 h").build(Streams(1), 2, 7 * HOUR, None)  # the run begins at 7 in the morning
     assert night.span(0, 0.0) == Span(True, -9 * HOUR, HOUR)
     assert night.span(0, HOUR) == Span(False, HOUR, 15 * HOUR)
     assert night.span(0, 15 * HOUR) == Span(True, 15 * HOUR, 25 * HOUR)
-    some = day("0 h", "24 h", 0.25).build(Streams(1), 1000, 0.0, AlwaysOn(), None)
+    some = day("0 h", "24 h", 0.25).build(Streams(1), 1000, 0.0, None)
     assert 200 < sum(some.span(device, 5 * HOUR).on for device in range(1000)) < 300
     assert 1 < sum(some.span(7, count * DAY).on for count in range(20)) < 12
 
