@@ -98,9 +98,9 @@ def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
     if size is None:
         raise DataError(f"{where} is APPFL's, which logs no bytes; say how many a message has, such as --bytes 4MB")
     updates = [(row[1], time) for _, time, who, text in found if who == "server" and (row := _UPDATE.match(text))]
-    arrived = pd.DataFrame(updates, columns=["client", "sent"]).sort_values("sent", kind="stable")
+    arrived: Any = pd.DataFrame(updates, columns=["client", "sent"]).sort_values("sent", kind="stable")
     columns = ["place", "client", "round", "start", "end", "epochs"]
-    tasks = pd.DataFrame(_appfl_epochs(found, epochs), columns=columns).groupby(["client", "round"], as_index=False)
+    tasks: Any = pd.DataFrame(_appfl_epochs(found, epochs), columns=columns).groupby(["client", "round"], as_index=False)
     tasks = tasks.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
     if tasks.empty or not tasks["client"].isin(arrived["client"]).all():
         names = (shown(", ".join(of["client"].unique()) or "nobody") for of in (arrived, tasks))

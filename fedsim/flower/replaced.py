@@ -250,7 +250,7 @@ def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
     call = signature(real).bind(self, *args, **named)
     side.strategy, side.model = self, call.arguments["initial_arrays"]
-    given = call.arguments.get("evaluate_fn")
+    given: Any = call.arguments.get("evaluate_fn")
 
     def evaluate(number: int, arrays: Any) -> Any:
         side.model = arrays

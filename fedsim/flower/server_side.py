@@ -324,7 +324,7 @@ class Session(Grid):  # type: ignore[misc]
         if self._server.clients.idle(device):
             sent = queue.popleft()
             kind, number = sent.message.metadata.message_type, None if sent.round is None else sent.round.number
-            before = self._finished.pop(device, None)
+            before: Any = self._finished.pop(device, None)
             continues = before is not None and before is sent.round
             if continues:
                 self._continued.append(before)
