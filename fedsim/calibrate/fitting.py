@@ -39,6 +39,8 @@ class Fitted(NamedTuple):
     world: FittedWorld
     overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
     latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    samples: Floats  # of each client
+    epochs: int  # of a training
     seen: Ints  # tasks that each client was fitted to
     notes: tuple[str, ...]  # what the log does not tell, for people
 
@@ -75,7 +77,11 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
             notes.append(f"nothing tells the links {way}: they are taken for those {other}")
     world = FittedWorld(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol, _usual(speed), jitter)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
-    return Fitted(world, overhead, found is not None, np.bincount(tasks.client, minlength=clients), tuple(notes))
+    held = tasks.train.amount / tasks.epochs
+    samples = np.maximum(1.0, np.round(_usual(_median(held, tasks.client, clients))))
+    epochs = max(1, int(np.median(tasks.epochs[~np.isnan(held)])))
+    seen = np.bincount(tasks.client, minlength=clients)
+    return Fitted(world, overhead, found is not None, samples, epochs, seen, tuple(notes))
 
 
 def presence(log: Log) -> Presence | None:
