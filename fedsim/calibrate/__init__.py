@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import TypeAdapter
 
-from fedsim.calibrate.files import SCENARIO, Drawn, told, write
+from fedsim.calibrate.files import SCENARIO, drawn, summary, write
 from fedsim.calibrate.fitting import fit, presence
 from fedsim.calibrate.log import LogDefaults, read_log
 from fedsim.calibrate.replay import held_out, predict
@@ -49,14 +49,13 @@ def calibrate(
     mine = log.tasks[~np.isin(log.tasks.number, log.rounds.number[held])]
     fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
     there = presence(log)
-    drawn = Drawn.of(fitted, log, mine, by_client)
     alike = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
     prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
-    lines = [*told(drawn, log, there), *prediction.told("with each client's own values")]
+    lines = [*summary(fitted, log, there), *prediction.told("with each client's own values")]
     if not by_client:
-        worlds = [drawn.world(seed) for seed in range(_DRAWS)]
+        worlds = [drawn(fitted.world, seed) for seed in range(_DRAWS)]
         lines += predict(log, held, worlds).told("with clients drawn as the scenario does")
-    write(out, path.name, log, drawn, there, prediction)
+    write(out, path.name, log, fitted, by_client, there, prediction)
     return [*lines, *(f"note: {note}" for note in log.notes), f"written to {out}"]
 
 

@@ -2,14 +2,12 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import tomli_w
-from pydantic import TypeAdapter
 
 from fedsim.arrays import Floats
 from fedsim.calibrate.fitting import Fitted, Presence
@@ -20,50 +18,30 @@ from fedsim.output.harmless import clean, for_csv
 from fedsim.records.folder import writing
 from fedsim.scenario import Scenario
 from fedsim.streams import Streams
-from fedsim.world.distributions import RateDistribution, SpeedDistribution, TimeDistribution
 from fedsim.world.network.protocol import Fluid
 
 SCENARIO, CLIENTS, ROUNDS = "scenario.toml", "clients.csv", "rounds.csv"
-_ALIKE = 1.02  # a spread that is none
-_UNITS: dict[str, tuple[Any, str, float]] = {  # the type of a quantity, and a unit with its size in the base unit
-    "speed": (SpeedDistribution, "samples/s", 1.0),
-    "down": (RateDistribution, "Mbit/s", 125e3),
-    "up": (RateDistribution, "Mbit/s", 125e3),
-    "latency": (TimeDistribution, "ms", 1e-3),
+_ALIKE = 1.02  # a spread below which all clients count as equal
+_UNITS = {  # of the quantities of clients, with the size in the base unit
+    "speed": ("samples/s", 1.0),
+    "down": ("Mbit/s", 125e3),
+    "up": ("Mbit/s", 125e3),
+    "latency": ("ms", 1e-3),
 }
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """The quantities of clients as a scenario says and draws them."""
-
-    said: dict[str, Any]  # by name: a quantity, a list of quantities, or a distribution
-    fitted: Fitted
-    samples: Floats  # [clients]
-    epochs: int  # of a training
-
-    @classmethod
-    def of(cls, fitted: Fitted, log: Log, tasks: Tasks, by_client: bool) -> "Drawn":
-        quantities = fitted.world.quantities.items()
-        listed = {name: [_text(name, value) for value in values.tolist()] for name, values in quantities}
-        said = listed if by_client else {name: _distribution(name, values) for name, values in quantities}
-        held = pd.Series(tasks.train.amount / tasks.epochs)
-        own = held.groupby(tasks.client).median().reindex(range(len(log.clients))).fillna(held.median())
-        samples = np.maximum(1.0, np.round(own.to_numpy()))
-        return cls(said, fitted, samples, max(1, int(np.median(tasks.epochs[held.notna()]))))
-
-    def world(self, seed: int) -> FittedWorld:
-        """A world of as many clients, drawn."""
-        streams, drawn = Streams(seed), {}
-        for name, said in self.said.items():
-            distribution = TypeAdapter[Any](_UNITS[name][0]).validate_python(said)
-            drawn[name] = distribution.draw(streams.generator(f"world/{name}"), len(self.samples))
-        return self.fitted.world._replace(**drawn)
+def drawn(world: FittedWorld, seed: int) -> FittedWorld:
+    """A world of as many clients, drawn from the distributions that the scenario gets."""
+    streams, found = Streams(seed), dict[str, Any]()
+    for name, values in world.quantities.items():
+        middle, spread = _lognormal(values)
+        found[name] = middle * spread ** streams.generator(f"world/{name}").standard_normal(len(values))
+    return world._replace(**found)
 
 
-def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
+def summary(fitted: Fitted, log: Log, there: Presence | None) -> Iterator[str]:
     """Lines for people."""
-    fitted, world = drawn.fitted, drawn.fitted.world
+    world = fitted.world
     kind = "synchronous" if log.synchronous else f"asynchronous, {log.at_once} clients at work"
     yield f"log        {len(log.clients)} clients, {len(log.rounds)} rounds, {len(log.tasks)} tasks ({kind})"
     yield f"protocol   {world.protocol.kind}"
@@ -90,19 +68,21 @@ def told(drawn: Drawn, log: Log, there: Presence | None) -> Iterator[str]:
         yield f"note: uploads have {show_bytes(up)} and downloads {show_bytes(down)}, which the scenario has for both"
 
 
-def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, prediction: Prediction) -> None:
-    """Write all files."""
-    sections = _sections(name, log, drawn, there)
+def write(
+    out: Path, name: str, log: Log, fitted: Fitted, by_client: bool, there: Presence | None, prediction: Prediction
+) -> None:
+    """Write all files; ``by_client``: the scenario lists the clients' own values."""
+    sections = _sections(name, log, fitted, by_client, there)
     Scenario(**sections)  # refuses what it would be refused for when it is read
     with writing(out / SCENARIO) as beside:
         beside.write_text(f"# Fitted by fedsim calibrate to {clean(name)}.\n{tomli_w.dumps(sections)}", encoding="utf-8")
     clients = {
         "device": range(len(log.clients)),
         "client": list(map(for_csv, log.clients)),
-        **drawn.fitted.world.quantities,
-        "overhead": drawn.fitted.overhead,
-        "samples": drawn.samples,
-        "tasks": drawn.fitted.seen,
+        **fitted.world.quantities,
+        "overhead": fitted.overhead,
+        "samples": fitted.samples,
+        "tasks": fitted.seen,
         **({} if there is None else {"present": there.share}),
     }
     rounds = {
@@ -116,13 +96,15 @@ def write(out: Path, name: str, log: Log, drawn: Drawn, there: Presence | None, 
             pd.DataFrame(columns).to_csv(beside, index=False, float_format="%.9g", lineterminator="\n")
 
 
-def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict[str, Any]:
-    world, said, at_once = drawn.fitted.world, drawn.said, min(log.at_once, len(log.clients))
-    sizes = {"low": int(drawn.samples.min()), "high": int(drawn.samples.max())}
+def _sections(name: str, log: Log, fitted: Fitted, by_client: bool, there: Presence | None) -> dict[str, Any]:
+    world, at_once = fitted.world, min(log.at_once, len(log.clients))
+    listed = {key: [_text(key, value) for value in values.tolist()] for key, values in world.quantities.items()}
+    values = listed if by_client else {key: _distribution(key, values) for key, values in world.quantities.items()}
+    sizes = {"low": int(fitted.samples.min()), "high": int(fitted.samples.max())}
     population: dict[str, Any] = {
         "devices": len(log.clients),
-        "speed": said["speed"],
-        "samples": [int(one) for one in drawn.samples] if isinstance(said["speed"], list) else sizes,
+        "speed": values["speed"],
+        "samples": fitted.samples.astype(int).tolist() if by_client else sizes,
         "jitter": round(world.jitter, 4),
         "fitted_at_once": at_once,
     }
@@ -140,8 +122,8 @@ def _sections(name: str, log: Log, drawn: Drawn, there: Presence | None) -> dict
         "learning": "off",
         "model": {"kind": "size", "bytes": f"{_message_bytes(log.tasks)[0]:.9g} B"},
         "population": population,
-        "network": network | {"device": {name: said[name] for name in ("down", "up", "latency")}},
-        "strategy": strategy | {"local_epochs": drawn.epochs},
+        "network": network | {"device": {key: values[key] for key in ("down", "up", "latency")}},
+        "strategy": strategy | {"local_epochs": fitted.epochs},
         "stop": {"rounds": len(log.rounds)},
     }
 
@@ -154,7 +136,7 @@ def _message_bytes(tasks: Tasks) -> tuple[float, float]:
 
 
 def _text(name: str, value: float) -> str:
-    _, unit, size = _UNITS[name]
+    unit, size = _UNITS[name]
     return f"{value / size:.6g} {unit}"
 
 

@@ -39,6 +39,8 @@ class Fitted(NamedTuple):
     world: FittedWorld
     overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
     latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    samples: Floats  # of each client
+    epochs: int  # of a training
     seen: Ints  # tasks that each client was fitted to
     notes: tuple[str, ...]  # what the log does not tell, for people
 
@@ -75,7 +77,11 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
             notes.append(f"nothing tells the links {way}: they are taken for those {other}")
     world = FittedWorld(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol, _usual(speed), jitter)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
-    return Fitted(world, overhead, found is not None, np.bincount(tasks.client, minlength=clients), tuple(notes))
+    held = tasks.train.amount / tasks.epochs
+    samples = np.maximum(1.0, np.round(_usual(_median(held, tasks.client, clients))))
+    epochs = max(1, int(np.median(tasks.epochs[~np.isnan(held)])))
+    seen = np.bincount(tasks.client, minlength=clients)
+    return Fitted(world, overhead, found is not None, samples, epochs, seen, tuple(notes))
 
 
 def presence(log: Log) -> Presence | None:
@@ -201,27 +207,19 @@ def _links(tasks: Tasks, way: Direction, latency: Floats, protocol: Protocol) ->
     return rates, capacity, notes
 
 
-def _sending_s(protocol: Protocol, sizes: Floats, rates: Floats, latency: Floats) -> Floats:
-    """Duration of messages of these sizes over links of their own, without latencies (s), [messages]."""
-    seconds, round_trip = np.empty(len(sizes)), 2 * latency + protocol.round_trip
-    for size in np.unique(sizes).tolist():
-        own = sizes == size
-        seconds[own] = protocol.sending_s(size, rates[own], round_trip[own])
-    return seconds
-
-
 def _rates(protocol: Protocol, sizes: Floats, sending: Floats, latency: Floats) -> Floats:
-    """The rates (bytes/s) by which messages take that long beside their latencies (s), [messages].
+    """The rates (bytes/s) at which messages take ``sending`` (s) beside their latencies (s), [messages].
 
     NaN where any faster link would take as long, since windows alone limit it.
     """
     low = sizes * protocol.overhead / sending
     if protocol.window == math.inf:
         return low
-    told = _sending_s(protocol, sizes, low * _STEEP, latency) < sending
+    round_trip = 2 * latency + protocol.round_trip
+    known = protocol.sending_s(sizes, low * _STEEP, round_trip) < sending
     ends = np.log((low, low * _STEEP))
-    found = _bisected(lambda log: _sending_s(protocol, sizes, np.exp(log), latency) > sending, *ends)
-    return np.where(told, np.exp(found), math.nan)
+    found = _bisected(lambda log: protocol.sending_s(sizes, np.exp(log), round_trip) > sending, *ends)
+    return np.where(known, np.exp(found), math.nan)
 
 
 class _LinkSearch:
@@ -272,7 +270,8 @@ class _LinkSearch:
         rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
         steps, client, latency, real = self._steps[:most], self._client[:most], latency[:most], sending[:most]
         if capacity == math.inf:
-            return rates, latency + _sending_s(self._protocol, steps.amount, rates[client], latency)
+            round_trip = 2 * latency + self._protocol.round_trip
+            return rates, latency + self._protocol.sending_s(steps.amount, rates[client], round_trip)
         rates, took_s = np.minimum(rates, capacity), real
         for _ in range(_TURNS):
             known = np.where(np.isnan(rates), capacity, rates)

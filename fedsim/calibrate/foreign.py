@@ -30,7 +30,7 @@ _NVFLARE = re.compile(rf"^{_DATE}.*?(getTask: train|SubmitUpdate size)")
 _BYTES, _TIME = re.compile(r"(\d+) Bytes"), re.compile(r"time: ([0-9.eE+-]+) seconds")
 _APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]+)\]: (.*)")
 _FLOWER = re.compile(r"\[ROUND \d+\]|configure_fit|aggregate_fit")
-_UPDATE = "Received UpdateGlobalModel request from client "
+_UPDATE = re.compile(r"Received UpdateGlobalModel request from client (.*\S)")
 
 
 def rows_of(path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]) -> Any:
@@ -44,22 +44,20 @@ def rows_of(path: Path, where: str, size: float | None, samples: int | None, epo
             f"{where} is what Flower's server says of its rounds: no client's download, training or upload is in it; write "
             "these as rows of a CSV file, or run the app by fedsim"
         )
-    whose, found = "NVFlare", list(_of_nvflare(path, epochs))
-    note = f"{len({row[1] for row in found})} logs of NVFlare: rounds are counted, a training is the time between two messages"
-    if not found and path.is_dir() and (lines := _appfl_lines(path)):
-        if size is None:
-            raise DataError(f"{where} is APPFL's, which logs no bytes; say how many a message has, such as --bytes 4MB")
-        whose, found = "APPFL", list(_of_appfl(lines, where, size, epochs))
+    whose, found = "NVFlare", pd.DataFrame(_of_nvflare(path, epochs), columns=_COLUMNS)
+    note = f"{found['client'].nunique()} logs of NVFlare: rounds are counted, a training is the time between two messages"
+    if found.empty and path.is_dir():
+        whose, found = "APPFL", _of_appfl(path, where, size, epochs)
         note = (
             "logs of APPFL: the first round is left out, since nothing tells its download; clocks are taken to agree, and a "
             "download has in it what a client does before its training (validation)"
         )
-    if not found:
+    if found is None or found.empty:
         return None
     if samples is None:
         raise DataError(f"{where} is {whose}'s, which logs no samples; say how many a training has, such as --samples 60")
     notes.append(f"read as {note}")
-    return pd.DataFrame(found, columns=_COLUMNS).assign(samples=float(samples))
+    return found.assign(samples=float(samples))
 
 
 def _text(path: Path) -> str:
@@ -91,64 +89,54 @@ def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
                 yield place, client, number, "up", start, end, float(size[1]), epochs
 
 
-_Line = tuple[int, float, str, str]  # of a log of APPFL: its number, s since 1970, ``server`` or the client, and the text
-
-
-def _appfl_lines(path: Path) -> list[_Line]:
+def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
+    """The tasks of all clients from the second round on, without samples; None if there are no such logs."""
     lines = ((place, line) for log in sorted(path.glob("**/*.txt")) for place, line in enumerate(_text(log).splitlines(), 1))
-    return [(place, _seconds(found[1]), found[2], found[3]) for place, line in lines if (found := _APPFL.search(line))]
+    found = [(place, _seconds(row[1]), row[2], row[3]) for place, line in lines if (row := _APPFL.search(line))]
+    if not found:
+        return None
+    if size is None:
+        raise DataError(f"{where} is APPFL's, which logs no bytes; say how many a message has, such as --bytes 4MB")
+    updates = [(row[1], time) for _, time, who, text in found if who == "server" and (row := _UPDATE.match(text))]
+    arrived: Any = pd.DataFrame(updates, columns=["client", "sent"]).sort_values("sent", kind="stable")
+    columns = ["place", "client", "round", "start", "end", "epochs"]
+    tasks: Any = pd.DataFrame(_appfl_epochs(found, epochs), columns=columns).groupby(["client", "round"], as_index=False)
+    tasks = tasks.agg({"place": "first", "start": "first", "end": "last", "epochs": "sum"})
+    if tasks.empty or not tasks["client"].isin(arrived["client"]).all():
+        names = (shown(", ".join(of["client"].unique()) or "nobody") for of in (arrived, tasks))
+        raise DataError(
+            f"{where} is APPFL's, whose server has updates of {next(names)}, and whose other logs have trainings of "
+            f"{next(names)}; both are needed, and the same names (client_id)"
+        )
+    arrived, tasks = (of.assign(place_in_order=of.groupby("client").cumcount()) for of in (arrived, tasks))
+    tasks = tasks.merge(arrived, "left", ["client", "place_in_order"])
+    before = tasks[["client", "round", "sent"]].assign(round=tasks["round"] + 1).dropna()
+    tasks = tasks.merge(before.rename(columns={"sent": "begun"}), "inner", ["client", "round"])
+    last = tasks["round"].map(before.groupby("round")["sent"].max())
+    if (tasks["start"] >= last).all():  # all clients wait for the last update of the round before
+        tasks["begun"] = last
+    for task in tasks[(tasks["begun"] > tasks["start"]) | (tasks["sent"] < tasks["end"])].itertuples():
+        raise DataError(
+            f"{where}: client {task.client!r} trains in round {task.round} for {task.end - task.start:.6g} s; by the server's "
+            f"log it is asked {task.start - task.begun:+.6g} s before, or heard of too early: their clocks do not agree"
+        )
+    down = tasks.assign(what="down", start=tasks["begun"], end=tasks["start"], bytes=size)
+    up = tasks.assign(what="up", start=tasks["end"], end=tasks["sent"], bytes=size).dropna(subset="end")
+    return pd.concat([down, tasks.assign(what="train", bytes=0.0), up], ignore_index=True)[_COLUMNS]
 
 
-def _appfl_trainings(lines: list[_Line], epochs: int) -> dict[int, tuple[int, float, float, int]]:
-    """A client's trainings by round: line, start, end and epochs, from the rows below titles, one an epoch or a training."""
-    trainings: dict[int, tuple[int, float, float, int]] = {}
-    titles: list[str] = []
-    for place, end, _, text in lines:
+def _appfl_epochs(lines: list[tuple[int, float, str, str]], epochs: int) -> Iterator[tuple[Any, ...]]:
+    """The epochs, or trainings, of clients, from the rows of their tables: a row has the cells that the last titles name."""
+    titles: dict[str, list[str]] = {}
+    for place, end, client, text in lines:
         cells = text.replace("Pre Val?", "Pre").split()
         if cells[:1] == ["Round"] and "Time" in cells:
-            titles = cells
-            continue
-        row = dict(zip(titles, cells, strict=False))
+            titles[client] = cells
+        row = dict(zip(titles.get(client, ()), cells, strict=False))
         is_time = row.get("Time", "").replace(".", "", 1).isdecimal()
-        if row.get("Pre") == "Y" or not is_time or not row["Round"].isdecimal():
-            continue
-        number, begun = int(row["Round"]), end - float(row["Time"])
-        first, start, _, passes = trainings.get(number, (place, begun, end, 0))
-        trainings[number] = (first, start, end, passes + 1) if "Epoch" in row else (place, begun, end, epochs)
-    return trainings
-
-
-def _of_appfl(lines: list[_Line], where: str, size: float, epochs: int) -> Iterator[tuple[Any, ...]]:
-    """The tasks of all clients from the second round on."""
-    arrived, by_name = dict[str, list[float]](), dict[str, list[_Line]]()
-    for line in lines:
-        by_name.setdefault(line[2], []).append(line)
-    for _, time, _, text in by_name.get("server", ()):
-        if text.startswith(_UPDATE):
-            arrived.setdefault(text.removeprefix(_UPDATE).strip(), []).append(time)
-    trained = {name: found for name, own in by_name.items() if (found := _appfl_trainings(own, epochs))}
-    if not trained or trained.keys() - arrived.keys():
-        raise DataError(
-            f"{where} is APPFL's, whose server has updates of {shown(', '.join(arrived) or 'nobody')}, and whose other logs "
-            f"have trainings of {shown(', '.join(trained) or 'nobody')}; both are needed, and the same names (client_id)"
-        )
-    updates = {name: dict(zip(sorted(trained[name]), sorted(arrived[name]), strict=False)) for name in trained}
-    last = {number: max(of[number] for of in updates.values() if number in of) for of in updates.values() for number in of}
-    waits = all(step[1] >= last[number - 1] for of in trained.values() for number, step in of.items() if number - 1 in last)
-    for name, steps in trained.items():
-        for number, (place, start, end, passes) in steps.items():
-            if number - 1 not in updates[name]:
-                continue
-            begun, sent = last[number - 1] if waits else updates[name][number - 1], updates[name].get(number)
-            if begun > start or (sent is not None and sent < end):
-                raise DataError(
-                    f"{where}: client {name!r} trains in round {number} for {end - start:.6g} s; by the server's log "
-                    f"it is asked {start - begun:+.6g} s before, or heard of too early: their clocks do not agree"
-                )
-            yield place, name, number, "down", begun, start, size, passes
-            yield place, name, number, "train", start, end, 0.0, passes
-            if sent is not None:
-                yield place, name, number, "up", end, sent, size, passes
+        if is_time and row["Round"].isdecimal() and row.get("Pre") != "Y":
+            passes = 1 if "Epoch" in row else epochs
+            yield place, client, int(row["Round"]), end - float(row["Time"]), end, passes
 
 
 def of_run(path: Path) -> Any:

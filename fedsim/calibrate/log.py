@@ -34,7 +34,6 @@ from fedsim.language.units import CLOCK_END_S
 
 _ORDER = {"down": 0, "train": 1, "up": 2}
 _KNOWN = (*_ORDER, "round", "aggregate", "on")
-_WORDS = {word: word for word in _KNOWN} | {"download": "down", "upload": "up"}
 _NEEDED, _MORE = ("client", "round", "what", "start", "end"), ("bytes", "samples", "epochs")
 _NEEDS = {"down": ("round", "bytes"), "train": ("round", "samples", "epochs"), "up": ("round", "bytes"), "round": ("round",)}
 """The numbers that a row needs beside its times."""
@@ -50,7 +49,6 @@ Each has the steps ``down``, ``train`` and ``up``: from ``start`` to ``end`` (s,
 """
 _STEP = [("start", float), ("end", float), ("amount", float)]
 _TASK = [("client", int), ("number", int), ("epochs", int), ("down", _STEP), ("train", _STEP), ("up", _STEP)]
-_ROUND = [("number", int), ("start", float), ("end", float)]
 
 
 class LogDefaults(NamedTuple):
@@ -134,12 +132,14 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     if torn := len(tasks) - int(whole(tasks).sum()):
         notes.append(f"{torn} of {len(tasks)} tasks did not come to the end of an upload; no deadline or loss is fitted")
     on = rows[(rows["what"] == "on") & rows["client"].isin(kept)].sort_values("start", kind="stable")
-    told = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
-    of_tasks = _rounds(tasks)
-    rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]  # from the first start of a round's tasks to their last end
-    if len(told):  # as the server's own rows say
-        columns = (told[name].to_numpy() - by for name, by in (("round", 0), ("start", zero), ("end", zero)))
-        rounds = np.rec.fromarrays(list(columns), dtype=_ROUND)
+    server = rows[rows["what"] == "round"].sort_values(["start", "end", "round"])
+    start, end = spans(tasks)
+    times = pd.DataFrame({"number": tasks.number, "start": start, "end": end}).groupby("number")
+    of_tasks = times.agg({"start": "min", "end": "max"}).to_records()
+    rounds = of_tasks[np.argsort(of_tasks.start, kind="stable")]
+    if len(server):
+        columns = {"number": server["round"], "start": server["start"] - zero, "end": server["end"] - zero}
+        rounds = pd.DataFrame(columns).to_records(index=False)
     over = of_tasks.start[1:] >= of_tasks.end[:-1] - _TOGETHER_S  # when the next one begins
     return Log(
         clients=tuple(kept),
@@ -152,7 +152,7 @@ def read_log(path: Path, said: LogDefaults) -> Log:
 
 
 def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any:
-    """The rows as a data frame with the columns of a log, and ``place``: the number of the row."""
+    """The data frame of a log file, with ``place``: the number of the row, from 1."""
     table = _table(path, where)
     names = list(table.columns)
     for name in _NEEDED:
@@ -166,21 +166,14 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
         raise DataError(f"{where} has no rows")
     if strange:
         notes.append(f"columns that are not used: {', '.join(strange)}")
-
-    def wrong(row: int, problem: str) -> DataError:
-        return DataError(f"row {row + 1} of {where}: {problem}")
-
-    texts = table.drop(columns=strange).map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
-    for row, text in enumerate(texts["what"]):
-        if text not in _WORDS:
-            raise wrong(row, f"what is {shown(text)}; allowed are {', '.join(_KNOWN)}{nearest(text, _KNOWN)}")
-    rows = pd.DataFrame({"place": table.index + 1, "client": texts["client"], "what": texts["what"].map(_WORDS)})
+    rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
+    rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
     needed = {name for what in set(rows["what"]) for name in _NEEDS.get(what, ())}
-    for name in (*_NEEDED[3:], "round", *_MORE):
+    for name in ("start", "end", "round", *_MORE):
         if name in table:
-            rows[name] = _seconds(table[name], texts[name]) if name in ("start", "end") else _numbers(table[name])
-            for row in np.flatnonzero(~np.isfinite(rows[name]) & (texts[name] != ""))[:1]:
-                raise wrong(row, f"{name} is {shown(texts[name][row])}, which cannot be read")
+            rows[name] = _numbers(table[name], or_dates=name in ("start", "end"))
+            for row in np.flatnonzero(~np.isfinite(rows[name]) & (table[name] != ""))[:1]:
+                raise DataError(f"row {row + 1} of {where}: {name} is {shown(table[name][row])}, which cannot be read")
         elif (usual := getattr(said, name)) is not None or name not in needed:
             rows[name] = np.nan if usual is None else float(usual)
         else:
@@ -188,16 +181,14 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
             raise DataError(
                 f"{where} has no column {name!r}; add one, or say with --{name} what is the same in all rows, such as {such}"
             )
-    for name in ("start", "end"):
-        for row in np.flatnonzero(rows[name].abs() > CLOCK_END_S)[:1]:
-            raise wrong(row, f"{name} is {rows[name][row]:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)")
-    for at, facts in enumerate(rows.itertuples()):
-        if problem := _problem(facts):
-            raise wrong(at, problem)
+    for row in rows.itertuples():
+        if problem := _problem(row):
+            raise DataError(f"row {row.place} of {where}: {problem}")
     return rows.fillna({"round": 0, "epochs": 0}).astype({"round": np.int64, "epochs": np.int64})
 
 
 def _table(path: Path, where: str) -> Any:
+    """The columns of a file as text."""
     try:
         regular(path)
         if path.suffix == ".parquet":
@@ -208,28 +199,29 @@ def _table(path: Path, where: str) -> Any:
         raise DataError(f"there is no log {str(path)!r}; give a CSV or Parquet file, or a run folder") from None
     except (OSError, ValueError, pd.errors.ParserError, pa.ArrowException) as error:
         raise DataError(f"{where} cannot be read: {str(error).splitlines()[0]}") from None
-    return table.rename(columns=lambda name: str(name).strip()).reset_index(drop=True)
+    table = table.rename(columns=lambda name: str(name).strip()).reset_index(drop=True)
+    return table.map(lambda cell: "" if pd.isna(cell) else str(cell).strip())
 
 
-def _numbers(column: Any) -> Any:
-    return pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=math.nan)
-
-
-def _seconds(column: Any, texts: Any) -> Any:
-    """Seconds; dates as seconds since 1970."""
-    if not re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")):
-        return _numbers(column)
-    dates = pd.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
-    return (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds().to_numpy(dtype=np.float64)
+def _numbers(texts: Any, or_dates: bool) -> Any:
+    """Numbers, NaN where a text is none; dates as seconds since 1970."""
+    if or_dates and re.match(r"[0-9]{4}-[0-9][0-9]-[0-9][0-9]", next(filter(None, texts), "")):
+        dates = pd.to_datetime(texts, errors="coerce", utc=True, format="ISO8601")
+        return (dates - pd.Timestamp(0, tz="UTC")).dt.total_seconds()
+    return pd.to_numeric(texts, errors="coerce").astype(np.float64)
 
 
 def _problem(row: Any) -> str | None:
+    if row.what not in _KNOWN:
+        return f"what is {shown(row.what)}; allowed are {', '.join(_KNOWN)}{nearest(row.what, _KNOWN)}"
     if row.what in (*_ORDER, "on") and not row.client:
         return "client is empty"
     for name in ("start", "end", *_NEEDS.get(row.what, ())):
         value = getattr(row, name)
         if math.isnan(value):
             return f"{name} is empty; every row with {row.what!r} needs it"
+        if name in ("start", "end") and abs(value) > CLOCK_END_S:
+            return f"{name} is {value:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)"
         if name in _MORE and not 0 < value <= 1e15:
             return f"{name} is {value:g}; allowed is more than 0"
         if name in ("round", "epochs") and value != int(value):
@@ -289,12 +281,3 @@ def _tasks(tasks: list[_Task], numbers: dict[str, int], zero: float) -> Tasks:
             steps[what] = row.start - zero, row.end - zero, row.samples if what == "train" else row.bytes
         found.append((numbers[first.client], first.round, task["train"].epochs if "train" in task else 1, *steps.values()))
     return np.array(found, dtype=_TASK).view(np.recarray)
-
-
-def _rounds(tasks: Tasks) -> Any:
-    """The first begin and the last end of a task of each round, in order of the rounds' numbers."""
-    order = np.argsort(tasks.number, kind="stable")
-    numbers, first = np.unique(tasks.number[order], return_index=True)
-    start, end = spans(tasks)
-    columns = numbers, np.minimum.reduceat(start[order], first), np.maximum.reduceat(end[order], first)
-    return np.rec.fromarrays(columns, dtype=_ROUND)

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from fedsim.errors import ScenarioError, SimulationError, nearest, shown
@@ -41,11 +41,8 @@ class App:
         from flwr.serverapp import ServerApp
 
         path, called, wanted = getattr(self, half), f"{half}app", ServerApp if half == "server" else ClientApp
-        module, _, names = path.partition(":")
         try:
-            found: Any = import_module(module)
-            for name in names.split("."):
-                found = getattr(found, name)
+            found = resolve_name(path)
         except Exception as error:
             place = place_in(error, self.folder)
             raise SimulationError(f"the {called} {path!r} cannot be loaded: {type(error).__name__}: {error}{place}") from error

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
 from dataclasses import dataclass
+from inspect import unwrap
 from typing import Any
 
 import torch
@@ -113,9 +114,7 @@ def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
 def _place_of(app: Any, message: Message) -> str:
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
-    while hasattr(function, "__wrapped__"):
-        function = function.__wrapped__
-    code = getattr(function, "__code__", None)
+    code = getattr(unwrap(function), "__code__", None)
     return "" if code is None else f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
 
 

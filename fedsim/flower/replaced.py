@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial, wraps
+from inspect import signature
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -32,7 +33,6 @@ from flwr.common import Code
 from flwr.server import history, server
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.compat import app, app_utils
-from flwr.server.compat.grid_client_proxy import GridClientProxy
 from flwr.server.workflow import default_workflows
 from flwr.server.workflow.constant import MAIN_PARAMS_RECORD
 from flwr.serverapp.strategy import Strategy, strategy_utils
@@ -192,8 +192,6 @@ def replace_all() -> None:
     _instead(Strategy, "start", _start)
     for place in (app, default_workflows, app_utils):
         _instead(place, "start_update_client_manager_thread", _follow_nodes)
-    for name in ("num_available", "all", "sample"):
-        _instead(SimpleClientManager, name, _look_and_ask)
     _instead(SimpleClientManager, "wait_for", _wait_for)
     read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
     for name, how in (
@@ -249,10 +247,10 @@ def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     return call
 
 
-def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *args: Any, **named: Any) -> Any:
-    at = 4  # its place among ``args``: after num_rounds, timeout, train_config and evaluate_config
-    given = named.pop("evaluate_fn", None) if len(args) <= at else args[at]
-    side.strategy, side.model = self, initial_arrays
+def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
+    call = signature(real).bind(self, *args, **named)
+    side.strategy, side.model = self, call.arguments["initial_arrays"]
+    given: Any = call.arguments.get("evaluate_fn")
 
     def evaluate(number: int, arrays: Any) -> Any:
         side.model = arrays
@@ -261,9 +259,10 @@ def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *arg
             side.note_figures(number, dict(measured))
         return measured
 
-    result = real(self, grid, initial_arrays, *args[:at], **named, evaluate_fn=None if given is None else evaluate)
-    if result.arrays:
-        side.model = result.arrays
+    if given is not None:
+        call.arguments["evaluate_fn"] = evaluate
+    result = real(*call.args, **call.kwargs)
+    side.model = result.arrays or side.model
     return result
 
 
@@ -271,49 +270,32 @@ def _start(real: Any, side: Any, self: Any, grid: Any, initial_arrays: Any, *arg
 
 
 def _follow_nodes(real: Any, side: Any, grid: Any, manager: Any) -> tuple[threading.Thread, Any, Any]:
-    """Nothing is to follow: the client manager looks the nodes up whenever it is asked, instead of every 5 s in a thread."""
-    thread, done = threading.Thread(), threading.Event()
+    """Have the manager look for nodes whenever it is asked; the thread that does so every 5 s is left out."""
+    thread, stop, done = threading.Thread(), threading.Event(), threading.Event()
+    stop.set()
     thread.start()
-    done.set()
-    return thread, done, done
-
-
-def _look(side: Any, manager: Any) -> None:
-    there, known = set(side.get_node_ids()), {client.node_id: client for client in manager.clients.values()}
-    for node in [node for node in known if node not in there]:
-        manager.unregister(known[node])
-    for node in there.difference(known):  # in Flower's order, which is always the same for the same numbers
-        manager.register(GridClientProxy(node_id=node, grid=side, run_id=side.run_id))
-
-
-def _look_and_ask(real: Any, side: Any, manager: Any, *args: Any, **named: Any) -> Any:
-    _look(side, manager)
-    return real(manager, *args, **named)
+    app_utils._update_client_manager(grid, manager, stop, done)
+    return thread, stop, done
 
 
 def _wait_for(real: Any, side: Any, manager: Any, num_clients: int, timeout: float = 86_400) -> bool:
     end = side.clock() + timeout
-    while len(manager.clients) < num_clients and side.clock() < end:
+    while manager.num_available() < num_clients and side.clock() < end:
         side.sleep(1.0)
-        _look(side, manager)
-    return len(manager.clients) >= num_clients
+    return len(manager) >= num_clients
 
 
 def _ask_all(
     how: Any, real: Any, side: Any, client_instructions: Any, max_workers: Any, timeout: Any, group_id: int
 ) -> tuple[list[Any], list[Any]]:
-    """All clients are asked at once, and waited for together; ``how``: the kind of message, to write one, to read a reply."""
+    """Ask all clients at once, and wait for them together; ``how``: the kind of message, to write one, to read a reply."""
     kind, write, read = how
-    if not all(isinstance(client, GridClientProxy) for client, _ in client_instructions):
-        found: tuple[list[Any], list[Any]] = real(client_instructions, max_workers, timeout, group_id)
-        return found
-    messages = [
-        Message(write(told, True), client.node_id, kind, group_id=str(group_id), ttl=timeout)
-        for client, told in client_instructions
-    ]
     results, failures = list[Any](), list[Any]()
-    replies = client_instructions[0][0].grid.send_and_receive(messages) if messages else []
-    for (client, _), reply in zip(client_instructions, replies, strict=True):
+    messages = [
+        Message(write(of, True), client.node_id, kind, group_id=str(group_id), ttl=timeout)
+        for client, of in client_instructions
+    ]
+    for (client, _), reply in zip(client_instructions, side.send_and_receive(messages), strict=True):
         if reply.has_error():
             failures.append(ValueError(f"Message contains an Error (reason: {reply.error.reason})."))
             continue

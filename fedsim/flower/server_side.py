@@ -4,13 +4,12 @@ import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
-from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -63,33 +62,29 @@ class AppRounds:
         self._sent: ArrayRecord | None = None
         self._asked: set[tuple[str, int]] = set()
         self._trains = False
-        self._early: dict[int, dict[str, float]] = defaultdict(dict)
-        self.seen: set[str] = set()
+        self.seen: set[str] = set()  # names of metrics
 
     def of(self, message: Message) -> Round | None:
-        """The round of a message that is about to be sent; one that begins a new round closes the one before."""
-        if not self.leads(message):
-            return self._open
+        """The round that a message about to be sent is part of; a new round closes the one before. None: it makes no round."""
+        if not self._leads(message):
+            return None
         told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
         again = not _alike(arrays, self._sent) or (arrays is None and asked in self._asked)
         if not self._trains and _trains(message):
             self._trains = True
-            if self._open is not None:  # what was asked last prepares the first training, and is of its round
+            if self._open is not None:  # messages before prepare the first training, and are of its round
                 self._open.told, again = told, False
         if self._open is None or (told != self._open.told if told is not None else again):
             self.end()
             self._open = Round(self._count, told)
             self._count += 1
             self._asked.clear()
-        if told is not None:
-            self._open.own |= self._early.pop(told, {})
         self._sent = arrays if arrays is not None else self._sent
         self._asked.add(asked)
         return self._open
 
-    def leads(self, message: Message) -> bool:
-        """Whether a message, or a reply, is one of those that rounds are made of."""
+    def _leads(self, message: Message) -> bool:
         return not self._trains or _trains(message)
 
     def end(self) -> None:
@@ -98,12 +93,12 @@ class AppRounds:
             self._close(over)
 
     def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
-        one = self._open  # what comes late counts when it comes
+        one = self._open  # a late reply counts in the round in which it comes
         if one is None or reply.has_error():
             return
         content, weight = reply.content, 1.0 if examples is None else examples
         self.seen |= {name for record in content.values() if not isinstance(record, ArrayRecord) for name in record}
-        if self.leads(reply):
+        if self._leads(reply):
             one.used.append((task, weight))
         for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
             if (value := figure(content, self._names[column])) is not None:
@@ -111,13 +106,10 @@ class AppRounds:
                 one.weights[column] += weight  # type: ignore[assignment]
 
     def note_figures(self, told: int, figures: dict[str, Any]) -> None:
-        """The ServerApp has measured something in the round that it calls so."""
+        """Note what the ServerApp has measured in the round that it numbers ``told``."""
         self.seen |= set(figures)
-        found = {column: float(figures[name]) for column, name in self._names.items() if name in figures}
         if self._open is not None and self._open.told in (told, None):
-            self._open.own |= found
-        elif told > 0:
-            self._early[told] |= found
+            self._open.own |= {column: float(figures[name]) for column, name in self._names.items() if name in figures}
 
 
 def _trains(message: Message) -> bool:
@@ -151,14 +143,13 @@ _UNAVAILABLE = {
 
 @dataclass(slots=True)
 class Sent:
-    """A message that the ServerApp has pushed, and what became of it."""
+    """A message that the ServerApp has pushed, and its answer."""
 
     message: Message  # as it was then
     number: int
     device: int
     bytes: int
-    round: Round | None
-    leads: bool  # see ``Rounds.leads``
+    round: Round | None  # None: it makes no round
     task: int | None = None
     reply: Message | None = None
     examples: float | None = None  # that the reply tells of
@@ -172,7 +163,6 @@ class Session(Grid):  # type: ignore[misc]
     """
 
     def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
-        replace_all()
         self._params, self._server, self._app = params, server, app
         self.folder = app.folder
         self.nodes, self.run_id = nodes, run_id
@@ -192,13 +182,19 @@ class Session(Grid):  # type: ignore[misc]
         self._open = 0  # messages that nobody has answered yet
         self._counts = Counter[int]()
         self._continued: list[Round] = []  # of tasks that begin when the turn is over: they are no selections of their own
-        self._last: dict[int, tuple[Round | None, bool]] = {}  # of each device's last task: its round, whether it was done
+        self._finished: dict[int, Round] = {}  # of each device's last task, if that was done
         self._until: float | None = None  # the ServerApp waits until then at most (s),
         self._missing: set[str] | None = set()  # or until these are answered; None: for the time alone
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
-        self._half = AppHalf(app, "server", int(server.rng("server-app").integers(1 << 32)))
+        self._half: AppHalf
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
+
+    async def begin(self) -> None:
+        """Load the ServerApp, and give it its first turn."""
+        replace_all()
+        self._half = AppHalf(self._app, "server", int(self._server.rng("server-app").integers(1 << 32)))
+        await self.go_on()
 
     async def go_on(self) -> None:
         """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if it raises or never ends."""
@@ -302,7 +298,7 @@ class Session(Grid):  # type: ignore[misc]
         number = len(self._sent)
         metadata.__dict__["_message_id"] = name = f"message-{number}"
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        one, leads = self.rounds.of(message), self.rounds.leads(message)
+        one = self.rounds.of(message)
         copy = deepcopy(message)  # which shares the arrays' bytes
         if arrays:
             self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
@@ -310,7 +306,7 @@ class Session(Grid):  # type: ignore[misc]
         if (content := id(message.content)) not in sizes:
             sizes[content] = bytes_of_content(copy.content)
         size = bytes_of(copy, sizes[content])
-        sent = self._sent[name] = Sent(copy, number, device, size, one, leads)
+        sent = self._sent[name] = Sent(copy, number, device, size, one)
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues[device].append(sent)
         self._idle, self._open = 0, self._open + 1
@@ -327,17 +323,16 @@ class Session(Grid):  # type: ignore[misc]
             return
         if self._server.clients.idle(device):
             sent = queue.popleft()
-            kind, one = sent.message.metadata.message_type, sent.round if sent.leads else None
-            continues = one is not None and self._last.get(device) == (one, True)
-            if continues and one is not None:
-                self._continued.append(one)
+            kind, number = sent.message.metadata.message_type, None if sent.round is None else sent.round.number
+            before: Any = self._finished.pop(device, None)
+            continues = before is not None and before is sent.round
+            if continues:
+                self._continued.append(before)
             seed = int(self._server.rng("client-app", device, self._counts[device]).integers(1 << 32))
             self._counts[device] += 1
             contents = {kind: Opaque(sent.message, float(sent.bytes)), "seeds": Header((self._client_seed, seed))}
-            number = None if one is None else one.number
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
             self._at_work[device] = sent
-            self._last[device] = one, False
         elif device not in self._awaited and device not in self._at_work and self._server.clients.await_return(device):
             self._awaited.add(device)
 
@@ -348,18 +343,18 @@ class Session(Grid):  # type: ignore[misc]
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies that are there, of those that were not pulled before, in the order in which the messages were pushed."""
         self._check_thread()
-        wanted = sorted({name for name in message_ids if name in self._sent}, key=lambda name: int(name.rpartition("-")[2]))
-        if not (replies := self._take(wanted)):
+        wanted = sorted({self._sent[name].number for name in message_ids if name in self._sent})
+        names = [f"message-{number}" for number in wanted]
+        if not (replies := self._take(names)):
             if self._asked_at == self._server.now:
                 self._wait(self._server.now + _POLL_S)
-                replies = self._take(wanted)
+                replies = self._take(names)
             self._asked_at = self._server.now
         return replies
 
     def _take(self, names: Iterable[str]) -> list[Message]:
         replies = []
-        for name in names:
-            sent = self._sent[name]
+        for sent in map(self._sent.__getitem__, names):
             if sent.reply is not None and not sent.taken:
                 sent.taken = True
                 self._idle = 0
@@ -388,11 +383,10 @@ class Session(Grid):  # type: ignore[misc]
 
     def _answer_for(self, sent: Sent, code: int) -> None:
         """The answer that Flower gives in the place of a device."""
-        asked = sent.message.metadata
-        metadata = copy(asked)
-        metadata.__dict__ |= {"_src_node_id": SUPERLINK_NODE_ID, "_dst_node_id": SUPERLINK_NODE_ID}
-        metadata.__dict__ |= {"_reply_to_message_id": asked.message_id, "_created_at": EPOCH_S + self._server.now}
-        self._answer(sent, make_message(metadata=metadata, error=Error(code=code, reason=_UNAVAILABLE[code])))
+        with where(now_s=EPOCH_S + self._server.now):
+            reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+        self._answer(sent, reply)
 
     # Messages from the simulation: what was asked in the handler before has begun.
 
@@ -404,11 +398,11 @@ class Session(Grid):  # type: ignore[misc]
         """A device has answered, or it will not."""
         self._settle()
         sent = self._at_work.pop(end.device)
-        done = end.outcome == "done"
-        self._last[end.device] = sent.round if sent.leads else None, done
-        if sent.round is not None and sent.leads:
+        if sent.round is not None:
             sent.round.count(end.outcome)
-        if done:
+        if end.outcome == "done":
+            if sent.round is not None:
+                self._finished[end.device] = sent.round
             outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
             if self._taken is not None and not outcome.reply.has_error():

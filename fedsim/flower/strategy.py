@@ -1,9 +1,8 @@
 """``kind = "flower"``: an unmodified Flower app as a strategy."""
 
-import itertools
-import os
+import uuid
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
@@ -18,12 +17,6 @@ from fedsim.flower.params import FlowerParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.world.task import Pause, Work
 
-if TYPE_CHECKING:
-    from fedsim.flower.server_side import Session
-
-
-_runs = itertools.count()
-
 
 class FlowerClient(Client[FlowerParams]):
     """Has the ClientApp work; it alone knows what devices remember."""
@@ -31,7 +24,7 @@ class FlowerClient(Client[FlowerParams]):
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._app = read_app(params.app, params.run_config)
-        self._run = f"{os.getpid()}-{next(_runs)}"
+        self._run = uuid.uuid4().hex
         self._states: dict[int, Any] = {}
         self._flops: dict[str, float] = {}  # of an example, by the kind of message
         self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
@@ -81,25 +74,15 @@ class Flower(Strategy[FlowerParams]):
     def __init__(self, params: FlowerParams, server: Server) -> None:
         super().__init__(params, server)
         try:
-            import flwr.serverapp  # noqa: F401
+            from fedsim.flower.server_side import Session
         except ImportError as error:
             what = "pip install 'fedsim-des[flower]' does it"
             raise ScenarioError(f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}") from error
-        self.app = read_app(params.app, params.run_config)
         ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
-        self.nodes, self.run_id = ids[:-1], ids[-1]
-        self._session: Session | None = None
+        self.session = Session(params, server, read_app(params.app, params.run_config), ids[:-1], ids[-1])
 
     async def on_start(self) -> None:
-        from fedsim.flower.server_side import Session
-
-        self._session = Session(self.params, self.server, self.app, self.nodes, self.run_id)
-        await self._session.go_on()
-
-    @property
-    def session(self) -> "Session":
-        assert self._session is not None
-        return self._session
+        await self.session.begin()
 
     async def on_task_end(self, message: TaskEnd) -> None:
         self.session.on_task_end(message)
@@ -114,17 +97,15 @@ class Flower(Strategy[FlowerParams]):
         return {}
 
     def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        tensors = {} if self._session is None else self._session.tensors()
+        tensors = self.session.tensors()
         return {"global": tensors} if tensors else {}
 
     def why_no_accuracy(self) -> str | None:
-        seen = set() if self._session is None else self._session.rounds.seen
-        names = ", ".join(sorted(seen)) or "none"
+        names = ", ".join(sorted(self.session.rounds.seen)) or "none"
         return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
 
     def facts(self) -> dict[str, Any]:
-        return {} if self._session is None else self._session.facts()
+        return self.session.facts()
 
     def on_end(self) -> None:
-        if self._session is not None:
-            self._session.turns.close()
+        self.session.turns.close()

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -69,14 +69,14 @@ class Protocol(Spec):
         by_distance: float = (_USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)) ** self.weight_by_round_trip
         return by_chance * by_distance
 
-    def sending_s(self, size: float, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Time of ``size`` bytes of payload (s) of flows alone on their links, at rates (bytes/s) and round trips (s); [flows].
+    def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
+        """Time of payloads (bytes) alone on their links (s), at rates (bytes/s) and round trips (s); [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate.
         """
         wire, window = size * self.overhead, self.window
-        if wire == 0 or window == math.inf:
-            return wire / rate
+        if window == math.inf:
+            return wire / rate  # type: ignore[no-any-return]
         with np.errstate(divide="ignore", invalid="ignore"):  # a rate without limit, a round trip that takes no time
             to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
             rounds = np.minimum(to_rate, np.floor(np.log2(wire / window + 1)))
