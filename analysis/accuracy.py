@@ -178,7 +178,7 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
         marker = "o" if not several and len(x) <= _MARKED else ""
         panel.plot(x, drawn["mean"], gid=f"mean-{one.number}", marker=marker, markersize=3.5, **look)
         panel.plot(x[-1:], drawn["mean"][-1:], marker="o", markersize=6, **look)
-    style.grid(panel)
+    panel.grid()
     if max(ends, default=0.0) > _UNLIKE * min(ends, default=1.0):
         panel.set_xscale("log")
         panel.xaxis.set_major_formatter("{x:,g}")

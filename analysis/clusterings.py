@@ -198,13 +198,10 @@ def _name(group: int) -> str:
 def draw_embedding(run: RunFolder) -> Figure:
     """The clustered points, one per device, with colour and shape by the group that was found; one panel per time.
 
-    Points are features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Of a similarity or a
-    distance of every two devices they are what classical multidimensional scaling makes (Torgerson 1952), a similarity taken
-    for the inner product of the two. Panels have the first two principal components, turned so that devices lie near where they
-    lay in the panel before.
+    Points are the features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Otherwise classical
+    multidimensional scaling (Torgerson 1952) makes them of distances, or of similarities as inner products. Panels have the
+    first two principal components.
     """
-    from scipy.linalg import orthogonal_procrustes
-
     found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
         raise style.NothingToDrawError(
@@ -214,15 +211,10 @@ def draw_embedding(run: RunFolder) -> Figure:
     columns = min(3, len(chosen))
     side = style.WIDTH_IN / max(2, columns) - 0.2
     figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1))
-    before, last = chosen[0], np.empty((0, 2))
     for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=False):
         points, share = principal_components(_coordinates(clustering))
-        if len(last):  # rotated or mirrored so that devices come nearest to where they were (Schoenemann 1966)
-            _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
-            points = points @ orthogonal_procrustes(points[here], last[there])[0]
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
-        before, last = clustering, points
     groups = sorted({int(group) for one in chosen for group in one.groups})
     handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))

@@ -41,17 +41,15 @@ class ReportedGrouping:
     @property
     def edges(self) -> Floats:
         """The groups' borders from ``low`` to ``high`` (samples), one more than there are groups."""
-        return np.linspace(self.low, self.high, len(self.members) + 1)
+        count = len(self.members)
+        return self.low + np.arange(count + 1) * (self.high - self.low) / count  # whole borders are exact
 
     @property
     def groups(self) -> Ints:
         """The group of each size, int64 [n]: outliers are in the first or the last; a size on a border is in the upper one."""
-        count = len(self.members)
         if self.low == self.high:
-            return np.full(len(self.sizes), count - 1)
-        shares = (self.sizes - self.low) * count / (self.high - self.low)
-        groups: Ints = np.clip(np.floor(shares), 0, count - 1).astype(np.int64)
-        return groups
+            return np.full(len(self.sizes), len(self.members) - 1)
+        return np.digitize(self.sizes, self.edges[1:-1])
 
     @property
     def outliers(self) -> Flags:

@@ -130,7 +130,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
         panel.set_xlim(left=0)
         panel.set_xlabel("rounds aggregated" if clock == "round" else f"simulated time ({unit.name})")
         panel.xaxis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 5, 10], integer=clock == "round"))
-    style.grid(*panels)
+        panel.grid()
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
@@ -143,4 +143,4 @@ def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str,
     panel.set_xlabel("share of the devices (%), most often selected first")
     panel.set_ylim(bottom=0)
     style.whole_ticks(panel.yaxis, 7)
-    style.grid(panel)
+    panel.grid()

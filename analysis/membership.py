@@ -68,7 +68,7 @@ def draw_membership(run: RunFolder) -> Figure:
             handles += panel.plot(agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look)
         panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
         panel.set_ylabel("agreement\nwith truth", fontsize=10)
-        style.grid(panel)
+        panel.grid()
     ends = history.rounds["end"].to_numpy() / unit.size
     number_rounds(rows, np.arange(1, len(ends) + 1), ends, "rounds that have ended", tick=3)
     list(panels.values())[-1].set_xlabel(f"simulated time ({unit.name})")
@@ -246,7 +246,7 @@ def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFram
     panel.set_ylim(len(leaves) - 0.4, -0.75)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
-    panel.grid(axis="x", color=style.PALE, linewidth=1)
+    panel.grid(axis="x")
     size = float(np.clip(height / len(leaves) * 30, 6, 10))
     groups = population["group"].astype(float).fillna(NO_GROUP)
     for place, leaf in enumerate(leaves):

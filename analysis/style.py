@@ -10,11 +10,10 @@ import math
 import re
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -32,7 +31,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
-from fedsim.files import flat
 from fedsim.output.harmless import clean
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
@@ -66,6 +64,8 @@ _RC: dict[Any, Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.axisbelow": True,
+    "grid.color": PALE,
+    "grid.linewidth": 1.0,
     "legend.frameon": False,
     "legend.fontsize": 10,
     "figure.constrained_layout.use": True,
@@ -77,7 +77,8 @@ _RC: dict[Any, Any] = {
     "svg.hashsalt": "fedsim",
 }
 
-P = ParamSpec("P")
+styled = matplotlib.rc_context(_RC)
+"""Decorator: draws with the shared style, and leaves matplotlib's settings as they were."""
 
 
 class PictureError(FedsimError):
@@ -103,36 +104,25 @@ def unit_for(most: float, units: Sequence[tuple[float, float, str]]) -> AxisUnit
     return next((AxisUnit(*unit) for unit in units if most >= unit[0]), AxisUnit(*units[-1]))
 
 
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw with the shared style, and leave matplotlib's settings as they were."""
-
-    @wraps(draw)
-    def styled_draw(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with matplotlib.rc_context(_RC):
-            return draw(*args, **kwargs)
-
-    return styled_draw
-
-
+@styled
 def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[Path]:
     """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path, kind in zip(paths, formats, strict=True):
         content = io.BytesIO()
-        with matplotlib.rc_context(_RC):
-            figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
+        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
         with writing(path) as beside:  # no link is followed
             beside.write_bytes(content.getvalue())
     return paths
 
 
+@styled
 def pixels(figure: Figure, dpi: int = DPI) -> NDArray[np.uint8]:
     """The figure as pixels, red, green, blue and opacity [height, width, 4]: drawn once, where a file takes two passes."""
-    with matplotlib.rc_context(_RC):
-        figure.set_dpi(dpi)
-        canvas = FigureCanvasAgg(figure)
-        canvas.draw()  # type: ignore[no-untyped-call]
-        return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
+    figure.set_dpi(dpi)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()  # type: ignore[no-untyped-call]
+    return np.asarray(canvas.buffer_rgba())  # type: ignore[no-untyped-call]
 
 
 def rectangles(panel: Axes, x0: ArrayLike, x1: ArrayLike, y0: ArrayLike, y1: ArrayLike, **look: Any) -> None:
@@ -152,12 +142,6 @@ def marks_at(panel: Axes, x: ArrayLike, y: ArrayLike, **look: Any) -> None:
     """Draw marks at places, arrays [n] each, whole even at the panel's edge."""
     if np.size(x):  # the layout fails at a line without points
         panel.plot(x, y, clip_on=False, zorder=4, **look)
-
-
-def grid(*panels: Axes) -> None:
-    """Draw a pale grid under panels."""
-    for panel in panels:
-        panel.grid(color=PALE, linewidth=1)
 
 
 def across(panels: Iterable[Axes], times: ArrayLike, **look: Any) -> None:
@@ -245,12 +229,6 @@ def counted(count: int, word: str) -> str:
     return f"{f'{count:,}' if count else 'no'} {word}{'' if count == 1 else 's'}"
 
 
-def ordinal(number: int) -> str:
-    """``"2nd"``, ``"5th"``, ``"20th"``."""
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{ending}"
-
-
 def step_for(count: int, most: int) -> int:
     """Take every so many-th of ``count`` things to have at most ``most``: 1, 2, 5, 10, 20, 50 ..."""
     least = max(count / most, 1.0)
@@ -281,8 +259,7 @@ def finished(figure: Figure, runs: Sequence[RunFolder], handles: Sequence[Artist
 
 # Series: runs of one scenario with several seeds.
 
-_APART = ("seed", "name")  # what runs of one series may differ in
-_MOST_KEYS = 2  # more differences than this do not fit into a name
+_APART = ("seed", "name")  # keys in which runs of one series may differ
 
 
 @dataclass(frozen=True)
@@ -302,8 +279,7 @@ class Series:
 def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
     """The series, in the order of their first runs. A second run of the same scenario and seed begins a series of its own.
 
-    A series is called after its strategy. Where several have the same one, what they differ in is added, or they are called
-    after the folders of their first runs where that is too much to say.
+    A series is named after its strategy; several of one strategy have the folders of their first runs in their names.
     """
     seen: Counter[tuple[str, Any]] = Counter()
     found: dict[tuple[str, int], list[RunFolder]] = {}
@@ -312,7 +288,12 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
         again = scenario, run.summary["seed"]
         found.setdefault((scenario, seen[again]), []).append(run)
         seen[again] += 1
-    names = _series_names([own[0] for own in found.values()])
+    firsts = [own[0] for own in found.values()]
+    strategies = [short(str(run.summary["strategy"])) for run in firsts]
+    names = [
+        name if strategies.count(name) == 1 else with_strategy(folder, run)
+        for name, folder, run in zip(strategies, run_names(firsts), firsts, strict=True)
+    ]
     return [Series(name, tuple(own), number) for number, (name, own) in enumerate(zip(names, found.values(), strict=True))]
 
 
@@ -320,19 +301,6 @@ def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
     """A series a run, called after its folder and strategy."""
     names = [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
     return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, names, strict=True))]
-
-
-def _series_names(firsts: Sequence[RunFolder]) -> list[str]:
-    settings = [(str(run.summary["strategy"]), flat(run.scenario)) for run in firsts]
-    folders, names = run_names(firsts), []
-    for folder, (strategy, own) in zip(folders, settings, strict=True):
-        rivals = [other for its, other in settings if its == strategy and other is not own]
-        keys = sorted({key for key in own for rival in rivals if own[key] != rival.get(key)} - {*_APART})
-        if rivals and not 0 < len(keys) <= _MOST_KEYS:
-            names.append(f"{folder}: {short(strategy, 20)}")
-        else:
-            names.append(short(", ".join([strategy, *(f"{key.rpartition('.')[2]} {own[key]}" for key in keys)])))
-    return [f"{folder}: {name}" if names.count(name) > 1 else name for name, folder in zip(names, folders, strict=True)]
 
 
 def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:

@@ -353,20 +353,14 @@ def draw_load(axes: Axes, view: View) -> list[Artist]:
     return handles
 
 
-def some_lines(count: int) -> tuple[int, str]:
-    """Of so many rounds every how many-th has a line, and words that say so."""
-    every = style.step_for(count, _MOST_LINES)
-    return every, "" if every == 1 else f" (of every {style.ordinal(every)} round)"
-
-
 def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
     """Round ends, deadlines and acts of processes through all panels, of many some; returns the legend's entries.
 
     A round that closed before its deadline has no deadline line: it would fall into the next round.
     """
     rounds = view.rounds.assign(deadline=view.rounds["deadline"].where(view.rounds["deadline"] <= view.rounds["end"]))
-    some, which = some_lines(len(rounds))
-    shade = 0.5 if which else 1.0
+    some = style.step_for(len(rounds), _MOST_LINES)
+    which, shade = (f" (one round of {some})", 0.5) if some > 1 else ("", 1.0)
     handles: list[Artist] = []
     for column, look, label in (("end", ROUND_END, "round's end"), ("deadline", _DEADLINE, "deadline")):
         times = rounds[column][rounds["round"] % some == 0].dropna().to_numpy() / view.unit.size
@@ -375,6 +369,6 @@ def _draw_lines(panels: tuple[Axes, ...], view: View) -> list[Artist]:
             handles.append(Line2D([], [], label=label + which, alpha=shade, **look))
     if len(view.acts):
         acts = np.unique(view.acts["end"].to_numpy() / view.unit.size)
-        style.across(panels, acts[:: some_lines(len(acts))[0]], zorder=2, gid="process", **_ACT)
+        style.across(panels, acts[:: style.step_for(len(acts), _MOST_LINES)], zorder=2, gid="process", **_ACT)
         handles.append(Line2D([], [], label="a process of the world acts", **_ACT))
     return handles

@@ -112,7 +112,7 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
     panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
     panel.set(xlim=(0, end / time.size or 1.0), ylim=(0, None))  # transfers may take no time
-    style.grid(panel)
+    panel.grid()
 
 
 def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:

@@ -6,22 +6,18 @@ front a drawing with numbers, whose names stand below. So they fit any width, fo
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT
-
-if TYPE_CHECKING:
-    from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
-    from fedsim.lab.compare.explore import CostPoint, HeatMap, ParetoFront
+from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
+from fedsim.lab.compare.explore import CostPoint, HeatMap, ParetoFront
 
 _MOST_WORLDS = 6
 _UNLIKE = 12  # values further apart than this factor do not fit on one linear axis
 
 
-def answers(found: "Sequence[Answer]", colours: dict[int, str]) -> Iterator[Markup]:
+def answers(found: Sequence[Answer], colours: dict[int, str]) -> Iterator[Markup]:
     """Text and plots of each world's answer; ``colours`` are those of the lines, by place."""
     for answer in found[:_MOST_WORLDS]:
         if answer.world:
@@ -47,7 +43,7 @@ def _side_by_side(*plots: Markup | None) -> Markup:
     return el("div", *(el("div", one) for one in plots if one), class_="plots")
 
 
-def _card(answer: "Answer", goal: "Ranking") -> Markup:
+def _card(answer: Answer, goal: Ranking) -> Markup:
     best, alike = goal.whole[0], style.counted(len(goal.alike), "other")
     doubt = f"not told apart from {alike}" if goal.alike else ""
     figures = [(f"best by {goal.measure.name}", plain(best.name, 60), doubt)]
@@ -66,7 +62,7 @@ def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
     )
 
 
-def _names(answer: "Answer") -> dict[int, str]:
+def _names(answer: Answer) -> dict[int, str]:
     """The cells' names by place, without the key of their values where only one varies."""
     keys = {key for cell in answer.cells.values() for key in cell} - {VARIANT, *PLACES}
     values = {place: [cell.get(key, ANY) for key in keys] for place, cell in answer.cells.items()}
@@ -74,7 +70,7 @@ def _names(answer: "Answer") -> dict[int, str]:
     return found if len(keys) == 1 and len({*found.values()}) == len(found) else {}
 
 
-def _plot(ranking: "Ranking", colours: dict[int, str], names: Mapping[int, str]) -> Markup:
+def _plot(ranking: Ranking, colours: dict[int, str], names: Mapping[int, str]) -> Markup:
     there = [one for one in ranking.entries if one.values]
     low, high, is_log = _scale(there, ranking)
     rows = []
@@ -101,7 +97,7 @@ def _plot(ranking: "Ranking", colours: dict[int, str], names: Mapping[int, str])
     return el("table", caption, el("tbody", *rows), el("tfoot", axis), class_="plot")
 
 
-def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, float, bool]:
+def _scale(entries: Sequence[RankedLine], ranking: Ranking) -> tuple[float, float, bool]:
     values = [value for one in entries for value in one.values.values()]
     least, most = min(values), max(values)
     if not ranking.measure.is_cost:
@@ -112,7 +108,7 @@ def _scale(entries: "Sequence[RankedLine]", ranking: "Ranking") -> tuple[float, 
     return 0.0, most * 1.08 or 1.0, False
 
 
-def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:
+def _dots(one: RankedLine, place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:
     """A dot at the mean, a small tick for each seed, and a line for the interval, with an arrow where it leaves the axis."""
     mean, whole = one.mean, len(one.values) == one.of
 
@@ -128,7 +124,7 @@ def _dots(one: "RankedLine", place: Callable[[float], float], colour: str, least
     return el("svg", *parts, viewBox="0 0 1000 20", preserveAspectRatio="none", aria_hidden="true")
 
 
-def _heat(cells: "HeatMap") -> Markup:
+def _heat(cells: HeatMap) -> Markup:
     frame = cells.figures
     heads = [el("th", str(frame.index.name), scope="col", class_="text")]
     heads += [el("th", plain(level, 40), scope="col") for level in frame.columns]
@@ -149,13 +145,13 @@ _WIDE, _HIGH, _EDGE, _ROOM = 400, 240, 10, 22  # of a front's drawing; room abov
 _BESIDE = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))  # places for a number beside its dot
 
 
-def _front(found: "ParetoFront", colours: dict[int, str]) -> Markup:
+def _front(found: ParetoFront, colours: dict[int, str]) -> Markup:
     """Cells by two costs, those on the front joined and numbered, the runners-up numbered; their names below."""
     ends = [(min(own), max(own)) for own in zip(*((one.first, one.other) for one in found.points), strict=True)]
     (left, right), (low, high) = ends
     bottom, room = _HIGH - _ROOM, _HIGH - 2 * _ROOM - 16
 
-    def at(point: "CostPoint") -> tuple[float, float]:
+    def at(point: CostPoint) -> tuple[float, float]:
         x, y = (_share(value, *own, own[0] > 0) for value, own in zip((point.first, point.other), ends, strict=True))
         return round(_EDGE + 12 + x * (_WIDE - 2 * _EDGE - 24), 1), round(bottom - 10 - y * room, 1)
 

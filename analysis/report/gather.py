@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
 from fedsim.analysis.style import Series
 from fedsim.errors import RunFolderError
+from fedsim.lab.compare.answer import cell_names
+from fedsim.lab.compare.lines import ComparedLine, read_lines, title_of
+from fedsim.lab.compare.table import Comparison
+from fedsim.lab.reading.study_folder import is_study, read_index
 from fedsim.records.reading import RunFolder
-
-if TYPE_CHECKING:
-    from fedsim.lab.compare.lines import ComparedLine
-    from fedsim.lab.compare.table import Comparison
 
 MOST_SHOWN = 6  # each has a timeline, and tables of its rounds and devices, and can be chosen
 MOST_DRAWN = 2  # each has several pictures as well, which take a second or two
@@ -25,7 +25,7 @@ class Shown(NamedTuple):
 
     run: RunFolder
     name: str
-    line: "ComparedLine"
+    line: ComparedLine
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Subject:
         title, about: a name for all of it, and what the studies say that they show.
     """
 
-    comparison: "Comparison"
+    comparison: Comparison
     names: tuple[str, ...]
     order: tuple[int, ...]
     runs: tuple[RunFolder, ...]
@@ -47,7 +47,7 @@ class Subject:
     about: str
 
     @property
-    def lines(self) -> "tuple[ComparedLine, ...]":
+    def lines(self) -> tuple[ComparedLine, ...]:
         """The compared lines, with all runs."""
         return self.comparison.lines.lines
 
@@ -65,11 +65,6 @@ class Subject:
 
 def gather(paths: Sequence[str | Path]) -> Subject:
     """Find the runs. ``RunFolderError``: a folder is neither a run nor a study or is damaged, or no run of a study is done."""
-    from fedsim.lab.compare.answer import cell_names
-    from fedsim.lab.compare.lines import read_lines, title_of
-    from fedsim.lab.compare.table import Comparison
-    from fedsim.lab.reading.study_folder import is_study, read_index
-
     lines = read_lines(paths)
     runs = tuple(run for line in lines.lines for run in line.runs)
     if not runs:

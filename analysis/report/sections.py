@@ -20,6 +20,7 @@ from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
 from fedsim.files import flat
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
+from fedsim.lab.compare.measures import measure
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.output.harmless import visible
 from fedsim.records.reading import RunFolder
@@ -51,8 +52,6 @@ def in_short(shown: Shown) -> Markup:
 
 
 def _tiles(run: RunFolder) -> Markup:
-    from fedsim.lab.compare.measures import measure
-
     summary, moved, values = run.summary, run.summary["bytes"], measure(run)
     total = moved["down"] + moved["up"]
     status, stopped = summary.get("status"), summary.get("stopped")

@@ -1,20 +1,19 @@
 """The tables of a report: comparisons, devices, rounds, and what differs between scenarios."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.files import flat
+from fedsim.lab.compare.show import by_topic, shown
+from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 from fedsim.lab.reading.history import History
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
-
-if TYPE_CHECKING:
-    from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 
 _NOTHING = "\N{EN DASH}"
 _MOST_DEVICES = 200
@@ -50,10 +49,8 @@ def grid(
     return el("div", table, class_="wide", tabindex="0")
 
 
-def comparison(table: "ComparedTable", order: Sequence[int]) -> Iterator[Markup]:
+def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
     """A comparison as a table a topic, and its notes; rows stand in the ``order`` of the lines, where it has them all."""
-    from fedsim.lab.compare.show import by_topic
-
     count = len(table.columns[0].cells)
     for topic, columns in by_topic(table):
         if topic:
@@ -62,11 +59,10 @@ def comparison(table: "ComparedTable", order: Sequence[int]) -> Iterator[Markup]
     yield from (el("p", plain(note, 400), class_="soft") for note in table.notes)
 
 
-def of_columns(columns: Sequence["ComparedColumn"], order: Sequence[int]) -> Markup:
+def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Markup:
     """Columns of a comparison as a table, its rows in an ``order``."""
-    from fedsim.lab.compare.show import shown
 
-    def told(column: "ComparedColumn", row: int) -> TableCell:
+    def told(column: ComparedColumn, row: int) -> TableCell:
         cell = column.cells[row]
         mean = getattr(cell, "mean", cell)
         value = float(mean) if isinstance(mean, int | float) else None
@@ -163,7 +159,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         return None
     best = max((row for row in rows if row["accuracy"] is not None), key=lambda row: row["accuracy"], default=None)
     step = style.step_for(len(rows), _MOST_ROUNDS)
-    shown = [row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]]
+    kept = [row for place, row in enumerate(rows) if place % step == 0 or row is best or row is rows[-1]]
     measured = _OF_ROUNDS | {name: name for name in run.summary.get("metrics", {})}
     columns: list[_TableColumn] = [
         ("ended at", "time", show_seconds),
@@ -175,9 +171,9 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
         ("between devices", "bytes_peer", show_bytes),
     ]
     columns = [column for column in columns if any(row.get(column[1]) is not None for row in rows)]
-    part = f" {len(shown)} of {len(rows):,} are shown: every {style.ordinal(step)}, the best and the last."
-    caption = f"One row a round; its number shows it in the timeline.{'' if len(shown) == len(rows) else part}"
-    return f"Table of {len(rows):,} rounds", _with_buttons("round", timeline, shown, columns, caption, best)
+    part = f" {len(kept)} of {len(rows):,} are shown: one of {step}, the best and the last."
+    caption = f"One row a round; its number shows it in the timeline.{'' if len(kept) == len(rows) else part}"
+    return f"Table of {len(rows):,} rounds", _with_buttons("round", timeline, kept, columns, caption, best)
 
 
 def without_places(value: Any) -> Any:

@@ -20,7 +20,7 @@ from fedsim.arrays import Ints
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
 from fedsim.lab.trackers.link_load import link_load, thinned
-from fedsim.records.folder import AVAILABILITY, ROUNDS
+from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
 STEPS = tuple(style.STEPS)
@@ -81,6 +81,10 @@ def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]
         rows = on_lanes(table, lane).sort_values(["lane", *by], kind="stable")
         return rows, np.searchsorted(rows["lane"].to_numpy(np.int64), np.arange(len(lane) + 1)).astype(np.int64)
 
+    def before(values: NDArray[Any]) -> NDArray[Any]:
+        """The value of the step before each in its lane, 0 before the first."""
+        return pd.Series(values, dtype=np.int64).groupby(steps["lane"].to_numpy()).shift(fill_value=0).to_numpy()
+
     own = history.population.loc[devices]
     steps, first = of_lanes(history.steps, "start", "task")
     away, off_first = of_lanes(history.away, "start")
@@ -94,9 +98,7 @@ def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]
     amounts = [[facts.get(key, np.nan) for key in pair] for facts, pair in data]  # how much of how much; NaN where unknown
     done, asked = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
     rounds = history.rounds
-    accuracy = (
-        run.table(ROUNDS).select(["round", "accuracy"]).to_pandas().drop_duplicates("round").set_index("round")["accuracy"]
-    )
+    accuracy = {row["round"]: row["accuracy"] for row in run.rounds}
     reached = rounds["deadline"].where(rounds["deadline"] <= rounds["end"])  # else it would fall into the next round
     path = [step for one in CriticalPaths(run).rounds for step in one.steps]
     on_path = lane.reindex([-1 if step.device is None else step.device for step in path], fill_value=-1)
@@ -112,16 +114,16 @@ def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]
         "departure": ticks(own["departure"].fillna(np.inf)),
         "last_group": own["group"].fillna(NO_GROUP).to_numpy(np.int32),
         "first": first.astype(np.uint32),
-        "gap": (start.astype(np.int64) - _before(end, first)).astype(np.int32),
+        "gap": (start - before(end)).astype(np.int32),
         "length": (end - start).astype(np.uint32),
         "kind": (kind.astype(np.int64) + 8 * outcome.astype(np.int64)).astype(np.uint8),
-        **{name: (values - _before(values, first)).astype(np.int32) for name, values in numbers.items()},
+        **{name: (values - before(values)).astype(np.int32) for name, values in numbers.items()},
         "done": done,
         "asked": asked,
         "round_number": rounds["round"].to_numpy(np.uint32),
         "round_end": ticks(rounds["end"]),
         "round_deadline": ticks(reached.fillna(0.0)),
-        "round_accuracy": rounds["round"].map(accuracy).to_numpy(np.float32),
+        "round_accuracy": rounds["round"].map(accuracy).astype(np.float32).to_numpy(),
         "path_lane": on_path.to_numpy(np.int32),  # -1 where no device shown was at work
         "path_start": ticks([step.start for step in path]),
         "path_end": ticks([step.end for step in path]),
@@ -139,13 +141,6 @@ def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]
         **{f"{name}_time": ticks(curve.times) for name, curve in small.items()},
         **{f"{name}_value": curve.values.astype(np.float32) for name, curve in small.items()},
     }
-
-
-def _before(values: NDArray[Any], first: Ints) -> Ints:
-    """The value before each one in its lane, 0 before the first; ``first`` has each lane's first position and the end."""
-    before = np.concatenate([[0], values[:-1]]).astype(np.int64) if len(values) else np.zeros(0, np.int64)
-    before[first[:-1][first[:-1] < first[1:]]] = 0
-    return before
 
 
 _CROSS, _CIRCLE = "M6 2.5 L14 10.5 M14 2.5 L6 10.5", "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
@@ -174,33 +169,29 @@ def key(found: Sequence[TimelineData]) -> Markup:
     kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
     steps, outcomes = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
+    signs = outcomes | {MARKS[mark] for mark in marks}
 
     def has(column: str, least: int = 0) -> bool:
         return any((data.columns[column] >= least).any() for data in found)
 
     knows = all(data.header["knows_away"] for data in found)
     tints = [el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group)) for group in (0, 1)]
-    signs = []
-    for name in [*(name for name in ("lost", "left", "battery") if name in outcomes), *(MARKS[mark] for mark in marks)]:
-        fill, edge = {"left": (style.PURPLE,) * 2, "shift": ("#ffffff", "#000000")}.get(name, ("#000000",) * 2)
-        path, meaning = _SIGNS[name]
-        signs.append((_icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill)), meaning))
+    edges = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
     entries = [
-        *((_swatch(colour), step) for step, colour in style.STEPS.items() if step in steps),
-        (_swatch(style.PALE), "idle" if knows else "idle or disconnected"),
-        *([(_swatch(style.AWAY), "cannot be reached")] if has("off_start") else []),
-        *((_swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}") for own in MEANING if own in outcomes),
-        *signs,
-        (_line("#283036", None), "round's end"),
+        *((step in steps, _swatch(colour), step) for step, colour in style.STEPS.items()),
+        (True, _swatch(style.PALE), "idle" if knows else "idle or disconnected"),
+        (has("off_start"), _swatch(style.AWAY), "cannot be reached"),
+        *((own in outcomes, _swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}") for own in MEANING),
+        *((name in signs, _sign(path, *edges.get(name, ("#000000",) * 2)), words) for name, (path, words) in _SIGNS.items()),
+        (True, _line("#283036", None), "round's end"),
+        (has("path_lane"), _icon(el("path", d="M0 10 H9 V3 H20", class_="path")), "critical path: what each round waited for"),
+        (has("round_deadline", 1), _line(style.VERMILLION, "4 3"), "deadline that was reached"),
+        (has("act"), _line(style.PURPLE, "1 2"), "a process of the world acts"),
+        (any(data.header["groups"] for data in found), _icon(*tints), "in a group, each its colour"),
+        (True, _swatch(style.OUTCOMES["done"]), "devices at work"),
+        (bool(outcomes - {"done"}), _swatch(style.VERMILLION), "devices whose work is wasted"),
     ]
-    if has("path_lane"):
-        entries.append((_icon(el("path", d="M0 10 H9 V3 H20", class_="path")), "critical path: what each round waited for"))
-    entries += [(_line(style.VERMILLION, "4 3"), "deadline that was reached")] if has("round_deadline", 1) else []
-    entries += [(_line(style.PURPLE, "1 2"), "a process of the world acts")] if has("act") else []
-    entries += [(_icon(*tints), "in a group, each its colour")] if any(data.header["groups"] for data in found) else []
-    entries.append((_swatch(style.OUTCOMES["done"]), "devices at work"))
-    entries += [(_swatch(style.VERMILLION), "devices whose work is wasted")] if outcomes - {"done"} else []
-    items = [el("li", swatch, text) for swatch, text in entries]
+    items = [el("li", swatch, text) for there, swatch, text in entries if there]
     return join(el("ul", *items, class_="key", aria_label="Colours and signs"), asset("help.html"))
 
 
@@ -208,6 +199,10 @@ def _swatch(colour: str, hatch: str | None = None) -> Markup:
     box = el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac")
     starts = range(-12, 20, 6) if hatch else ()
     return _icon(box, *(el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none") for x in starts))
+
+
+def _sign(path: str, edge: str, fill: str) -> Markup:
+    return _icon(el("path", d=path, stroke=edge, stroke_width="1.6", fill=fill))
 
 
 def _line(colour: str, dashes: str | None) -> Markup:
