@@ -60,8 +60,7 @@ class Instruction:
 class Real(NamedTuple):
     """Real work on which a device's answer rests: a function at the top of a module, and its arguments.
 
-    It may be carried out in another process, on copies, with nothing else meanwhile: it may use global generators, and leaves
-    them as it finds them.
+    Another process may call it, on copies and alone. It may use global generators, whose states are restored afterwards.
     """
 
     function: Callable[..., Any]
@@ -71,14 +70,14 @@ class Real(NamedTuple):
 class LocalResult(NamedTuple):
     """Results of a device's computations in one task."""
 
-    samples: int  #: training samples that it computed on: all that it holds, unless a part was asked for
-    epochs: int  #: local epochs that the update is made of
-    steps: int  #: SGD steps that these were
-    update: Ref | None  #: the trained model, after several trainings that of the last; None without an epoch that counts
+    samples: int  #: training samples computed on
+    epochs: int  #: local epochs behind the update
+    steps: int  #: SGD steps behind the update
+    update: Ref | None  #: the model that the last training gave; None without a finished epoch
     start: Ref | None  #: the model from which it was trained
-    tested: Ref | None  #: the best of the models that were tested; None without an ``Evaluate`` step
-    earlier: tuple[Ref, ...] = ()  #: the trained models of the trainings before the last, of those with an epoch that counts
-    trained: Ref | None = None  #: what the last training gave, whatever the device has made of its update since
+    tested: Ref | None  #: the best of the tested models; None without an ``Evaluate`` step
+    earlier: tuple[Ref, ...] = ()  #: the models of the trainings before the last, of those with a finished epoch
+    trained: Ref | None = None  #: the model that the last training gave, before any change by the device
 
 
 class Client(Generic[P]):
@@ -88,10 +87,9 @@ class Client(Generic[P]):
         self.params, self.setting = params, setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Real work whose result decides what the device computes or answers; None for none.
+        """Real work whose result, ``instruction.value`` from ``work`` on, decides what the device computes or answers.
 
-        Its value is in ``instruction.value`` when ``work`` is called. Where there are several workers it may begin as soon as
-        the message is sent.
+        None for none. With several workers it may begin as soon as the message is sent.
         """
         return None
 
@@ -119,5 +117,5 @@ class Client(Generic[P]):
         """The answer has arrived; one that is cut off has not, and the device knows."""
 
     def on_shift(self, device: Device) -> Contents | None:
-        """The data of the device have changed, and it can be reached: what it says of that, at no cost; None for nothing."""
+        """Message to the server, free of cost, when the device's data have changed and it can be reached; None for none."""
         return None

@@ -1,8 +1,4 @@
-"""The device's side of a task: what it computes and what it answers, as its strategy's client half says.
-
-The world asks for a task's next steps whenever those before are carried out; the client half is asked in between, at the
-instant at which the device comes to it.
-"""
+"""The device's side of a task: the client half decides steps and answer at the instants at which the device reaches them."""
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -27,14 +23,14 @@ class TaskContext:
     """The federation's part of a running task."""
 
     instruction: Instruction
-    begun: bool = False  #: whether the client half has said what is computed
-    computed: bool = False  #: whether that was anything
-    reply: Contents | None = None  #: its answer; None until then, or for none
-    replied: bool = False  #: whether it has answered
-    keeping: dict[str, Any] | None = None  #: residuals that the device keeps of its answer if it arrives, by name
-    real: "Future[Any] | None" = None  #: its real work, as soon as that is begun
+    begun: bool = False  #: whether ``Client.work`` was called
+    computed: bool = False  #: whether it returned any computation
+    reply: Contents | None = None  #: the answer; None before it, or for none
+    replied: bool = False  #: whether ``Client.reply`` was called
+    keeping: dict[str, Any] | None = None  #: residuals by name, which the device keeps if its answer arrives
+    real: "Future[Any] | None" = None  #: the real work, once begun
     brings_base: bool = False  #: whether the message has the model's frozen tensors too
-    ahead: list[Ref] = field(default_factory=list)  #: results of trainings that may stop early: they tell how long these take
+    ahead: list[Ref] = field(default_factory=list)  #: results of trainings that may stop early, computed for their durations
 
 
 class ClientSide:
@@ -68,7 +64,7 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """A device has carried out all steps that its task had: those that follow, none if that was all."""
+        """The steps that follow when the device has carried out all that its task had; none at its end."""
         context: TaskContext = task.context
         if context.replied:
             return ()
@@ -174,7 +170,7 @@ class ClientSide:
         return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
-        """A task is done, and its answer has arrived: what the server has of it, by name."""
+        """The contents that the server receives from a task that is done, by name."""
         context: TaskContext = task.context
         if context.computed and task.version:
             self.devices.used_versions[task.device] = task.version

@@ -45,13 +45,11 @@ class Codec(Spec):
     """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries."""
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
-    """Whether it can be used from the server to the devices, or from them to the server."""
+    """Allowed directions: from the server to the devices, from them to the server."""
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 that a device encodes (``up``) or decodes (``down``) a second, whatever its speed; None: that takes no
-    time. The server takes none.
-    """
+    """bytes of float32 a second that any device encodes (``up``) or decodes (``down``); None: no time, as on the server."""
 
     @property
     def sends(self) -> float:
@@ -83,8 +81,8 @@ class Codec(Spec):
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         """Encode and decode ``value``, of so many ``parameters``.
 
-        ``base`` is a model that sender and receiver both have: for an update that from which it was trained; else None.
-        ``kept`` is what the sender has kept of the last content of this name.
+        ``base``: for an update the model from which it was trained, known to both sides. ``kept``: the sender's residual of
+        the last content of this name.
         """
         raise NotImplementedError
 
@@ -155,8 +153,8 @@ class Wire:
     ) -> tuple[Contents, dict[str, Ref]]:
         """Contents as they arrive, and the residuals that the sender then keeps (none of several models in one content).
 
-        ``bases``: for an update the model from which it was trained. ``kept``: residuals of contents of these names. Contents
-        that are ``added_up`` by both sides go by ``Codec.of_sums``, and nothing of them is kept.
+        ``bases``: for an update the model from which it was trained. ``kept``: residuals by the names of contents. Contents
+        ``added_up`` by both sides are encoded by ``Codec.of_sums``, without residual.
         """
         if self._changes_nothing and Partial not in map(type, contents.values()):
             return contents, {}

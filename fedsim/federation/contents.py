@@ -2,14 +2,12 @@
 
 A content is one of:
 
-- a ``Ref``: a model or an update, in the form that ``[messages]`` says; several of them in a list or tuple;
-- some tensors of a model (``Partial``), in the same form;
-- numbers: one, a sequence or an array of them, 4 bytes each;
-- numbers that are known only when somebody asks (``Lazy``), 4 bytes each;
-- ``Header``: whatever fits into a message's header. Its bytes are not counted, as the papers do not count them;
-- ``Opaque``: anything else, with the bytes that it has.
+- a ``Ref`` (model or update) or ``Partial`` (some tensors of one), encoded by ``[messages]``; a list or tuple of refs;
+- numbers: one, a sequence or an array of them, or numbers computed on demand (``Lazy``), 4 bytes each;
+- ``Header``: any value in the message's header, whose bytes are not counted, as in the papers;
+- ``Opaque``: any other value, with its bytes.
 
-A message without contents that have bytes is not sent: it takes no time.
+A message without counted bytes takes no time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,8 +26,8 @@ from fedsim.world.task import Outcome, Payload
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""
 
-BASE = "base"  # purpose of a model's frozen tensors, which come with the first model that a device receives
-STATE = "optimiser"  # purpose of a trainer's state, which comes with a model and goes with an update where it is ``sent``
+BASE = "base"  # purpose of a model's frozen tensors, sent with the first model that a device receives
+STATE = "optimiser"  # purpose of a trainer's state, sent with models and updates if ``training.state`` is ``sent``
 _NUMBER_BYTES = 4.0
 
 
@@ -50,10 +48,10 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models; they are computed when the server asks for them (``ServerModels.numbers``).
+    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``).
 
-    ``what``: ``choice``, the position of the best of the models that it has tested; ``losses``, their losses; ``loss``, of its
-    last local epoch; ``numbers``, what a function of models gives (``Device.numbers``).
+    ``what``: ``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local
+    epoch; ``numbers``, the result of a function of models (``Device.numbers``).
     """
 
     what: str
@@ -63,11 +61,11 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, whose other tensors are those that it has anyway."""
+    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it has already."""
 
-    model: Ref  #: whose tensors are sent
-    rest: Ref  #: the model that the receiver takes the others from; ``model`` itself if it has them
-    places: Places  #: where those that are sent stand
+    model: Ref  #: the model whose tensors are sent
+    rest: Ref  #: the model that has the other tensors; ``model`` itself if the receiver has these
+    places: Places  #: ranges of the tensors that are sent
 
     @property
     def count(self) -> int:
@@ -142,16 +140,16 @@ class _WithContents:
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class TaskEnd(_WithContents):
-    """A task has ended. What came back, if anything did, is here; nothing else about the device is known."""
+    """The end of a task, with all that the server learns of the device."""
 
     task: int
     device: int
     round: int | None
     group: int | None
     job: str
-    outcome: Outcome  #: ``done`` when every step was carried out; else why not (``late``, ``lost``, ``left``, ``battery``)
-    asked: Contents  #: what the server had sent, by name
-    contents: Contents  #: what it received, by name; empty unless the task is done
+    outcome: Outcome  #: ``done`` when every step was carried out; else why not, such as ``late`` or ``lost``
+    asked: Contents  #: the server's message, by name
+    contents: Contents  #: the answer, by name; empty unless the task is done
 
 
 @dataclass(slots=True)

@@ -20,24 +20,22 @@ def added(models: list[Floats32]) -> NDArray[np.floating]:
 
 
 class Lossy(Codec):
-    """A codec whose rule is a pure function: what arrives of one array.
+    """A codec by a pure function of one array.
 
-    With ``error_feedback`` the device adds to a change what it has not sent before, and keeps what it does not send now (Stich,
-    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML
-    2019, Algorithm 2). What is cut off on its way was not sent.
+    With ``error_feedback`` the device adds its residual to a change and keeps the new one (Stich, Cordonnier and Jaggi,
+    "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, Algorithm 2). A
+    message that is cut off leaves the residual as it was.
     """
 
     draws: ClassVar[bool] = False
     """Whether the rule is random."""
+    function: ClassVar[Function]
+    """The rule, of [array] and ``constants``; one that ``draws`` takes ``rng`` too."""
 
     encodes: Literal["change", "model"] = "change"
-    """of an update either by how much it has changed that from which it was trained (``change``), which both sides have, or the
-    whole of it (``model``). What has no such start, a model on its way down say, is encoded as it is.
-    """
+    """an update as its ``change`` of the model from which it was trained, or as a whole ``model``, as on the way down."""
     error_feedback: bool = False
-    """whether devices remember what they have not sent (d numbers a device that was ever asked). Of changes on their way up
-    alone.
-    """
+    """whether devices keep what they have not sent of changes on their way up (d numbers a device that was ever asked)."""
 
     @model_validator(mode="after")
     def _of_changes(self) -> Self:
@@ -47,9 +45,9 @@ class Lossy(Codec):
             )
         return self
 
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        """The pure function of [array] and its constants; one that ``draws`` is given ``rng`` too."""
-        raise NotImplementedError
+    def constants(self, parameters: int) -> dict[str, Any]:
+        """Arguments of ``function`` for an array of so many numbers."""
+        return {}
 
     @property
     def lengthens(self) -> bool:
@@ -64,10 +62,9 @@ class Lossy(Codec):
         start = base if self.encodes == "change" else None
         change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
         meant = change if kept is None else arithmetic.apply(added, [change, kept])
-        function, constants = self.rule(parameters)
         # The draw is named by what is sent, so that whoever gets the same model gets the same of it.
         stream = ("messages/codec", value.serial) if self.draws else None
-        sent = arithmetic.apply(function, [meant], stream=stream, **constants)
+        sent = arithmetic.apply(type(self).function, [meant], stream=stream, **self.constants(parameters))
         rest = None
         if self.error_feedback:
             # A training that diverged is not remembered: it would be sent again and again.
@@ -152,82 +149,77 @@ class Float16(Halved):
     """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes infinite, and is then left out."""
 
     kind: Literal["float16"] = "float16"
-
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return as_float16, {}
+    function: ClassVar[Function] = as_float16
 
 
 class BFloat16(Halved):
     """Every number as the upper half of a float32: its range, and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
-
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return as_bfloat16, {}
+    function: ClassVar[Function] = as_bfloat16
 
 
-class Int8(Lossy):
+class Bucketed(Lossy):
+    """A codec that scales numbers, by 4 bytes for each bucket."""
+
+    bucket: int | None = Field(default=None, ge=1)
+    """so many numbers in a row share a scale; None: all."""
+
+    def constants(self, parameters: int) -> dict[str, Any]:
+        return {"bucket": self.bucket}
+
+
+class Int8(Bucketed):
     """Every number as one of 255 even steps up to the largest magnitude."""
 
     kind: Literal["int8"] = "int8"
-    bucket: int | None = Field(default=None, ge=1)
-    """so many numbers in a row share a scale; None: all."""
+    function: ClassVar[Function] = as_int8
 
     def bytes(self, parameters: int) -> float:
         return parameters + 4 * _buckets(parameters, self.bucket)
 
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return as_int8, {"bucket": self.bucket}
 
-
-class QSGD(Lossy):
-    """Every number as one of s levels of the norm and a sign, drawn so that the mean over all draws is what was meant.
+class QSGD(Bucketed):
+    """Every number as one of s levels of its bucket's norm and a sign, rounded at random without bias.
 
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding" (NeurIPS 2017).
 
-    The variance is at most min(n / s^2, sqrt(n) / s) ||v||^2 over buckets of n numbers (Lemma 3.1). A number takes
-    ceil(log2(2 s + 1)) bits: the paper's Elias code has a length that depends on the values, this one's is known beforehand.
-    With error feedback the receiver divides by 1 + omega, that factor of the variance: then what is not sent is shorter than
-    what was meant, and does not grow from round to round (Beznosikov et al., "On biased compression for distributed learning",
-    2020).
+    The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n numbers (section 4, Lemma 3.1).
+    A number takes ceil(log2(2 s + 1)) bits, where the paper's Elias code has a length that depends on the values. With error
+    feedback the receiver divides by 1 + omega, so that the residual does not grow from round to round (Beznosikov et al., "On
+    biased compression for distributed learning", 2020).
     """
 
     draws: ClassVar[bool] = True
     kind: Literal["qsgd"] = "qsgd"
+    function: ClassVar[Function] = as_levels
     levels: int = Field(default=127, ge=1, le=32_767)
     """s."""
-    bucket: int | None = Field(default=None, ge=1)
-    """so many numbers in a row share a norm (section 4); None: all."""
 
     def bytes(self, parameters: int) -> float:
         bits = (2 * self.levels).bit_length()
         return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
 
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         size = min(self.bucket or parameters, parameters)
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
-        return as_levels, {"levels": self.levels, "bucket": self.bucket, "scale": scale}
+        return {"levels": self.levels, "bucket": self.bucket, "scale": scale}
 
 
-class Sign(Lossy):
-    """Of a change p its signs are sent, and ||p||_1 / d, by which they are scaled; 0 counts as above 0.
+class Sign(Bucketed):
+    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0.
 
-    Source: EF-SignSGD, Algorithm 1 of Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression schemes"
-    (ICML 2019).
+    Source: EF-SignSGD, Algorithm 1 of Karimireddy et al., "Error feedback fixes SignSGD" (ICML 2019), there without buckets.
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     kind: Literal["sign"] = "sign"
-    bucket: int | None = Field(default=None, ge=1)
-    """so many numbers in a row share a scale; None: all, as in Algorithm 1."""
+    function: ClassVar[Function] = as_signs
     error_feedback: bool = True
 
     def bytes(self, parameters: int) -> float:
         return -(-parameters // 8) + 4 * _buckets(parameters, self.bucket)
-
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return as_signs, {"bucket": self.bucket}
 
 
 class Sparse(Lossy):
@@ -279,16 +271,14 @@ def largest_alone(models: list[Floats32], k: int) -> Floats32:
 
 
 class TopK(Sparse):
-    """Of what an update has changed, the ``share`` of entries that changed most is sent; of other contents, their largest.
-
-    What is sent and what is kept are together what was meant, to the bit.
-    """
+    """The ``share`` of entries of largest magnitude is sent; with the residual they sum to the whole, to the bit."""
 
     kind: Literal["top-k"] = "top-k"
+    function: ClassVar[Function] = largest_alone
     error_feedback: bool = True
 
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
-        return largest_alone, {"k": self.k(parameters)}
+    def constants(self, parameters: int) -> dict[str, Any]:
+        return {"k": self.k(parameters)}
 
 
 @pure
@@ -300,15 +290,16 @@ def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Gen
 
 
 class RandomK(Sparse):
-    """A ``share`` of the entries of a change is sent, drawn uniformly without replacement.
+    """A ``share`` of the entries is sent, drawn uniformly without replacement.
 
     Without error feedback (Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016) the
-    receiver scales them by d / k, which makes the mean over all draws what was meant; with it they arrive as they are.
+    receiver scales them by d / k, which removes the bias.
     """
 
     draws: ClassVar[bool] = True
     kind: Literal["random-k"] = "random-k"
+    function: ClassVar[Function] = drawn_alone
 
-    def rule(self, parameters: int) -> tuple[Function, dict[str, Any]]:
+    def constants(self, parameters: int) -> dict[str, Any]:
         k = self.k(parameters)
-        return drawn_alone, {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}
+        return {"k": k, "scale": 1.0 if self.error_feedback else parameters / max(k, 1)}

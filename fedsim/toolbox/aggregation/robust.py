@@ -21,7 +21,10 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: ``combine`` is by a ``rule``, or the mean of the updates that ``weigh`` takes."""
+    """The base: ``combine`` is by a ``function``, or the mean of the updates that ``weigh`` takes."""
+
+    function: ClassVar[Function | None] = None
+    """The rule, of the finite updates in order of arrival and of all keys but ``kind``."""
 
     protection: ClassVar[Protection | None] = "robust"
     uses_weights: ClassVar[bool] = False
@@ -48,17 +51,13 @@ class Robust(Aggregation):
         weights = await self.weigh(server, entries, self.weights(entries))
         return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
 
-    def rule(self) -> tuple[Function, dict[str, Any]] | None:
-        """The pure function of the finite updates, in order of arrival, and its constants; None: their weighted mean."""
-        return None
-
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        if (rule := self.rule()) is None:
+        if (function := type(self).function) is None:
             return super().combine(server, state, entries, weights, otherwise)
-        updates = [entry["update"] for entry in entries]
-        return server.models.apply(rule[0], updates, otherwise=otherwise, leave_out=True, **rule[1])
+        updates, keys = [entry["update"] for entry in entries], self.model_dump(exclude={"kind"})
+        return server.models.apply(function, updates, otherwise=otherwise, leave_out=True, **keys)
 
 
 @pure
@@ -68,15 +67,10 @@ def median(models: Models) -> NDArray[np.floating]:
 
 
 class Median(Robust):
-    """The median of each coordinate, over the updates that are finite.
-
-    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I.
-    """
+    """The median of each coordinate: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I."""
 
     kind: Literal["median"] = "median"
-
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        return median, {}
+    function: ClassVar[Function | None] = median
 
 
 def cut_off(share: float, updates: int) -> int:
@@ -95,11 +89,12 @@ def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
 class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
-    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option II. A cohort of which ``share``
-    is less than one update is refused. Where fewer come, one is cut off at either end, of one or two updates none.
+    Source: as for ``Median``, option II. A cohort of which ``share`` is less than one update is refused. Where fewer come, one
+    is cut off at either end, of one or two updates none.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
+    function: ClassVar[Function | None] = trimmed_mean
     share: float = Field(default=0.1, ge=0.0, lt=0.5)
     """beta, the part of the updates that is cut off at either end, rounded down to whole updates; 0: the plain mean."""
 
@@ -110,9 +105,6 @@ class TrimmedMean(Robust):
                 f"nothing would be cut off; allowed are shares from {math.ceil(1000 / clients) / 1000:g} to below 0.5, and at "
                 "least 3 clients"
             )
-
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        return trimmed_mean, {"share": self.share}
 
 
 def squared_distances(models: Models) -> Floats:
@@ -224,9 +216,7 @@ class Bulyan(_ByDistance):
     by_coordinate: ClassVar[bool] = True
     least: ClassVar[tuple[int, int]] = (4, 3)
     kind: Literal["bulyan"] = "bulyan"
-
-    def rule(self) -> tuple[Function, dict[str, Any]]:
-        return bulyan, {"malicious": self.malicious}
+    function: ClassVar[Function | None] = bulyan
 
     def taken(self, models: Models) -> list[int]:
         f, left = self.tolerated(len(models)), list(range(len(models)))

@@ -25,9 +25,7 @@ class PeerParams(StrategyParams):
     start: Literal["same", "own"] = "same"
     """all devices begin with the ``same`` initial model, or each with its ``own``."""
     deadline: PositiveSeconds | None = None
-    """how long a device that has trained waits for messages (s). None: until they come or are lost, which is refused where
-    devices come and go.
-    """
+    """longest wait of a trained device for messages (s). None: no limit, refused where devices come and go."""
 
     def check_population(self, population: PopulationSpec) -> None:
         if not population.comes_and_goes:
@@ -46,9 +44,9 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """The half on every device. One object serves all devices: everything of one device is in that device's ``state``.
+    """The half on every device, called while that can be reached. One object serves all devices and keeps nothing of any.
 
-    ``state["model"]`` is its model, ``state["round"]`` the rounds that it has finished. Called only while it can be reached.
+    A device's ``state["model"]`` is its model, ``state["round"]`` the number of its finished rounds.
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
@@ -101,14 +99,14 @@ class PeerClient(Client[PeerParams]):
 
 
 class Peers(Strategy[P]):
-    """A strategy without a server, which sends nothing itself: an algorithm fills in ``Half``.
+    """A strategy without a server: an algorithm fills in ``Half``.
 
-    The score is the mean of the devices' accuracies, each with its own model on its own test samples. Rounds also have
+    The score is the mean accuracy of the devices, each with its own model on its own test samples. Rounds also have
     ``mean_accuracy`` and ``consensus``.
 
-    State: ``round``, of the run, from 0; ``over``, whether the last round is over; ``rounds`` that each device has finished,
-    and ``steps``, their sum; ``own``, each device's model; ``updates`` in this round: update, samples, start, device; ``away``,
-    devices that could not be reached when they were to act, and act when they return.
+    State: ``round``, of the run, from 0; ``over``, after the last round; ``rounds``, finished by each device, and ``steps``,
+    their sum; ``own``, each device's model; ``updates`` of the round: update, samples, start, device; ``away``, devices that
+    act when they return.
     """
 
     Client = PeerClient

@@ -1,7 +1,4 @@
-"""All-reduce over endpoints: ring, tree, butterfly, or through a server, in pieces and over some connections a pair.
-
-An algorithm is a program for each node. Timing (``AllReduce``) and learning (``diloco``) run the same programs.
-"""
+"""All-reduces as a program for each node, which timing (``AllReduce``) and learning (``diloco``) both run."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -82,17 +79,15 @@ def collective(kind: str, nodes: int) -> Collective:
 
 
 class AllReduce:
-    """All-reduces of one group of nodes, one after the other. Nodes may come at different times: they wait for one another.
-
-    A process that uses it cannot be saved.
+    """Successive all-reduces of one group of nodes, which wait for one another. A process that uses it cannot be saved.
 
     Args:
         world: where the messages move.
         nodes: endpoints, by rank.
         size: bytes of the vector that each node holds (``"100 MB"``).
         kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
-        pieces: the vector goes in so many pieces, each an all-reduce of its own, so that their hops overlap.
-        connections: how many messages of a pair are under way at a time in each direction; others queue in order.
+        pieces: parts of the vector, each an all-reduce of its own, so that their hops overlap.
+        connections: messages of a pair under way at a time in each direction; others queue in order.
     """
 
     def __init__(

@@ -23,10 +23,8 @@ class DiLoCoParams(PeerParams):
     deadline: None = None
     """none: an all-reduce waits for every device."""
     collective: Literal["ring", "tree", "butterfly"] = "ring"
-    """the all-reduce. ``ring``: each device sends 2 (n - 1) parts of 1/n to the next one. ``tree``: sums go up a binary tree
-    and the result comes down. ``butterfly``: each device owns 1/n, gets that from all others and sends them the sum. Through
-    a server it is ``fedavg``.
-    """
+    """the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``: sums go up, the result comes down.
+    ``butterfly``: each device sums up 1/n for all. Through a server it is ``fedavg``."""
     local_steps: int | None = Field(default=None, ge=1, le=1_000_000)
     """SGD steps between two synchronisations; None: ``local_epochs`` passes."""
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
@@ -38,7 +36,7 @@ class DiLoCoParams(PeerParams):
     overlap: bool = False
     """whether an all-reduce goes on while devices train, and its result is taken at the next synchronisation."""
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
-    """share of its own fragment that a device keeps then: it has moved on since it sent it."""
+    """share of its own, further trained fragment that a device keeps then."""
 
     def check(self, devices: int) -> None:
         if devices < 2:
@@ -63,14 +61,14 @@ class _DiLoCoClient(PeerClient):
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Trains, averages what training has changed of a fragment, makes an outer step, and again.
+    """Trains, averages the changes of a fragment, makes an outer step, and again.
 
-    One all-reduce is under way at a time. A message has its bytes, and in its header the contributions that are summed up in
-    it; all add these up in one order.
+    One all-reduce is under way at a time. The header of a message has the contributions behind its sum, which all devices add
+    up in one order.
 
-    State: ``outer``, the model after the last outer steps; ``velocity``; ``trained``, whether it waits for the all-reduce
-    before; ``fresh``, whether that one's result is not taken yet; ``reducing``, the number of that under way, or None; ``step``
-    of its program; ``known``, device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> what came.
+    State: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the next all-reduce is due;
+    ``fresh``, whether the last result is not taken yet; ``reducing``, the number of the all-reduce under way, or None; ``step``
+    of its program; ``known``, device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -186,10 +184,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 class DiLoCo(Peers[DiLoCoParams]):
     """Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et al. 2025 (Streaming DiLoCo).
 
-    Each device makes H SGD steps. An all-reduce then averages what they have changed (d / fragments parameters, ``part``),
-    which an outer step with Nesterov momentum adds to the model before: v <- m v + change; x <- x + lr (change + m v). With one
-    fragment and no overlap all begin from x again. ``messages.up`` says in which form the changes are sent; sums are exact. A
-    round of the run is a synchronisation. The inner optimiser is SGD, where the papers have AdamW.
+    Each device makes H SGD steps. An all-reduce then averages their changes (d / fragments parameters, ``part``, encoded by
+    ``messages.up``, exactly summed) for an outer Nesterov step: v <- m v + change; x <- x + lr (change + m v). With one
+    fragment and no overlap all begin from x again. A round of the run is a synchronisation. The inner optimiser is SGD, where
+    the papers have AdamW.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -206,9 +204,6 @@ class LocalSGDParams(DiLoCoParams):
 
 
 class LocalSGD(DiLoCo):
-    """Stich 2019 (local SGD): DiLoCo whose outer step takes the mean of all models.
-
-    Each device makes H SGD steps, and then all take the mean of their models by an all-reduce (d parameters, ``part``).
-    """
+    """Stich 2019 (local SGD): after H SGD steps an all-reduce (d parameters, ``part``) gives all devices their models' mean."""
 
     Params = LocalSGDParams

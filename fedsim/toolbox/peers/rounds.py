@@ -25,11 +25,10 @@ class Topology(Spec):
     """The graph of the devices: each sends to its neighbours."""
 
     kind: str = "ring"
-    """``ring``, ``complete``, ``star``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or any other generator of
-    undirected graphs in networkx by its name: ``erdos_renyi``, ``watts_strogatz``, ``hypercube`` and so on.
-    """
+    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected graphs in networkx by its
+    name, such as ``complete``, ``star``, ``erdos_renyi`` or ``hypercube``."""
     parameters: dict[str, int | float | bool] = Field(default={})
-    """arguments of the generator by name, without the number of nodes, which is that of the devices."""
+    """arguments of the generator by name, but for the number of nodes, that of the devices."""
     every: int | None = Field(default=None, ge=1)
     """the graph is drawn again after so many rounds; None: it stays."""
 
@@ -45,20 +44,16 @@ class Topology(Spec):
 
     def _generator(self) -> Any:
         name = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph") + "_graph"
-        found = getattr(networkx.generators, name, None)
-        if found is None:
+        if (found := getattr(networkx.generators, name, None)) is None:
             known = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
-            raise ValueError(
-                f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, complete, star and other generators of "
-                f"networkx{nearest(self.kind, known)}"
-            )
+            more = f"complete, star and other generators of networkx{nearest(self.kind, known)}"
+            raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
         return found
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
         """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
         generator = self._generator()
-        takes, given = inspect.signature(generator).parameters, dict(_USUAL.get(generator.__name__, {}))
-        given |= self.parameters
+        takes, given = inspect.signature(generator).parameters, {**_USUAL.get(generator.__name__, {}), **self.parameters}
         if "seed" in takes:
             given["seed"] = seed
         if "n" in takes and "n" not in given:
@@ -100,10 +95,9 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """A device's half in rounds of its own: it is at most a round ahead of those that send to it.
+    """A device's half in rounds of its own, up to ``stop.rounds``, at most one ahead of its senders.
 
-    A device that has been away, and receives a message of a later round, goes on with that round. No round is beyond
-    ``stop.rounds``.
+    After an absence a message of a later round takes a device to that round.
 
     State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round
     received of each sender; ``lost``, senders not waited for in this round; ``late``, whether the deadline has passed.
@@ -172,8 +166,7 @@ class RoundHalf(PeerHalf[R]):
         state, heard = device.state, {*there, *device.state["lost"]}
         if not state["trained"] or state["late"]:
             return not state["trained"]
-        newest = state["newest"]
-        return any(one not in heard and newest.get(one, 0) <= number for one in self.senders(device, number))
+        return any(one not in heard and state["newest"].get(one, 0) <= number for one in self.senders(device, number))
 
     def _look(self, device: Peer) -> None:
         state, number = device.state, device.state["round"]
@@ -222,9 +215,9 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 class DPSGD(Peers[DPSGDParams]):
     """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. When
-    it has theirs, x_i becomes the sum of W_ij x_j, plus what the training changed. W has Metropolis-Hastings weights; what is
-    not received stays with its own model.
+    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
+    theirs x_i becomes the sum of W_ij x_j, plus the change by training. W has Metropolis-Hastings weights; the weight of a
+    model that is not received goes to the device's own.
     """
 
     Params = DPSGDParams
@@ -274,10 +267,10 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
 
 class Epidemic(Peers[EpidemicParams]):
-    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws.
+    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from one seed: devices know for whom to wait.
 
     In each round a device trains, sends the result to s others that it draws (d parameters each, ``model``), and takes the mean
-    of its own and all that it receives. All draw from one seed, so that a device knows for whom to wait.
+    of its own model and the received ones.
     """
 
     Params = EpidemicParams
@@ -293,11 +286,11 @@ class GossipParams(GraphParams):
 class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
-    While a device waits for an answer its model stays as it is: devices of higher numbers that ask it wait until it has the
-    answer, those of lower numbers are declined. So no cycle of devices waits for one another.
+    A device that waits for an answer lets devices of higher numbers that ask it wait, too, and declines those of lower
+    numbers. So no cycle of devices waits for one another.
 
-    State: ``from``, the model from which it trains; ``partner``, the device asked, or None; ``asking``, the devices that wait
-    for an answer, and their models.
+    State: ``from``, the model from which it trains; ``partner``, the device asked, or None; ``asking``, waiting devices and
+    their models.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -362,10 +355,10 @@ class GossipHalf(GraphHalf[GossipParams]):
 class Gossip(Peers[GossipParams]):
     """Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    A device that has trained sends its model to one neighbour, drawn at random (d parameters, ``ask``), which sends its own
-    back (``answer``, d parameters); both then have the mean, so that the sum of all models stays as it is. One that waits for
-    an answer itself answers later, or sends ``declined`` (4 bytes). What a training changed is added to a model that others
-    may have averaged meanwhile. A round of the run is over when as many steps were made as there are devices.
+    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``), which sends its own back
+    (``answer``, d parameters); both then have the mean, so that the sum of all models does not change. A neighbour that waits
+    for an answer itself answers later, or sends ``declined`` (4 bytes). The change by training is added to a model that others
+    may have averaged meanwhile. A round of the run has as many steps as there are devices.
     """
 
     Params = GossipParams
