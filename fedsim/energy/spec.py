@@ -124,8 +124,6 @@ class CarbonSpec(Spec):
 
     def draw(self, streams: Streams, devices: int) -> Ints:
         """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
-        if len(self.zones) == 1:
-            return np.zeros(devices, dtype=np.int64)
         shares = np.array([zone.share for zone in self.zones])
         return streams.generator("world/energy/zone").choice(len(shares), devices, p=shares / shares.sum())
 
@@ -285,8 +283,5 @@ class EnergySpec(Spec):
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
         """The place in ``preset`` of each device's own; int64 [devices]. Draws from ``world/energy/preset``."""
-        count = len(self.preset or [])
-        if count < 2:
-            return np.zeros(devices, dtype=np.int64)
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        return streams.generator("world/energy/preset").choice(count, devices, p=shares)
+        return streams.generator("world/energy/preset").choice(len(self.preset or [""]), devices, p=shares)
