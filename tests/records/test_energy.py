@@ -184,28 +184,6 @@ def test_a_preset_that_is_a_kind_of_device_draws_what_the_kind_does(name: str) -
     assert {column: values.item() for column, values in columns.items() if values.item()} == drawn
 
 
-def test_a_phone_on_lte_by_the_whole_model(tmp_path: Path) -> None:
-    """1 MB down at 8 Mbit/s, 10 s of training, 1 MB up at 4 Mbit/s, by Huang et al.: promotion and 11.576 s of tail each time.
-
-    The first tail is cut by the upload after the 10 s of training: 10 / 11.576 of its promotion counts.
-    """
-    network = {"kind": "star", "device": {"down": "1 MB/s", "up": "0.5 MB/s", "latency": "0 s"}}
-    population = {"devices": 1, "device": "phone-mid", "kinds": {}, "samples": {"low": 1, "high": 1}}
-    population["kinds"] = {"still": {"like": "phone-mid", "epoch": "10 s", "idle": "0 W", "compute": "0 W"}}
-    population["device"] = "still"
-    sections = world({}, model={"kind": "size", "bytes": "1 MB"}, network=network, population=population)
-    del sections["population"]["speed"]
-    sections["strategy"]["local_epochs"] = 1
-    summary = run(sections, tmp_path / "run")
-    trained = summary["simulated_s"] - 3
-    received, sent = 1.28804 + 0.05197 * 8, (1.28804 + 0.43839 * 4) * 2
-    tail = 1.06 + 0.26 * 1.2107 / 11.576
-    assert summary["energy"]["by_phase"]["receive"] == pytest.approx(received, rel=1e-3)
-    assert summary["energy"]["by_phase"]["send"] == pytest.approx(sent, rel=1e-3)
-    assert summary["energy"]["by_phase"]["tail"] == pytest.approx(tail * (trained + 11.576), rel=1e-3)
-    sound(tmp_path / "run")
-
-
 def test_a_training_without_an_epoch_that_counts_is_wasted_energy(tmp_path: Path) -> None:
     """CATA-Fed's slow straggler sends the model back as it was: its task is done, and all that it drew is wasted.
 
