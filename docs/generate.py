@@ -44,7 +44,6 @@ PARTS = {
     "attacks": ("attack", "`[malicious] attack`: what malicious devices do."),
     "protocols": ("protocol", "`[network] protocol`: what a transfer is besides its payload."),
     "processes of the world": ("process", "`[world] processes`: what befalls links and devices besides."),
-    "meters": ("meter", "`[[meters]]`: what is counted besides bytes."),
 }
 """Title in the catalogue -> the page's name, and where a scenario says it."""
 

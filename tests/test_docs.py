@@ -96,7 +96,10 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
 
 def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
     sections: dict[str, Any] = {"learning": "off", "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}, "costs": {}}
-    sections |= {"population": {"devices": 4, "speed": "100 samples/s"}, "energy": {"compute": "2 W", "carbon": "300 g/kWh"}}
+    sections |= {
+        "population": {"devices": 4, "speed": "100 samples/s"},
+        "energy": {"compute": "2 W", "carbon": {"intensity": "300 g/kWh"}},
+    }
     summary = fedsim.run(fedsim.Scenario(**sections)).summary
     rows = [line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")]
     told = re.findall(r"`([\w.]+)`", "\n".join(line.split("|")[1] for line in rows))

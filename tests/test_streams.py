@@ -74,7 +74,7 @@ from fedsim.world.distributions import LogNormal
 
 speeds = LogNormal[SamplesPerSecond](median="40 samples/s", spread=2.0).draw(np.random.default_rng(1), 70_000)
 leaving = fedsim.Scenario(population={"departures": {"kind": "exponential", "mean_stay": "1000 h"}}).population.departures
-print(hash((*speeds.tolist(), *leaving.draw(Streams(2), np.zeros(2_000), None).tolist())))
+print(hash((*speeds.tolist(), *leaving.draw("", Streams(2), np.zeros(2_000), np.inf, None).tolist())))
 """
 """Speeds, and when devices leave (s): enough that some would have other last bits."""
 

@@ -126,7 +126,7 @@ def _setting(said: TomlTable, cells: int, overhead: float) -> dict[str, Any]:
         setting["zones"] = [
             {
                 "name": zone["name"] or f"zone {number}",
-                "hours": read(list[units.GramsPerJoule], zone["intensity"]),
+                "hours": read(list[units.GramsPerJoule], zone["intensity"]) * (24 // len(zone["intensity"])),
                 "offset_s": (starts + read(units.Seconds, zone["ahead"])) % DAY_S,
             }
             for number, zone in enumerate(zones)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Floats, Ints
@@ -63,17 +63,7 @@ ByteEnergyDistribution = Annotated[Distribution, by_device(JoulesPerByte, Consta
 ShareDistribution = Annotated[Distribution, by_device(_Share, Constant, Uniform, Choice)]
 
 
-_INTENSITY = TypeAdapter[float](GramsPerJoule)
-
-
-def _by_the_hour(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    try:
-        _INTENSITY.validate_python(value)
-    except ValidationError as error:  # once, and not for each hour
-        raise PydanticCustomError("quantity", "{why}", {"why": error.errors()[0]["msg"]}) from None
-    return [value] * 24
+_Intensities = GramsPerJoule | list[GramsPerJoule]
 
 
 class ZoneSpec(Spec):
@@ -84,8 +74,9 @@ class ZoneSpec(Spec):
     share: float = Field(default=1.0, ge=0.0, le=1e6)
     """of the devices that are in it."""
     intensity: Annotated[
-        list[GramsPerJoule] | None, BeforeValidator(_by_the_hour, json_schema_input_type=GramsPerJoule | list[GramsPerJoule])
-    ] = Field(default=None, min_length=24, max_length=24)
+        list[GramsPerJoule] | None,
+        BeforeValidator(lambda said: said if isinstance(said, list) else [said], json_schema_input_type=_Intensities),
+    ] = None
     """one, or one for each of the 24 hours of its day."""
     file: str | None = None
     """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are."""
@@ -96,13 +87,15 @@ class ZoneSpec(Spec):
     def _one_source(self) -> "ZoneSpec":
         if (self.intensity is None) == (self.file is None):
             raise ValueError("give one of 'intensity' and 'file'")
+        if self.intensity is not None and len(self.intensity) not in (1, 24):
+            raise ValueError(f"'intensity' has {len(self.intensity)} entries; allowed is 1, or 24: one for each hour")
         if self.ahead >= DAY_S:
             raise ValueError("'ahead' is less than '24 h'")
         return self
 
     def profile(self, place: int, root: Path | None, starts: float) -> dict[str, Any]:
         """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``."""
-        hours: list[float] | None = self.intensity
+        hours: list[float] = (self.intensity or []) * (24 // len(self.intensity or [""]))
         if self.file is not None:
             table = DeviceTable(f"energy.carbon.zones.{place}.file", sought(self.file, root), ("intensity",))
             hours = table.values("intensity", GramsPerJoule)
@@ -112,7 +105,7 @@ class ZoneSpec(Spec):
 
 
 class CarbonSpec(Spec):
-    """The zones of the grid, the first of which has the server's side. One zone or its intensity may stand for the list."""
+    """The zones of the grid, the first of which has the server's side. One zone may stand for the list."""
 
     zones: list[ZoneSpec] = Field(min_length=1)
 
@@ -124,22 +117,15 @@ class CarbonSpec(Spec):
 
     def draw(self, streams: Streams, devices: int) -> Ints:
         """The place of each device's zone, int64 [devices]; draws from ``world/energy/zone``."""
-        if len(self.zones) == 1:
-            return np.zeros(devices, dtype=np.int64)
         shares = np.array([zone.share for zone in self.zones])
         return streams.generator("world/energy/zone").choice(len(shares), devices, p=shares / shares.sum())
 
 
-def _spelled_out(value: Any) -> Any:
-    if isinstance(value, str | list) and not (isinstance(value, list) and value and isinstance(value[0], dict)):
-        value = {"intensity": value}
-    if isinstance(value, list):
-        return {"zones": value}
-    return value if isinstance(value, Spec) or (isinstance(value, dict) and "zones" in value) else {"zones": [value]}
+def _zones(said: Any) -> Any:
+    return {"zones": [said]} if isinstance(said, dict) and "zones" not in said else said
 
 
-_ZoneEntry = GramsPerJoule | list[GramsPerJoule] | ZoneSpec
-Carbon = Annotated[CarbonSpec, BeforeValidator(_spelled_out, json_schema_input_type=CarbonSpec | _ZoneEntry | list[ZoneSpec])]
+Carbon = Annotated[CarbonSpec, BeforeValidator(_zones, json_schema_input_type=CarbonSpec | ZoneSpec)]
 
 
 class PlaceSpec(Spec):
@@ -285,8 +271,5 @@ class EnergySpec(Spec):
 
     def preset_places(self, streams: Streams, devices: int) -> NDArray[np.int64]:
         """The place in ``preset`` of each device's own; int64 [devices]. Draws from ``world/energy/preset``."""
-        count = len(self.preset or [])
-        if count < 2:
-            return np.zeros(devices, dtype=np.int64)
         shares = None if self.shares is None else np.array(self.shares) / sum(self.shares)
-        return streams.generator("world/energy/preset").choice(count, devices, p=shares)
+        return streams.generator("world/energy/preset").choice(len(self.preset or [""]), devices, p=shares)

@@ -106,7 +106,7 @@ _MOST_FOUND = 30
 def catalogue() -> dict[str, TitledNames]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
-        **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items()},
+        **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items() if registry},
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
         "links": [*kinds_of_devices(LINKS).items()],

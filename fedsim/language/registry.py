@@ -67,8 +67,9 @@ class Registry:
             return at(found, key) if isinstance(found, str) else found
         path = kind if ":" in kind and self.base else self.kinds.get(kind)
         if path is None:
-            own = ", or your own as 'package.module:Class'" if self.base else ""
-            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {', '.join(self.kinds)}{own}{nearest(kind, self.kinds)}")
+            own = ["your own as 'package.module:Class'"] if self.base else []
+            allowed = ", or ".join([", ".join(self.kinds), *own] if self.kinds else own)
+            raise ScenarioError(f"{key} is {shown(kind)}; allowed are {allowed}{nearest(kind, self.kinds)}")
         public = f"fedsim.plugin.{self.base.rpartition(':')[2]}"
         found = find(str(path), key, at(self.base, self.called), public, permitted=path is not kind)
         refuse_wrong_hooks(found, key)

@@ -1,4 +1,4 @@
-"""Meters that a scenario names: the bill of ``[costs]``, traffic, or a class by its import path."""
+"""The bill of ``[costs]``, and meters of the user's own, which a scenario names by import path."""
 
 import math
 from functools import cache
@@ -112,26 +112,6 @@ class Bill(Meter):
             self._devices[device] += amount
 
 
-class Traffic(Meter):
-    """The bytes on the wire of each device, both ways."""
-
-    entry = "traffic"
-    device_columns = (
-        Column("bytes_sent", "bytes", "that the device sent, with headers"),
-        Column("bytes_received", "bytes", "that the device received, with headers"),
-    )
-
-    def __init__(self, context: MeterContext) -> None:
-        self._moved = {column.name: [0.0] * context.devices for column in self.device_columns}
-
-    def on_transfer(self, ended: Transfer) -> None:
-        if ended.device is not None:
-            self._moved["bytes_sent" if ended.direction == "up" else "bytes_received"][ended.device] += ended.wire_bytes
-
-    def of_devices(self) -> dict[str, list[float]]:
-        return self._moved
-
-
 class MeterSpec(Spec):
     """A meter that a scenario names, and its parameters."""
 
@@ -164,9 +144,4 @@ def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
     return create_model(found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys)
 
 
-METERS = _MeterRegistry(
-    "meter",
-    "fedsim.meters.base:Meter",
-    {"traffic": ("fedsim.meters.spec:Traffic", "the bytes that each device sent and received")},
-    usual="traffic",
-)
+METERS = _MeterRegistry("meter", "fedsim.meters.base:Meter", {})

@@ -195,9 +195,7 @@ def _set_groups(data: FederatedData, changes: list[Change], groups: dict[int, in
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
     """The true group of each number of quarter turns; empty where the groups differ by something else."""
-    if data.initial_truth is None:
-        return {}
-    turns = [shard.quarter_turns % 4 for shard in data.shards]
-    pairs = np.unique(np.stack([turns, data.initial_truth]), axis=1)
-    one_to_one = all(len(np.unique(row)) == pairs.shape[1] for row in pairs)
-    return dict(pairs.T.tolist()) if one_to_one else {}
+    truth = () if data.initial_truth is None else data.initial_truth.tolist()
+    pairs = {(shard.quarter_turns % 4, group) for shard, group in zip(data.shards, truth, strict=False)}
+    one_to_one = all(len(set(column)) == len(pairs) for column in zip(*pairs, strict=True))
+    return dict(pairs) if one_to_one else {}

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -18,29 +18,31 @@ from fedsim.world.phases import Span
 
 
 class Turnover(Spec):
-    """The base of arrivals and departures."""
+    """The base of arrivals and departures; ``key`` is where the scenario has them, in errors."""
 
-    key: ClassVar[str]
     kind: str
 
-    def check(self, devices: int) -> None:
+    def check(self, key: str, devices: int) -> None:
         """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
 
-    def draw(self, streams: Streams, devices: Any, root: Path | None) -> Floats:
-        """Arrivals of ``devices`` devices, or departures, with the arrivals as ``devices`` (s); float64 [devices]."""
+    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+        """Times of arrival, or of departure, of all devices (s), float64 [devices].
+
+        ``arrival`` are arrivals that are known, [devices]; ``usual`` is the time of a device of which nothing is said.
+        """
         raise NotImplementedError
 
 
 _KINDS = "fedsim.toolbox.worlds.lifetimes"
 _ARRIVALS = {
     "poisson": (f"{_KINDS}:PoissonArrivals", "newcomers join one after another, after exponential gaps"),
-    "schedule": (f"{_KINDS}:ScheduledArrivals", "one newcomer joins at each of the given times"),
-    "file": (f"{_KINDS}:ArrivalsFromFile", "when each device joins stands in a column of a table"),
+    "schedule": (f"{_KINDS}:Schedule", "one newcomer joins at each of the given times"),
+    "file": (f"{_KINDS}:TimesFromFile", "a column of a table has the time at which each device joins"),
 }
 _DEPARTURES = {
     "exponential": (f"{_KINDS}:ExponentialStays", "a device stays for an exponential time, counted from its arrival"),
-    "schedule": (f"{_KINDS}:ScheduledDepartures", "one device leaves at each of the given times"),
-    "file": (f"{_KINDS}:DeparturesFromFile", "when each device leaves for good stands in a column of a table"),
+    "schedule": (f"{_KINDS}:Schedule", "one device leaves at each of the given times"),
+    "file": (f"{_KINDS}:TimesFromFile", "a column of a table has the time at which each device leaves for good"),
 }
 ARRIVALS = Registry("arrival", "", _ARRIVALS, by_device=True)
 DEPARTURES = Registry("departure", "", _DEPARTURES, by_device=True)

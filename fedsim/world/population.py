@@ -205,9 +205,9 @@ class PopulationSpec(Spec):
             raise ValueError("'host' shares its cores, which 'slow_phases' cannot change; give one of them")
         if self.host is not None and self.host.number > self.devices:
             raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
-        for lifetimes in (self.arrivals, self.departures):
+        for key, lifetimes in (("arrivals", self.arrivals), ("departures", self.departures)):
             if lifetimes is not None:
-                lifetimes.check(self.devices)
+                lifetimes.check(f"population.{key}", self.devices)
         return self
 
     @property
@@ -270,8 +270,14 @@ class PopulationSpec(Spec):
             raise ScenarioError(f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; allowed is more than 0")
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
         slowness = np.ones(1) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
-        arrival = alike(0.0, self.devices) if self.arrivals is None else self.arrivals.draw(streams, self.devices, root)
-        departure = alike(np.inf, self.devices) if self.departures is None else self.departures.draw(streams, arrival, root)
+        arrival, departure = alike(0.0, self.devices), alike(np.inf, self.devices)
+        if self.arrivals is not None:
+            arrival = self.arrivals.draw("population.arrivals", streams, arrival, 0.0, root)
+        if self.departures is not None:
+            departure = self.departures.draw("population.departures", streams, arrival, np.inf, root)
+            for device in np.flatnonzero(departure <= arrival)[:1].tolist():
+                times = f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
+                raise ScenarioError(f"population.departures: device {device} {times}; allowed are times after its arrival")
         if flops is None and self.reference_flops is not None:
             flops = speed * self.reference_flops
         if self.stragglers is not None:

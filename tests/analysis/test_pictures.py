@@ -181,7 +181,7 @@ def test_devices_of_one_size_are_one_bar(small: dict[str, Any], ran: Ran) -> Non
 
 
 FEDAVG = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}
-ENERGY = {"preset": "smartphone-4g", "carbon": "475 g/kWh", "server": {"idle": "20 W"}}
+ENERGY = {"preset": "smartphone-4g", "carbon": {"intensity": "475 g/kWh"}, "server": {"idle": "20 W"}}
 BATTERY = {"capacity": "60 J", "charge": "2 W", "charging": {"kind": "daily", "begins": "0 s", "lasts": "24 h"}, "restart": 0.2}
 
 

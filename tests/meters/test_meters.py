@@ -24,7 +24,7 @@ COSTS = {
 
 def eventful() -> dict[str, Any]:
     sections = copy.deepcopy(eventful_world({"kind": "fedavg", "clients_per_round": 4, "deadline": "30 s"}))
-    return sections | {"learning": "off", "meters": [MOVED, "traffic"], "costs": COSTS}
+    return sections | {"learning": "off", "meters": [MOVED], "costs": COSTS}
 
 
 def test_a_meter_of_ones_own_has_its_columns_and_survives_stops(tmp_path: Path) -> None:
@@ -46,7 +46,6 @@ def test_a_meter_of_ones_own_has_its_columns_and_survives_stops(tmp_path: Path) 
     lasted = sum(event["time"] if event["kind"] == "step-end" else -event["time"] for event in steps)
     entry = {"price": pytest.approx(2 * sum(by_device.values())), "lasted_s": pytest.approx(lasted)}
     assert summary["meters"]["moved"] == entry
-    assert {row["device"]: row["bytes_sent"] + row["bytes_received"] for row in folder.devices} == pytest.approx(by_device)
     field = pq.read_schema(whole / files.ROUNDS).field("moved")
     assert field.metadata == {b"unit": b"bytes", b"about": b"moved in the round"}
     assert fedsim.load_run(whole).rounds["moved"].sum() <= summary["meters"]["moved"]["price"] / 2
@@ -89,7 +88,7 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"meters": ["trafic"]}, "kind is 'trafic'; allowed are traffic, or your own .*did you mean 'traffic'"),
+        ({"meters": ["traffic"]}, "kind is 'traffic'; allowed are your own as 'package.module:Class'"),
         ({"meters": ["tests.own_parts:Slowest"]}, "not a subclass of fedsim.plugin.Meter"),
         ({"meters": ["tests.own_parts:Open"]}, "takes '\\*\\*'; allowed are parameters by name"),
         ({"meters": [MOVED | {"prize": 2.0}]}, "unknown key 'prize'; allowed are kind, price.*did you mean 'price'"),

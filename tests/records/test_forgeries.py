@@ -34,7 +34,12 @@ ENERGY: dict[str, Any] = {
     "tail": "1 W",
     "tail_lasts": "3 s",
     "server": {"idle": "20 W", "byte": "1 Wh/GB", "update": "2 J"},
-    "carbon": [{"intensity": [f"{300 + 10 * hour} g/kWh" for hour in range(24)], "share": 0.5}, {"intensity": "100 g/kWh"}],
+    "carbon": {
+        "zones": [
+            {"intensity": [f"{300 + 10 * hour} g/kWh" for hour in range(24)], "share": 0.5},
+            {"intensity": "100 g/kWh"},
+        ]
+    },
     "battery": {
         "capacity": {"kind": "lognormal", "median": "150 J", "spread": 1.5},
         "initial": {"kind": "uniform", "low": 0.5, "high": 1.0},

@@ -1,21 +1,17 @@
-"""Answers known from outside: SimGrid's times, textbook max-min fairness in exact fractions, and rounds over real TCP."""
+"""Answers known from outside: SimGrid's times, and rounds over real TCP."""
 
 import json
 import math
-from collections.abc import Callable, Sequence
-from fractions import Fraction
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.world.network import Network, Star
-from fedsim.world.network.filling import max_min
 from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Tcp, Transport
 from tests.world import realrun
 from tests.world.network_plays import Listed, Send, play
@@ -84,49 +80,6 @@ def test_simgrid_weighs_flows_by_latency_which_is_a_setting(network: Callable[..
     flows = play(network(scenario, Fluid(weight_by_round_trip=1.0)), sends_of(scenario)).flows
     for flow, oracle in zip(flows, scenario["flows"], strict=True):
         assert flow.ended == pytest.approx(oracle["result"]["end"], rel=0, abs=1e-9)
-
-
-def textbook(
-    capacity: Sequence[int], routes: Sequence[Sequence[int]], caps: Sequence[float], weights: Sequence[Fraction]
-) -> list[Fraction]:
-    """Raise all rates together, each by its weight; stop those that meet a cap or a full link; go on. Exact."""
-    rates = [Fraction(0)] * len(routes)
-    moving = set(range(len(routes)))
-    while moving:
-        limits = [(Fraction(caps[flow]) - rates[flow]) / weights[flow] for flow in moving if caps[flow] < math.inf]
-        for link, size in enumerate(capacity):
-            there = [flow for flow, route in enumerate(routes) if link in route]
-            rising = [flow for flow in there if flow in moving]
-            if rising:
-                left = (size - sum((rates[flow] for flow in there), Fraction(0))) / sum(weights[flow] for flow in rising)
-                limits.append(left)
-        for flow in moving:
-            rates[flow] += min(limits) * weights[flow]
-        for flow in sorted(moving):
-            there = {link: [rates[other] for other, route in enumerate(routes) if link in route] for link in routes[flow]}
-            full = any(sum(found) == capacity[link] for link, found in there.items())
-            if full or rates[flow] == caps[flow]:
-                moving.discard(flow)
-    return rates
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.data())
-def test_max_min_is_the_textbooks(data: st.DataObject) -> None:
-    links = data.draw(st.integers(1, 5))
-    capacity = data.draw(st.lists(st.integers(1, 60), min_size=links, max_size=links))
-    route = st.lists(st.integers(0, links - 1), min_size=1, max_size=links, unique=True)
-    routes = data.draw(st.lists(route, min_size=1, max_size=10))
-    caps = data.draw(st.lists(st.sampled_from([1.0, 3.0, 10.0, math.inf]), min_size=len(routes), max_size=len(routes)))
-    table = np.full((len(routes), links), links, dtype=np.int64)
-    for row, way in enumerate(routes):
-        table[row, : len(way)] = way
-    weights = data.draw(st.lists(st.sampled_from(["1", "2", "1/3", "7/5"]), min_size=len(routes), max_size=len(routes)))
-    exact = [Fraction(weight) for weight in weights]
-    rates = max_min(
-        np.append(np.array(capacity, dtype=np.float64), np.inf), table, np.array(caps), np.array(exact, dtype=float)
-    )
-    assert rates.tolist() == pytest.approx([float(rate) for rate in textbook(capacity, routes, caps, exact)], rel=1e-12)
 
 
 REAL = {world.name: world for world in realrun.worlds()} if realrun.FOLDER.is_dir() else {}

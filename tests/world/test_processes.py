@@ -7,15 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
 
 import fedsim
 from fedsim.audit import audit
-from fedsim.audit.links import Rate
 from fedsim.errors import CheckpointError, ScenarioError, SimulationError
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import Process, World
@@ -316,25 +312,6 @@ class TestRecords:
         ]
         run(world(*faster, network=self.NETWORK), tmp_path / "run")
         assert not any(audit(tmp_path / "run").values())
-
-    @given(
-        rates=st.lists(st.sampled_from([0.0, 1.0, 4.0, math.inf]), min_size=1, max_size=5),
-        messages=st.lists(st.tuples(st.integers(0, 11), st.integers(1, 6), st.integers(1, 20)), min_size=1, max_size=6),
-    )
-    def test_what_a_changing_rate_can_carry(self, rates: list[float], messages: list[tuple[int, int, int]]) -> None:
-        """By trying all stretches between a begin and an end: what lies wholly within must fit."""
-        begin = np.array([float(start) for start, _, _ in messages])
-        end = begin + np.array([float(length) for _, length, _ in messages])
-        size = np.array([float(bytes_) for *_, bytes_ in messages])
-        found = Rate(np.arange(len(rates)) * 3.0, np.array(rates)).overfull(begin, end, size)
-        edges = np.arange(len(rates) + 10) * 3.0
-        carried = np.append(0.0, np.cumsum(3.0 * np.minimum([*rates, *[rates[-1]] * 9], 1e9)))
-        stretches = [(low, high) for low in begin.tolist() for high in end.tolist() if low < high]
-        room = [np.interp(high + 1e-6, edges, carried) - np.interp(low, edges, carried) for low, high in stretches]
-        within = [size[(begin >= low) & (end <= high)].sum() for low, high in stretches]
-        worst = max(np.subtract(within, room), default=-1.0)
-        if abs(worst) > 0.1:
-            assert (found is not None) == (worst > 0)
 
     def test_the_trace_shows_it(self, tmp_path: Path) -> None:
         outage = {"kind": "link-outage", "link": "server up", "every": "30 s", "lasts": "10 s"}

@@ -18,8 +18,8 @@ from fedsim.world.distributions import FileColumn
 from fedsim.world.lifetimes import Turnover
 
 
-class _Schedule(Turnover):
-    """One device at each of the given times."""
+class Schedule(Turnover):
+    """One device joins, or leaves, at each of the given times."""
 
     kind: Literal["schedule"] = "schedule"
     times: list[PositiveSeconds] = Field(min_length=1)
@@ -27,25 +27,27 @@ class _Schedule(Turnover):
     devices: list[int]
     """the device of each time, none twice."""
 
-    def check(self, devices: int) -> None:
+    def check(self, key: str, devices: int) -> None:
         if len(self.devices) != len(self.times):
             counts = f"{len(self.devices)} devices for {len(self.times)} times"
-            raise ScenarioError(f"{self.key}.devices has {counts}; give one for each")
+            raise ScenarioError(f"{key}.devices has {counts}; give one for each")
         for device, count in Counter(self.devices).items():
             if not 0 <= device < devices:
-                raise ScenarioError(f"{self.key}.devices names device {device}; allowed are 0 to {devices - 1}")
+                raise ScenarioError(f"{key}.devices names device {device}; allowed are 0 to {devices - 1}")
             if count > 1:
-                raise ScenarioError(f"{self.key}.devices names device {device} twice; allowed is once")
+                raise ScenarioError(f"{key}.devices names device {device} twice; allowed is once")
 
-    def put_into(self, column: Floats) -> Floats:
-        column[self.devices] = [on_grid(time) for time in self.times]
-        return column
+    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+        times = np.full(len(arrival), usual)
+        times[self.devices] = [on_grid(time) for time in self.times]
+        return times
 
 
-class _TimesFromFile(FileColumn, Turnover):
-    def times(self, devices: int, root: Path | None, empty: float) -> Floats:
-        """Times on the clock's grid (s), float64 [devices]; ``empty`` for empty cells. ``DataError``: malformed."""
-        return np.array([on_grid(time) for time in self.cells(self.key, devices, root, Seconds, empty=empty).tolist()])
+class TimesFromFile(FileColumn, Turnover):
+    """A column of a table has the time of each device; an empty cell: it is there from the start, or stays."""
+
+    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+        return np.array([on_grid(time) for time in self.cells(key, len(arrival), root, Seconds, empty=usual).tolist()])
 
 
 def _positive(rate: float) -> float:
@@ -63,34 +65,17 @@ class PoissonArrivals(Turnover):
     newcomers: int | None = Field(default=None, ge=1)
     """how many join in all; None for half of the devices, rounded down."""
 
-    def check(self, devices: int) -> None:
+    def check(self, key: str, devices: int) -> None:
         if self.newcomers is not None and self.newcomers > devices:
-            raise ScenarioError(f"population.arrivals.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
+            raise ScenarioError(f"{key}.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
 
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
+    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+        devices = len(arrival)
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
-        arrival = np.zeros(devices)
-        arrival[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
-        return arrival
-
-
-class ScheduledArrivals(_Schedule):
-    """One newcomer joins at each of the given times."""
-
-    key = "population.arrivals"
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        return self.put_into(np.zeros(devices))
-
-
-class ArrivalsFromFile(_TimesFromFile):
-    """When each device joins stands in a column of a table; one with 0 or an empty cell is there from the start."""
-
-    key = "population.arrivals"
-
-    def draw(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        return self.times(devices, root, 0.0)
+        times = np.zeros(devices)
+        times[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
+        return times
 
 
 class ExponentialStays(Turnover):
@@ -102,35 +87,10 @@ class ExponentialStays(Turnover):
     share: float = Field(default=1.0, gt=0.0, le=1.0)
     """of the devices that ever leave."""
 
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
+    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
         leaving = streams.generator("world/departures").permutation(len(arrival))[: round(self.share * len(arrival))]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
         stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
         departure = np.full(len(arrival), np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
         return departure
-
-
-class ScheduledDepartures(_Schedule):
-    """One device leaves at each of the given times."""
-
-    key = "population.departures"
-
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        return _after(arrival, self.put_into(np.full(len(arrival), np.inf)))
-
-
-class DeparturesFromFile(_TimesFromFile):
-    """When each device leaves for good stands in a column of a table; one with an empty cell stays."""
-
-    key = "population.departures"
-
-    def draw(self, streams: Streams, arrival: Floats, root: Path | None) -> Floats:
-        return _after(arrival, self.times(len(arrival), root, np.inf))
-
-
-def _after(arrival: Floats, departure: Floats) -> Floats:
-    for device in np.flatnonzero(departure <= arrival).tolist():
-        times = f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
-        raise ScenarioError(f"population.departures: device {device} {times}; allowed are times after its arrival")
-    return departure
