@@ -5,8 +5,7 @@ from abc import abstractmethod
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-from zipfile import is_zipfile
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from pydantic import Field
 
 from fedsim.data.federated import Dataset, Pool, Raw, TokenShape
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, regular
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
@@ -61,19 +59,6 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     for label in np.unique(labels):
         marks[np.flatnonzero(labels == label)[4::5]] = True
     return marks
-
-
-def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file that the scenario names at ``key``."""
-    try:
-        if not is_zipfile(regular(path)):
-            raise ValueError("it is no zip file")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
-        raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
 
 
 class Digits(Source):

@@ -247,7 +247,7 @@ class Learning(Learner):
 
     def _drawn(self, *ids: int) -> Weights:
         assert self._architecture is not None
-        return self._architecture.initial(self._training.init, self._streams.generator(_INIT, *ids))
+        return self._architecture.initial(self._streams.generator(_INIT, *ids))
 
     def _module(self, *ids: int) -> nn.Module:
         """The module as it is trained, initialised under seeds of the run's, or as its file says."""

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import reading, regular, sought
 from fedsim.language.imports import find
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.solvers.dropout import REPLACEABLE
@@ -185,16 +185,11 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
     Raises:
         DataError: the file cannot be read, or has an array for which the module has no tensor of that shape.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
     place = sought(path, root)
-    try:
+    with reading(place, "model.file", "a .safetensors file"):
         arrays = load_file(regular(place))
-    except FileNotFoundError:
-        raise DataError(f"model.file names '{place}', which does not exist; {SOUGHT}") from None
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"model.file: '{place}' cannot be read as a .safetensors file: {error}") from None
     known = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     for name, array in arrays.items():
         if name not in known or known[name].shape != array.shape:

@@ -11,7 +11,7 @@ from pydantic import Field, field_validator
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, read_json, sought
+from fedsim.files import read_json, reading, sought
 from fedsim.streams import Streams
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
@@ -138,12 +138,8 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
-    try:
+    with reading(path, "data.partition.path", "JSON"):
         content = read_json(path)
-    except FileNotFoundError:
-        raise DataError(f"data.partition.path names '{path}', which does not exist; {SOUGHT}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
     entries = {name: {"train": entry} if isinstance(entry, list) else entry for name, entry in content.items()}

@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source, every_fifth
 from fedsim.errors import DataError
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import reading, regular, sought
 from fedsim.streams import Streams
 
 
@@ -33,12 +33,8 @@ class Text(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)
-        try:
+        with reading(path, "data.source.path", "a text in UTF-8"):
             text = regular(path).read_text("utf-8")
-        except FileNotFoundError:
-            raise DataError(f"data.source.path names '{path}', which does not exist; {SOUGHT}") from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' cannot be read as a text in UTF-8: {error}") from None
         said: dict[str, list[str]] = {}
         for block in text.split("\n\n"):
             speaker = re.match(r"\s*([^\n:]+):\n", block)

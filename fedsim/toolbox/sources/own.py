@@ -4,15 +4,16 @@ import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources import Source, checked_labels, every_fifth, read_arrays
+from fedsim.data.sources import Source, checked_labels, every_fifth
 from fedsim.errors import DataError, nearest
-from fedsim.files import read_json, regular, sought
+from fedsim.files import read_json, reading, regular, sought
 from fedsim.language.imports import find, refuse_unless_allowed
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
@@ -38,7 +39,12 @@ class Npz(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
-        return _raw_of(path, read_arrays(path, "data.source.path"), self.vocabulary)
+        with reading(path, "data.source.path", "an .npz archive of plain arrays"):
+            if not is_zipfile(regular(path)):
+                raise ValueError("it is no zip file")
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = dict(archive)
+        return _raw_of(path, arrays, self.vocabulary)
 
 
 def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
