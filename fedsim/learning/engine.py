@@ -138,13 +138,13 @@ class Learning(Learner):
 
     async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
         await self._compute(ref for ref, _ in models)
-        tests = [(_known(ref), *self._tests.own(device)) for ref, device in models]
-        order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
+        tests = [(_known(ref), self._tests.shard(device)) for ref, device in models]
+        sizes = np.array([len(shard.test) for _, shard in tests], dtype=np.int64)
+        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
         parts = [zip(*(tests[at] for at in chunk), strict=True) for chunk in chunks]
-        judged = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
-        owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
-        return counted(self._objective, [device for _, device in models], owner, judged)
+        judged = await self._joined(judge_each, [(self._solver, self._objective, self._tests.samples, *part) for part in parts])
+        return counted(self._objective, [device for _, device in models], np.repeat(order, sizes[order]), judged)
 
     def train(self, training: Training, device: int, **how: Any) -> Ref:
         if (terms := training.terms) and not self._training.applies_terms:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from pydantic import ValidationError
 from sklearn.datasets import load_digits
+from sklearn.utils import Bunch
 
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Digits, Source, Synthetic, _rows, every_fifth
@@ -20,7 +21,7 @@ from fedsim.errors import DataError, FedsimError, ScenarioError
 from fedsim.language.units import SamplesPerSecond
 from fedsim.streams import Streams
 from fedsim.toolbox.partitions.plain import Dirichlet
-from fedsim.toolbox.sources.images import Cifar10, Emnist, Fashion, Mnist, as_images, fetch, read_idx, write_idx
+from fedsim.toolbox.sources.images import Cifar10, Emnist, Fashion, Mnist, fetch, read_idx, write_idx
 from fedsim.toolbox.sources.own import HuggingFace, Npz
 from fedsim.world.distributions import FromFile
 
@@ -372,9 +373,11 @@ def test_what_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
         fetch("emnist", tmp_path)
 
 
-def test_tables_become_images_and_strange_ones_are_refused() -> None:
-    x, y = as_images("t", np.arange(24.0).reshape(2, 12), np.array(["3", "9"], dtype=object), (3, 2, 2))
-    assert (x.shape, x.dtype, y.tolist(), x[1, 2].tolist()) == ((2, 3, 2, 2), np.uint8, [3, 9], [[20, 21], [22, 23]])
-    for table in (np.zeros((2, 11)), np.zeros((3, 12)), np.full((2, 12), 256.0), np.full((2, 12), -1.0)):
-        with pytest.raises(DataError, match="OpenML sent a table"):
-            as_images("t", table, np.array(["3", "9"]), (3, 2, 2))
+def test_a_table_of_openml_becomes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table, labels = np.arange(3 * 784.0).reshape(3, 784) % 256, np.array(["3", "9", "1"], dtype=object)
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table, target=labels))
+    monkeypatch.setattr(Mnist, "train_size", 2)
+    assert fetch("mnist", tmp_path) == tmp_path / "mnist"
+    raw = Mnist().load(tmp_path)
+    assert np.array_equal(raw.x_train.reshape(2, 784), table[:2])
+    assert (raw.y_train.tolist(), raw.y_test.tolist()) == ([3, 9], [1])

@@ -193,7 +193,7 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
 def fetch(name: str, root: Path) -> Path:
     """Download a data set from OpenML into its folder under ``root``, in its published format; returns that folder.
 
-    ``ScenarioError``: unknown name; ``DataError``: the download fails, and which files to put where instead.
+    ``ScenarioError``: unknown name; ``DataError``: the download fails; the message says which files to put where instead.
     """
     from sklearn.datasets import fetch_openml
 
@@ -204,25 +204,13 @@ def fetch(name: str, root: Path) -> Path:
     if not source.openml:
         raise DataError(f"{name} has to be downloaded by hand: {source.advice(root)}; they are in gzip.zip at {_EMNIST_PAGE}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of each retry; the error says the outcome
+        with warnings.catch_warnings(action="ignore"):  # of each retry; the error says the outcome
             bunch: Any = fetch_openml(source.openml, version=1, as_frame=False, parser="auto", cache=False)
     except Exception as error:  # whatever a network can do
         why = f"{type(error).__name__}: {error}"
         raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(root)}") from None
-    assert source.known is not None
-    x, y = as_images(name, bunch.data, bunch.target, source.known[0])
-    folder = root / source.folders[0]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        source.write(folder, x, y, source.train_size)
-    except OSError as error:
-        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+    folder, shape = root / source.folders[0], source().shape_and_classes(root)[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = bunch.data.reshape(-1, *shape), bunch.target  # floats, and texts
+    source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)
     return folder
-
-
-def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[ByteArray, ByteArray]:
-    """OpenML's table (data [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
-    if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
-        raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
-    return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)
