@@ -123,10 +123,6 @@ class FederatedData:
         self.truth = None if self.truth is None else self.truth.copy()
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
-    def without_shards(self) -> "FederatedData":
-        """The samples alone, which never change."""
-        return FederatedData(self.pool, [], self.augmentation)
-
     def shard(self, device: int, version: int = 0) -> Shard:
         """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
         held = self._later[device, version] if version else self.shards[device]
@@ -161,11 +157,8 @@ class FederatedData:
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
         """The test samples as the model sees them, never augmented, and their targets; as ``train_samples`` has them."""
-        return self.pool.normalised(self._turned(shard, shard.test)), self.test_targets(shard)
-
-    def test_targets(self, shard: Shard) -> NDArray[Any]:
-        """The target of each test sample, [m, ...]."""
-        return self.test_labels(shard) if self.pool.targets is None else self.pool.targets[shard.test]
+        x, targets = self.pool.normalised(self._turned(shard, shard.test)), self.pool.targets
+        return x, self.test_labels(shard) if targets is None else targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""

@@ -83,7 +83,7 @@ class Learning(Learner):
             whole = first if model.has_frozen else whole
         losses = None if self._objective.is_plain else self._objective.losses
         self._solver = pick(whole or self._module(), device, training.sgd.solver, training, losses)
-        samples = data.without_shards()
+        samples = FederatedData(data.pool, [], data.augmentation)  # without shards, which change
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._work):

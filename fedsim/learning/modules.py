@@ -120,10 +120,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
 
 class LoRALinear(nn.Linear):
-    """A dense layer with a low-rank adapter: W x + b + (alpha / r) B A x (Hu et al., "LoRA", 2021).
-
-    A [r, inputs] is drawn as torch draws a dense layer's weights, B [outputs, r] is 0. The layer's tensors keep their names.
-    """
+    """A dense layer with a low-rank adapter (``architecture.LoRA``); the layer's tensors keep their names."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
         nn.Module.__init__(self)

@@ -57,33 +57,28 @@ class LinearLaw(Source):
     """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1).
 
     No model has an expected test error below noise^2. The column ``group`` has the group of each sample, whose centre is c ~
-    N(0, spread^2). Every fifth sample is a test sample.
+    N(0, 1). Every fifth sample is a test sample. All draws are the same in every scenario.
 
     Attributes:
-        samples, features, targets: number of samples; numbers of a sample, and of a target.
+        samples, features: number of samples, and of numbers of each.
         noise: standard deviation of e.
         groups: number of centres, to which samples belong in turn.
-        spread: standard deviation of the centres.
-        seed: of all draws, independent of the scenario's.
     """
 
     kind: Literal["linear"] = "linear"
     samples: int = Field(default=2_000, ge=10, le=10_000_000)
     features: int = Field(default=20, ge=1, le=100_000)
-    targets: int = Field(default=1, ge=1, le=100_000)
     noise: float = Field(default=0.5, ge=0.0, le=1e6)
     groups: int = Field(default=10, ge=1, le=1_000_000)
-    spread: float = Field(default=1.0, ge=0.0, le=1e6)
-    seed: int = Field(default=0, ge=0)
 
     def load(self, root: Path | None) -> Raw:
-        generator = Streams(self.seed).generator("world/data/linear")
-        weights, bias = generator.standard_normal((self.features, self.targets)), generator.standard_normal(self.targets)
-        centres = generator.normal(0.0, self.spread, (self.groups, self.features))
+        generator = Streams(0).generator("world/data/linear")
+        weights, bias = generator.standard_normal((self.features, 1)), generator.standard_normal(1)
+        centres = generator.normal(0.0, 1.0, (self.groups, self.features))
         group = np.arange(self.samples) % self.groups
         x = centres[group] + generator.standard_normal((self.samples, self.features))
-        y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, self.targets))
+        y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, 1))
         samples, targets, test = x.astype(np.float32), y.astype(np.float32), every_fifth(group)
         groups = np.concatenate([group[~test], group[test]])
         parts = samples[~test], targets[~test], samples[test], targets[test]
-        return Raw("linear", *parts, self.targets, 1.0, columns={"group": groups})
+        return Raw("linear", *parts, 1, 1.0, columns={"group": groups})
