@@ -188,7 +188,7 @@ class TorchModel(PartedModel):
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
         profile: Callable[..., ModelCost] = at(f"{_MORE}.profile:profile", "model")
-        return profile(self.fitted(shape, classes), shape, classes, training, objective)
+        return profile(self.fitted(shape, classes), shape, training, objective)
 
 
 class Layered(TorchModel):

@@ -4,6 +4,7 @@ import json
 import re
 from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -73,17 +74,10 @@ def test_what_cannot_be_is_refused(recipe: Partition, devices: int, says: str, s
         recipe.split(small, devices, Streams(1))
 
 
-@pytest.mark.parametrize(
-    ("recipe", "options"),
-    [
-        *((recipe, {key: 0}) for recipe, key in ((Dirichlet, "alpha"), (PowerLaw, "classes_per_device"))),
-        *((ClassBias, options) for options in ({"share": 1.5}, {"sizes": {"kind": "uniform", "low": 5, "high": 4}})),
-        *((Rotations, {"degrees": degrees}) for degrees in ([0, 45], [90, 90], [])),
-    ],
-)
-def test_impossible_options_are_refused(recipe: type[Partition], options: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        recipe(**options)
+@pytest.mark.parametrize("options", [{"degrees": [0, 45]}, {"degrees": [90, 90]}, {"sizes": {"low": 5, "high": 4}}])
+def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match=r"not different rotations|'low' is above 'high'"):
+        Rotations(**options) if "degrees" in options else ClassBias(**options)
 
 
 POOL = pooled(grey_images(60, 20, side=1), "pixel")

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pydantic import ValidationError
 from sklearn.datasets import load_digits
 from sklearn.utils import Bunch
 
@@ -301,20 +300,6 @@ def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, n
         x, y = data.train_samples(data.shards[0])
         assert (x.shape[1:], data.pool.classes) == spec.shape_and_classes()
         assert (x.min(), x.max(), y.dtype) == (0.0, 1.0, np.int64)
-
-
-@pytest.mark.parametrize(
-    "written",
-    [
-        *({"source": source} for source in ("mnits", 5, {"kind": "npz"})),
-        *({"partition": partition} for partition in ("dirichlett", {"alpha": 1.0})),
-        *({"source": source, "partition": own} for source, own in (("synthetic", "iid"), ("mnist", "synthetic"))),
-        *({key: "some"} for key in ("normalise", "augmentation", "parttion")),
-    ],
-)
-def test_wrong_sections_are_refused(written: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        DataSpec(**written)
 
 
 def test_augmented_devices_each_draw_their_own_way() -> None:
