@@ -108,9 +108,7 @@ class FederatedData:
     """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
-    """the true group of each device's present data, where the generator knows it, int64 [devices], or ``NO_GROUP``; a copy of
-    what is given, changed by the shifts of data. No strategy sees it.
-    """
+    """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown. Hidden from strategies."""
     flipping: frozenset[int] = frozenset()
     """devices that flip their training labels, whatever data they come to hold."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
@@ -256,10 +254,7 @@ class Dataset:
 
 
 def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
-    """All samples of ``raw`` in one pool, labelled by ``column`` if given; tokens are never normalised.
-
-    ``standardise`` goes by the mean and deviation of the training samples, or of all (``over_test``).
-    """
+    """All samples of ``raw`` in one pool, labelled by ``column`` if given; ``over_test`` standardises over test samples too."""
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
     pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)

@@ -119,10 +119,7 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(4, 2)) + 50 samples a device (code of FedProx), a tenth of them for testing.
-
-    Goes with the source ``synthetic`` only, which draws each device's samples.
-    """
+    """int(lognormal(4, 2)) + 50 samples of the source ``synthetic`` a device, a tenth of them for testing (code of FedProx)."""
 
     kind: Literal["synthetic"] = "synthetic"
     usual_normalise: ClassVar[Normalise] = "none"

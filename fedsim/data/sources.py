@@ -91,8 +91,7 @@ class Synthetic(Spec):
     """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
 
     Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v, Sigma) with v_j ~ N(B, 1) and
-    Sigma_jj = j^-1.2; y = argmax(x W + b). Only the partition ``synthetic``, which says how many samples each device has, goes
-    with it.
+    Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is ``synthetic``, which has the number of each device's samples.
     """
 
     kind: Literal["synthetic"] = "synthetic"

@@ -25,9 +25,7 @@ class DataSpec(Spec):
     root: str | None = None
     """the folder of data folders; without it ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
-    """a name, or a table with ``kind`` and the recipe's options. By default ``iid``; for the source ``synthetic``
-    ``synthetic``.
-    """
+    """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the source ``synthetic``."""
     normalise: Normalise = "pixel"
     """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
     each pixel over the samples that the partition trains on. By default as published: ``standardise`` for ``power-law`` (over

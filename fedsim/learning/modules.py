@@ -177,11 +177,7 @@ def _as_in_tests(part: nn.Module, args: object) -> None:
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of ``model.file`` into the tensors of the same names; all others stay as they are.
-
-    Raises:
-        DataError: the file cannot be read, or has an array for which the module has no tensor of that shape.
-    """
+    """Copy the arrays of ``model.file`` into the tensors of their names; ``DataError``: no such file, or no such tensor."""
     from safetensors.numpy import load_file
 
     place = sought(path, root)

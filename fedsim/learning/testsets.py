@@ -28,10 +28,7 @@ Judged = dict[str, SampleNumbers]
 
 
 class Block:
-    """Test images by ascending number (quarter turns x pool size + index), made when a worker calls it, and kept if ``keep``.
-
-    They are float32 [block, *shape], in torch's memory, which is aligned.
-    """
+    """Calling it makes test images, float32 [block, *shape], by ascending number: quarter turns x pool size + index."""
 
     def __init__(self, samples: FederatedData, device: torch.device, numbers: Ints, keep: bool) -> None:
         self._parts = samples, device, numbers, keep

@@ -33,8 +33,7 @@ class PowerLaw(Partition):
     Training and test samples are pooled. Each device first gets 5 samples of each of its classes, in file order; the rest of
     each class is shared out in proportions lognormal(0, 2), without requests beyond its end. A tenth of each device's samples
     is held back for testing. MNIST and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
-    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group, named by the first
-    class.
+    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -75,8 +74,7 @@ class Femnist(Partition):
     """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4, 1) + 5 (code of FedProx).
 
     Samples come from the training set, at most 4,000 of each class; a tenth of each device's is held back for testing.
-    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group, named by
-    the first class.
+    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group.
     """
 
     kind: Literal["femnist"] = "femnist"
@@ -132,7 +130,7 @@ class DittoPartition(Partition):
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and the true groups that they make: u mod C."""
+    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and its true group: its first class."""
     classes = dataset.pool.classes
     require_classes(slots, dataset)
     labels = (np.arange(devices)[:, None] + np.arange(slots)) % classes

@@ -24,9 +24,8 @@ class Text(Source):
     published: ClassVar[bool] = False
     kind: Literal["text"] = "text"
     path: str | None = None
-    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; without such lines it has
-    one speaker. Relative paths start from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None: the embedded
-    one.
+    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; or of one speaker. It
+    is sought as a file of ``npz`` is. None: the embedded one.
     """
     length: int = Field(default=40, ge=1, le=100_000)
     """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
