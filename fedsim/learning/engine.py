@@ -109,14 +109,6 @@ class Learning(Learner):
             self._compute([ref]).send(None)
         self._may_wait = True
 
-    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
-        await self._compute(tested)
-        return [_of_choice(ref, ref.losses) for ref in tested]
-
-    async def choices(self, tested: Sequence[Ref]) -> list[int]:
-        await self._compute(tested)
-        return [_of_choice(ref, ref.choice) for ref in tested]
-
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
@@ -312,12 +304,6 @@ def _known(ref: Ref) -> Weights:
     if ref.value is None:
         raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
     return ref.value
-
-
-def _of_choice(ref: Ref, found: Any) -> Any:
-    if found is None:
-        raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
-    return found
 
 
 def _device(name: str) -> torch.device:

@@ -1,6 +1,5 @@
 """Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
 
-import heapq
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -98,15 +97,14 @@ class Dirichlet(Partition):
 
     def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
         """Move samples from the largest devices to those below the minimum, in place."""
-        largest = [(-len(index), device) for device, index in enumerate(held)]
-        heapq.heapify(largest)
-        for device in range(len(held)):
-            while len(held[device]) < self.minimum:
-                size, donor = heapq.heappop(largest)
-                position = int(generator.integers(-size))
+        sizes = np.array([len(index) for index in held])
+        for device in np.flatnonzero(sizes < self.minimum):
+            while sizes[device] < self.minimum:
+                donor = int(sizes.argmax())
+                position = int(generator.integers(sizes[donor]))
                 held[device] = np.append(held[device], held[donor][position])
                 held[donor] = np.delete(held[donor], position)
-                heapq.heappush(largest, (size + 1, donor))
+                sizes[[device, donor]] += (1, -1)
 
 
 class PartitionFile(Partition):
