@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -255,15 +256,16 @@ class Evaluator:
 
     async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
-        epochs, version, train = self._spec.fine_tune_epochs, self._world.version(), self._learner.train
+        epochs, version = self._spec.fine_tune_epochs, self._world.version()
         if not epochs:
             return None
-        tuned = [
-            (train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=int(version[device])), device)
-            for ref, served in self._here(models).values()
+        train = partial(self._learner.train, key=_FINE_TUNING, round=number)
+        tuned = {
+            f"{name}/{device}": (train(Training(ref, epochs), device, version=int(version[device])), [device])
+            for name, (ref, served) in self._here(models).items()
             for device in (range(len(version)) if served is None else served)
-        ]
-        evaluation = await self._learner.evaluate_each(tuned)
+        }
+        evaluation = await self._learner.evaluate(tuned)
         return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:

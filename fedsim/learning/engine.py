@@ -118,7 +118,7 @@ class Learning(Learner):
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
         await self._compute(ref for ref, _ in models.values())
         alone = {name: (ref, served[0]) for name, (ref, served) in models.items() if served is not None and len(served) == 1}
-        together = await self.evaluate_each(list(alone.values()))
+        together = await self._evaluate_each(list(alone.values()))
         results = {name: together.row(at) for at, name in enumerate(alone)}
         tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
         asked = [(weights, *block) for samples, weights in tested.values() for block in samples.blocks]
@@ -128,8 +128,8 @@ class Learning(Learner):
             results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
         return Evaluation.together({name: results[name] for name in models})
 
-    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        await self._compute(ref for ref, _ in models)
+    async def _evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
+        """Each model, which is known, on the test samples of its one device; results in the order given."""
         tests = [(_known(ref), self._tests.shard(device)) for ref, device in models]
         sizes = np.array([len(shard.test) for _, shard in tests], dtype=np.int64)
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]

@@ -145,10 +145,6 @@ class Learner:
         """Each model on the test samples of the devices that it serves (None: all), pooled and device by device."""
         return None
 
-    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation | None:
-        """Each model on the test samples of its one device; results in the order given."""
-        return None
-
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         """The mean of the devices' training losses over their last local epoch, with the weights given; finite ones only."""
         return None

@@ -222,7 +222,6 @@ def test_one_model_on_all_devices_a_model_a_device_and_a_model_a_group(model: Mo
     assert one.accuracy == one["global"].accuracy == sum(correct for correct, _ in right) / 55
     assert one.loss == pytest.approx(sum(loss for _, loss in right) / 55, rel=1e-4)
     expected = [_naive(core, model, data, ref, data.shard(device)) for device, ref in enumerate(refs)]
-    _check(run(core.evaluate_each([(ref, device) for device, ref in enumerate(refs)])), expected)
     _check(run(core.evaluate({f"device/{device}": (ref, [device]) for device, ref in enumerate(refs)})), expected)
     groups = run(core.evaluate({"a": (refs[0], [3, 0, 3]), "b": (refs[1], [1]), "c": (refs[2], [])}))
     assert groups.devices == [3, 0, 3, 1]
@@ -285,7 +284,7 @@ def test_nobody_to_test_and_nothing_to_be_tested_on(model: ModelSpec) -> None:
     refs = [core.initial(at) for at in range(2)]
     nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
     assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
-    assert run(core.evaluate({})).devices == run(core.evaluate_each([])).devices == []
+    assert run(core.evaluate({})).devices == []
     untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
     assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
 
