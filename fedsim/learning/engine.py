@@ -126,7 +126,7 @@ class Learning(Learner):
         for name, (samples, _) in tested.items():
             parts = [next(judged) for _ in samples.blocks]
             results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
-        return Evaluation.together({name: results[name] for name in models})
+        return Evaluation.together([results[name] for name in models])
 
     async def _evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
         """Each model, which is known, on the test samples of its one device; results in the order given."""
