@@ -22,7 +22,6 @@ class Partition(Spec):
     usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
     usually_augmented: ClassVar[bool] = False  # whether the publication distorts training images
     pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
-    by_label: ClassVar[bool] = False  # whether samples are dealt by their labels
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:

@@ -16,6 +16,8 @@ from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
+_WITHOUT_LABELS = {"iid", "rotations", "file"}  # partitions of samples that may have targets instead
+
 
 class DataSpec(Spec):
     """``[data]``: a source of samples and a partition among the devices."""
@@ -99,7 +101,7 @@ class DataSpec(Spec):
         else:
             raw = self.source.load(self.folder())
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
-            if self.partition.by_label and not dataset.pool.labelled:
+            if not dataset.pool.labelled and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
                 why = f"which deals by labels, and '{raw.name}' has targets instead; allowed are 'iid' and 'file'{of}"
                 raise ScenarioError(f"data.partition.kind is {self.partition.kind!r}, {why}")

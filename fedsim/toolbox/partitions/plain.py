@@ -1,7 +1,7 @@
 """Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
 
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ class ByLabel(Partition):
     """
 
     kind: Literal["by-label"] = "by-label"
-    by_label: ClassVar[bool] = True
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
@@ -47,7 +46,6 @@ class Shards(Partition):
     """
 
     kind: Literal["shards"] = "shards"
-    by_label: ClassVar[bool] = True
     per_device: int = Field(default=2, ge=1, le=1_000_000)
     """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -73,7 +71,6 @@ class Dirichlet(Partition):
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
-    by_label: ClassVar[bool] = True
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
     """the smaller, the fewer classes a device holds; 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
@@ -178,7 +175,6 @@ class LabelGroups(Partition):
     """
 
     kind: Literal["label-groups"] = "label-groups"
-    by_label: ClassVar[bool] = True
     groups: int = Field(default=5, ge=1)
     """number of groups; divides the number of classes."""
 
@@ -213,7 +209,6 @@ class Permutations(Partition):
     """
 
     kind: Literal["permutations"] = "permutations"
-    by_label: ClassVar[bool] = True
     groups: int = Field(default=4, ge=1)
     """number of permutations."""
     agree: int = Field(default=2, ge=0)

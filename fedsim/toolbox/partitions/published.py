@@ -37,7 +37,6 @@ class PowerLaw(Partition):
     """
 
     kind: Literal["power-law"] = "power-law"
-    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
     pools_test: ClassVar[bool] = True
 
@@ -78,7 +77,6 @@ class Femnist(Partition):
     """
 
     kind: Literal["femnist"] = "femnist"
-    by_label: ClassVar[bool] = True
     overlap: bool = True
     """as published, where an inverted test makes every device take the *first* images of a class, so that devices share images
     and train on others' test images; published accuracies need it. False: each image is on one device.
@@ -113,7 +111,6 @@ class DittoPartition(Partition):
     """
 
     kind: Literal["ditto"] = "ditto"
-    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -165,7 +162,6 @@ class ClassBias(Partition):
     """
 
     kind: Literal["class-bias"] = "class-bias"
-    by_label: ClassVar[bool] = True
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
@@ -223,7 +219,6 @@ class ClassImbalance(Partition):
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
-    by_label: ClassVar[bool] = True
     classes_per_device: int = Field(default=2, ge=1)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
