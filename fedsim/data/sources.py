@@ -24,17 +24,12 @@ class Source(Spec):
     """A data set that is as it is, whatever the population."""
 
     kind: str
-    published: ClassVar[bool] = True
-    """Whether it is a published data set, sought in ``data.root`` or ``$FEDSIM_DATA``, not a file of the user's own."""
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
     """Shape of one sample and number of classes, where they are known without the files."""
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """Read the data set; ``DataError`` if files are missing or malformed.
-
-        ``root``: ``data.root``, or for a ``published`` one ``$FEDSIM_DATA``.
-        """
+        """Read the data set; ``DataError`` if files are missing or malformed. ``root``: ``data.root``."""
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         """Shape of one sample and number of classes."""

@@ -1,6 +1,5 @@
 """``[data]``: which samples there are and who holds them."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ class DataSpec(Spec):
     source: SourceSpec = Digits()
     """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""
     root: str | None = None
-    """the folder of data folders; without it ``$FEDSIM_DATA``."""
+    """the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
     """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the source ``synthetic``."""
     normalise: Normalise = "pixel"
@@ -66,16 +65,11 @@ class DataSpec(Spec):
         """Shape of one sample and number of classes, without reading files where they are known beforehand."""
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        return self.source.shape_and_classes(self.folder())
+        return self.source.shape_and_classes(self.own_folder())
 
     def own_folder(self) -> Path | None:
-        """``root``, for the user's own files: see ``fedsim.files.sought``."""
+        """``root`` of files that are sought (``fedsim.files.sought``)."""
         return Path(self.root) if self.root else None
-
-    def folder(self) -> Path | None:
-        """The folder in which the source is sought: ``root``, else for a published one ``$FEDSIM_DATA``."""
-        shared = os.environ.get("FEDSIM_DATA") if getattr(self.source, "published", True) else None
-        return self.own_folder() or (Path(shared) if shared else None)
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal it to the devices; draws from the streams ``world/data/...``.
@@ -99,7 +93,7 @@ class DataSpec(Spec):
             assert isinstance(self.partition, SyntheticSizes)
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
-            raw = self.source.load(self.folder())
+            raw = self.source.load(self.own_folder())
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
             if not dataset.pool.labelled and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""

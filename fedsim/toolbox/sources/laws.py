@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,7 +21,6 @@ class Text(Source):
     sample. The embedded text has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
     """
 
-    published: ClassVar[bool] = False
     kind: Literal["text"] = "text"
     path: str | None = None
     """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; or of one speaker. It

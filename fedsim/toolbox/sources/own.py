@@ -3,7 +3,7 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 from zipfile import is_zipfile
 
 import numpy as np
@@ -25,7 +25,6 @@ NamedArrays = dict[str, NDArray[Any]]
 class Npz(Source):
     """Arrays of the user's own in one ``.npz`` file."""
 
-    published: ClassVar[bool] = False
     kind: Literal["npz"] = "npz"
     path: str
     """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
@@ -134,7 +133,6 @@ def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
 class HuggingFace(Source):
     """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``."""
 
-    published: ClassVar[bool] = False
     kind: Literal["huggingface"] = "huggingface"
     path: str
     """the folder, sought as an ``npz`` file is."""
@@ -221,7 +219,6 @@ class MapDataset(Source):
     An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``.
     """
 
-    published: ClassVar[bool] = False
     kind: Literal["dataset"] = "dataset"
     factory: str
     """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""
