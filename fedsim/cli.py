@@ -94,7 +94,8 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
             progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)
-            job.on_saved(progress.saved)
+            if job.checkpointer is not None:
+                job.checkpointer.tell = progress.saved
         with watching(out, port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     interrupted = result.summary["status"] == "interrupted"

@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from fedsim.errors import DataError
+
 SOUGHT = "a relative path is sought in data.root, or without that in the working directory and then in $FEDSIM_DATA"
 WRITING = ".writing"  # suffix of incomplete files
 _TOO_DEEP = "it is nested too deeply"
@@ -36,6 +38,17 @@ def regular(path: Path) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "it is a pipe or a device; allowed are files", str(path))
     return path
+
+
+@contextmanager
+def reading(path: Path, key: str, form: str) -> Iterator[None]:
+    """Raise a ``DataError`` if the file at ``path``, which the scenario's ``key`` names, cannot be read as ``form``."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
+    except Exception as error:  # readers raise many kinds for damaged files
+        raise DataError(f"'{path}' cannot be read as {form}: {error}") from None
 
 
 def read_json(path: Path) -> Any:

@@ -67,6 +67,10 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("population.capacity", {"kind": "fedscale"}, r"population: 'speed' and 'capacity'"),
         ("network.server.up", "3 apples", r"network.server.up is '3 apples': a data rate is a number and a unit"),
         ("data.source", "mnits", r"data.source.*mnits.*allowed.*mnist"),
+        *(
+            ("data", pair, "go together only")
+            for pair in ({"source": "synthetic", "partition": "iid"}, {"partition": "synthetic"})
+        ),
         ("model", {"kind": "mpl"}, r"model.kind is 'mpl'.*did you mean 'mlp'"),
         ("stop.rounds", None, r"stop: a run needs an end"),
         ("stop.accuracy", 1.5, r"^stop.accuracy is 1.5; it must be at most 1 \(did you mean 0.015\?\)$"),

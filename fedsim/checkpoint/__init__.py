@@ -7,10 +7,7 @@ from fedsim.language.units import PositiveSeconds
 
 
 class CheckpointSpec(Spec):
-    """``[checkpoint]``: after how much of a run it is saved. It has no influence on the run.
-
-    Besides, a run is saved when it is interrupted (Ctrl-C, SIGTERM, SIGHUP).
-    """
+    """``[checkpoint]``: when a run is saved, besides at interruptions (Ctrl-C, SIGTERM, SIGHUP); no influence on the run."""
 
     rounds: int | None = Field(default=None, ge=1)
     """after every so many rounds; None: not by rounds."""

@@ -108,9 +108,7 @@ class FederatedData:
     """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
     truth: NDArray[np.int64] | None = None
-    """the true group of each device's present data, where the generator knows it, int64 [devices], or ``NO_GROUP``; a copy of
-    what is given, changed by the shifts of data. No strategy sees it.
-    """
+    """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown. Hidden from strategies."""
     flipping: frozenset[int] = frozenset()
     """devices that flip their training labels, whatever data they come to hold."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
@@ -122,10 +120,6 @@ class FederatedData:
         self.initial_truth = self.truth
         self.truth = None if self.truth is None else self.truth.copy()
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
-
-    def without_shards(self) -> "FederatedData":
-        """The samples alone, which never change."""
-        return FederatedData(self.pool, [], self.augmentation)
 
     def shard(self, device: int, version: int = 0) -> Shard:
         """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
@@ -161,11 +155,8 @@ class FederatedData:
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
         """The test samples as the model sees them, never augmented, and their targets; as ``train_samples`` has them."""
-        return self.pool.normalised(self._turned(shard, shard.test)), self.test_targets(shard)
-
-    def test_targets(self, shard: Shard) -> NDArray[Any]:
-        """The target of each test sample, [m, ...]."""
-        return self.test_labels(shard) if self.pool.targets is None else self.pool.targets[shard.test]
+        x, targets = self.pool.normalised(self._turned(shard, shard.test)), self.pool.targets
+        return x, self.test_labels(shard) if targets is None else targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
         """The label of each training sample as the device sees it; int64 [n]."""
@@ -263,10 +254,7 @@ class Dataset:
 
 
 def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
-    """All samples of ``raw`` in one pool, labelled by ``column`` if given; tokens are never normalised.
-
-    ``standardise`` goes by the mean and deviation of the training samples, or of all (``over_test``).
-    """
+    """All samples of ``raw`` in one pool, labelled by ``column`` if given; ``over_test`` standardises over test samples too."""
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
     pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from pydantic import Field
 
 from fedsim.arrays import Ints
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
@@ -23,7 +22,6 @@ class Partition(Spec):
     usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
     usually_augmented: ClassVar[bool] = False  # whether the publication distorts training images
     pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
-    by_label: ClassVar[bool] = False  # whether samples are dealt by their labels
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -51,10 +49,11 @@ def require_devices(devices: int, most: int, why: str) -> None:
         raise ScenarioError(f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed")
 
 
-def require_classes(key: str, value: int, classes: int, name: str) -> None:
-    """Refuse to give a device more classes than there are."""
-    if value > classes:
-        raise ScenarioError(f"data.partition.{key} is {value}; '{name}' has {classes} classes, so 1 to {classes} are allowed")
+def require_classes(count: int, dataset: Dataset) -> None:
+    """Refuse to give each device ``count`` classes if there are fewer."""
+    if count > (most := dataset.pool.classes):
+        held = f"data.partition gives a device {count} classes (classes_per_device)"
+        raise ScenarioError(f"{held}; '{dataset.name}' has {most} classes, so 1 to {most} are allowed")
 
 
 def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
@@ -119,22 +118,14 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples a device (code of FedProx), a tenth of them for testing.
-
-    Goes with the source ``synthetic`` only, which draws each device's samples.
-    """
+    """int(lognormal(4, 2)) + 50 samples of the source ``synthetic`` a device, a tenth of them for testing (code of FedProx)."""
 
     kind: Literal["synthetic"] = "synthetic"
     usual_normalise: ClassVar[Normalise] = "none"
 
-    log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
-    log_std: float = Field(default=2.0, ge=0.0, le=3.0)
-    least: int = Field(default=50, ge=2, le=1_000_000_000)
-
     def sizes(self, devices: int, streams: Streams) -> Ints:
         """Samples of each device, int64 [devices]."""
-        draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
-        return draws.astype(np.int64) + self.least
+        return streams.generator("world/data/sizes").lognormal(4.0, 2.0, devices).astype(np.int64) + 50
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         return hold_out_tenths(dataset, np.split(dataset.all, self.sizes(devices, streams).cumsum()[:-1]), streams)

@@ -61,8 +61,7 @@ class Change:
 class Shift(Spec):
     """A rule by which the data of devices change, one occasion after the other.
 
-    An occasion is a function of its number, the candidates and the data; all draws come from the streams ``world/drift`` and
-    ``world/drift/...``.
+    An occasion is a function of its number, the candidates and the data; draws come from the streams ``world/drift...``.
     """
 
     kind: str

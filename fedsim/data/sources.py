@@ -5,8 +5,7 @@ from abc import abstractmethod
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
-from zipfile import is_zipfile
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,6 @@ from pydantic import Field
 
 from fedsim.data.federated import Dataset, Pool, Raw, TokenShape
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, regular
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
@@ -26,17 +24,12 @@ class Source(Spec):
     """A data set that is as it is, whatever the population."""
 
     kind: str
-    published: ClassVar[bool] = True
-    """Whether it is a published data set, sought in ``data.root`` or ``$FEDSIM_DATA``, not a file of the user's own."""
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
     """Shape of one sample and number of classes, where they are known without the files."""
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """Read the data set; ``DataError`` if files are missing or malformed.
-
-        ``root``: ``data.root``, or for a ``published`` one ``$FEDSIM_DATA``.
-        """
+        """Read the data set; ``DataError`` if files are missing or malformed. ``root``: ``data.root``."""
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         """Shape of one sample and number of classes."""
@@ -61,19 +54,6 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
     for label in np.unique(labels):
         marks[np.flatnonzero(labels == label)[4::5]] = True
     return marks
-
-
-def read_arrays(path: Path, key: str) -> dict[str, NDArray[Any]]:
-    """The arrays of an ``.npz`` file that the scenario names at ``key``."""
-    try:
-        if not is_zipfile(regular(path)):
-            raise ValueError("it is no zip file")
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except FileNotFoundError:
-        raise DataError(f"{key} names '{path}', which does not exist; {SOUGHT}") from None
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged archive
-        raise DataError(f"'{path}' cannot be read as an .npz archive of plain arrays: {error}") from None
 
 
 class Digits(Source):
@@ -106,8 +86,7 @@ class Synthetic(Spec):
     """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
 
     Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v, Sigma) with v_j ~ N(B, 1) and
-    Sigma_jj = j^-1.2; y = argmax(x W + b). Only the partition ``synthetic``, which says how many samples each device has, goes
-    with it.
+    Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is ``synthetic``, which has the number of each device's samples.
     """
 
     kind: Literal["synthetic"] = "synthetic"

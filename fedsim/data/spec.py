@@ -1,6 +1,5 @@
 """``[data]``: which samples there are and who holds them."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,8 @@ from fedsim.errors import ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
+_WITHOUT_LABELS = {"iid", "rotations", "file"}  # partitions of samples that may have targets instead
+
 
 class DataSpec(Spec):
     """``[data]``: a source of samples and a partition among the devices."""
@@ -23,11 +24,9 @@ class DataSpec(Spec):
     source: SourceSpec = Digits()
     """a name such as ``"mnist"``, or a table with ``kind`` and the source's options."""
     root: str | None = None
-    """the folder of data folders; without it ``$FEDSIM_DATA``."""
+    """the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
-    """a name, or a table with ``kind`` and the recipe's options. By default ``iid``; for the source ``synthetic``
-    ``synthetic``.
-    """
+    """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the source ``synthetic``."""
     normalise: Normalise = "pixel"
     """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
     each pixel over the samples that the partition trains on. By default as published: ``standardise`` for ``power-law`` (over
@@ -66,16 +65,11 @@ class DataSpec(Spec):
         """Shape of one sample and number of classes, without reading files where they are known beforehand."""
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
-        return self.source.shape_and_classes(self.folder())
+        return self.source.shape_and_classes(self.own_folder())
 
     def own_folder(self) -> Path | None:
-        """``root``, for the user's own files: see ``fedsim.files.sought``."""
+        """``root`` of files that are sought (``fedsim.files.sought``)."""
         return Path(self.root) if self.root else None
-
-    def folder(self) -> Path | None:
-        """The folder in which the source is sought: ``root``, else for a published one ``$FEDSIM_DATA``."""
-        shared = os.environ.get("FEDSIM_DATA") if getattr(self.source, "published", True) else None
-        return self.own_folder() or (Path(shared) if shared else None)
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal it to the devices; draws from the streams ``world/data/...``.
@@ -99,9 +93,9 @@ class DataSpec(Spec):
             assert isinstance(self.partition, SyntheticSizes)
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
-            raw = self.source.load(self.folder())
+            raw = self.source.load(self.own_folder())
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
-            if self.partition.by_label and not dataset.pool.labelled:
+            if not dataset.pool.labelled and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
                 why = f"which deals by labels, and '{raw.name}' has targets instead; allowed are 'iid' and 'file'{of}"
                 raise ScenarioError(f"data.partition.kind is {self.partition.kind!r}, {why}")

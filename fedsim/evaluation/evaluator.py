@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -35,25 +36,20 @@ class EvaluationSpec(Spec):
     every: int = Field(default=1, ge=1)
     """after every so many rounds, and after the last."""
     from_round: int = Field(default=0, ge=0)
-    """not before this round (from 0). Accuracies while devices are still without a group mean little: FlexCFL counts from when
-    each has been selected once.
-    """
+    """the first round (from 0) that is tested; FlexCFL counts from when each device has been selected, and so has a group."""
     score: Literal["pooled", "device-mean", "historical"] | None = None
     """``pooled`` (right answers over all devices' test samples), ``device-mean`` (mean of the devices' accuracies),
     ``historical`` (pooled, each model on all devices that it has ever served: FlexCFL's words, not its code), or the
     strategy's own way when not given.
     """
     train_loss: Literal["last", "first"] = "last"
-    """a client's training loss is that of its ``last`` local epoch, or of its ``first`` (as in the published code of FlexCFL,
-    whose figures it lifts), which is computed again for it. Of an update that the strategy itself has looked at, or that is
-    none of plain epochs, it is the last in any case.
+    """a client's training loss is that of its ``last`` local epoch, or of its ``first`` (published code of FlexCFL; its figures
+    are higher), which is computed again; the last one anyway for updates without epochs, or that the strategy has looked at.
     """
     cosines: bool = False
     """record how alike the updates of a round are (``Evaluator.cosines``): as in Fig. 3 of the CFL paper."""
     fine_tune_epochs: int = Field(default=0, ge=0, le=100_000)
-    """when all is done, every device trains its model for so many epochs on its own data and is tested once more: what
-    personalisation would add (``accuracy.fine_tuned`` in the summary). 0: not measured.
-    """
+    """epochs that each device trains its model after the run, for one more test (``accuracy.fine_tuned``); 0: none."""
 
     def tests(self, rounds: int) -> int:
         """The number of tests in a run of so many rounds."""
@@ -85,11 +81,7 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures models when a test is due, and decides when the run ends.
-
-    Attributes:
-        ever: for a ``historical`` score the devices that each model has served, ascending; None: all.
-    """
+    """Measures models when a test is due, and decides when the run ends."""
 
     def __init__(
         self,
@@ -101,7 +93,7 @@ class Evaluator:
     ) -> None:
         self._learner, self.stop, self._spec, self._world, self._metrics = learner, stop, spec, world, metrics
         self.last: Evaluation | None = None
-        self.ever: dict[str, list[int] | None] = {}
+        self.ever: dict[str, list[int] | None] = {}  # devices that each model has served, ascending (``historical``); None: all
 
     def is_last(self, number: int) -> bool:
         """Whether round ``number`` (from 0) is the last one planned."""
@@ -264,15 +256,16 @@ class Evaluator:
 
     async def fine_tuned(self, models: ModelAssignment, number: int, usual_score: str) -> float | None:
         """Accuracy when each device has trained its own model further, from round ``number`` on; None if it is not wanted."""
-        epochs, version, train = self._spec.fine_tune_epochs, self._world.version(), self._learner.train
+        epochs, version = self._spec.fine_tune_epochs, self._world.version()
         if not epochs:
             return None
-        tuned = [
-            (train(Training(ref, epochs), device, key=_FINE_TUNING, round=number, version=int(version[device])), device)
-            for ref, served in self._here(models).values()
+        train = partial(self._learner.train, key=_FINE_TUNING, round=number)
+        tuned = {
+            f"{name}/{device}": (train(Training(ref, epochs), device, version=int(version[device])), [device])
+            for name, (ref, served) in self._here(models).items()
             for device in (range(len(version)) if served is None else served)
-        ]
-        evaluation = await self._learner.evaluate_each(tuned)
+        }
+        evaluation = await self._learner.evaluate(tuned)
         return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:

@@ -271,16 +271,16 @@ class ServerModels:
             raise SimulationError(
                 f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
             )
+        values = await learner.values(refs)  # as one cohort
         match sent[0].what:
             case "loss":
-                await learner.values(refs)  # as one cohort
                 losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]
                 return [np.array([math.nan if loss is None else loss]) for loss in losses]
             case "losses":
-                return await learner.losses(refs) or []
+                return [np.asarray(ref.losses) for ref in refs]
             case "choice":
-                return [np.array([choice]) for choice in await learner.choices(refs) or []]
-        return [value.astype(np.float64) for value in await learner.values(refs)]
+                return [np.array([ref.choice]) for ref in refs]
+        return [value.astype(np.float64) for value in values]
 
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
         """The one whole number that each device has sent: which model it chose, say."""

@@ -184,17 +184,14 @@ class Architecture:
         shapes = self.shapes
         return 3 * sum(2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
 
-    def initial(self, init: str, generator: np.random.Generator) -> NDArray[np.float32]:
-        """A freshly initialised model, float32 [d]; for ``init`` see ``TrainingSpec``."""
-        parts: list[NDArray[np.float32]] = []
+    def initial(self, generator: np.random.Generator) -> NDArray[np.float32]:
+        """A freshly initialised model, float32 [d]: Glorot-uniform kernels, zero biases."""
+        parts = []
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
-            fan_in, fan_out = inputs * math.prod(window), outputs * math.prod(window)
-            limit = math.sqrt(6.0 / (fan_in + fan_out)) if init == "glorot" else 1.0 / math.sqrt(fan_in)
-            parts.append(generator.uniform(-limit, limit, outputs * fan_in).astype(np.float32))
-            bias = np.zeros(outputs) if init == "glorot" else generator.uniform(-limit, limit, outputs)
-            parts.append(bias.astype(np.float32))
-        return np.concatenate(parts)
+            limit = math.sqrt(6.0 / ((inputs + outputs) * math.prod(window)))
+            parts += [generator.uniform(-limit, limit, math.prod(layer.kernel_shape)), np.zeros(outputs)]
+        return np.concatenate(parts).astype(np.float32)
 
     @property
     def is_dense(self) -> bool:

@@ -83,7 +83,7 @@ class Learning(Learner):
             whole = first if model.has_frozen else whole
         losses = None if self._objective.is_plain else self._objective.losses
         self._solver = pick(whole or self._module(), device, training.sgd.solver, training, losses)
-        samples = data.without_shards()
+        samples = FederatedData(data.pool, [], data.augmentation)  # without shards, which change
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._work):
@@ -109,14 +109,6 @@ class Learning(Learner):
             self._compute([ref]).send(None)
         self._may_wait = True
 
-    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]]:
-        await self._compute(tested)
-        return [_of_choice(ref, ref.losses) for ref in tested]
-
-    async def choices(self, tested: Sequence[Ref]) -> list[int]:
-        await self._compute(tested)
-        return [_of_choice(ref, ref.choice) for ref in tested]
-
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
@@ -126,7 +118,7 @@ class Learning(Learner):
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
         await self._compute(ref for ref, _ in models.values())
         alone = {name: (ref, served[0]) for name, (ref, served) in models.items() if served is not None and len(served) == 1}
-        together = await self.evaluate_each(list(alone.values()))
+        together = await self._evaluate_each(list(alone.values()))
         results = {name: together.row(at) for at, name in enumerate(alone)}
         tested = {name: (self._tests.of(served), _known(ref)) for name, (ref, served) in models.items() if name not in alone}
         asked = [(weights, *block) for samples, weights in tested.values() for block in samples.blocks]
@@ -134,17 +126,17 @@ class Learning(Learner):
         for name, (samples, _) in tested.items():
             parts = [next(judged) for _ in samples.blocks]
             results[name] = counted(self._objective, samples.devices, samples.owner, parts, samples.order)
-        return Evaluation.together({name: results[name] for name in models})
+        return Evaluation.together([results[name] for name in models])
 
-    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        await self._compute(ref for ref, _ in models)
-        tests = [(_known(ref), *self._tests.own(device)) for ref, device in models]
-        order = sorted((at for at, (_, _, y) in enumerate(tests) if len(y)), key=lambda at: (-len(tests[at][2]), at))
+    async def _evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
+        """Each model, which is known, on the test samples of its one device; results in the order given."""
+        tests = [(_known(ref), self._tests.shard(device)) for ref, device in models]
+        sizes = np.array([len(shard.test) for _, shard in tests], dtype=np.int64)
+        order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
         chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
         parts = [zip(*(tests[at] for at in chunk), strict=True) for chunk in chunks]
-        judged = await self._joined(judge_each, [(self._solver, self._objective, *part) for part in parts])
-        owner = np.repeat(np.array(order, dtype=np.int64), [len(tests[at][2]) for at in order])
-        return counted(self._objective, [device for _, device in models], owner, judged)
+        judged = await self._joined(judge_each, [(self._solver, self._objective, self._tests.samples, *part) for part in parts])
+        return counted(self._objective, [device for _, device in models], np.repeat(order, sizes[order]), judged)
 
     def train(self, training: Training, device: int, **how: Any) -> Ref:
         if (terms := training.terms) and not self._training.applies_terms:
@@ -247,7 +239,7 @@ class Learning(Learner):
 
     def _drawn(self, *ids: int) -> Weights:
         assert self._architecture is not None
-        return self._architecture.initial(self._training.init, self._streams.generator(_INIT, *ids))
+        return self._architecture.initial(self._streams.generator(_INIT, *ids))
 
     def _module(self, *ids: int) -> nn.Module:
         """The module as it is trained, initialised under seeds of the run's, or as its file says."""
@@ -312,12 +304,6 @@ def _known(ref: Ref) -> Weights:
     if ref.value is None:
         raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
     return ref.value
-
-
-def _of_choice(ref: Ref, found: Any) -> Any:
-    if found is None:
-        raise ValueError(f"{ref} is no choice: only ``best`` gives refs that choose")
-    return found
 
 
 def _device(name: str) -> torch.device:

@@ -22,22 +22,18 @@ class Evaluation:
     """answers, one or several (tokens) a test sample, int64 [devices]."""
     loss_sum: NDArray[np.float64]
     """summed cross-entropy (or another loss), float64 [devices]."""
-    models: dict[str, "Evaluation"] = field(default_factory=dict)
-    """the evaluation of each model by itself, where several were tested."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
     """by metric, what it keeps of each device's test samples."""
 
     @classmethod
-    def together(cls, models: dict[str, "Evaluation"]) -> "Evaluation":
+    def together(cls, each: Sequence["Evaluation"]) -> "Evaluation":
         """Several models' results as one."""
-        each = list(models.values())
         right = [one.correct for one in each if one.correct is not None]
         return cls(
             [device for one in each for device in one.devices],
             None if len(right) < len(each) else np.concatenate([np.empty(0, np.int64), *right]),
             np.concatenate([np.empty(0, np.int64), *(one.count for one in each)]),
             np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
-            models,
             {name: [own for one in each for own in one.facts.get(name, ())] for name in chain(*(one.facts for one in each))},
         )
 
@@ -47,9 +43,6 @@ class Evaluation:
         correct = None if self.correct is None else self.correct[row]
         facts = {name: own[row] for name, own in self.facts.items()}
         return Evaluation(self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts)
-
-    def __getitem__(self, model: str) -> "Evaluation":
-        return self.models[model]
 
     @property
     def accuracy(self) -> float:

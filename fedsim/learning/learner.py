@@ -141,20 +141,8 @@ class Learner:
     def compute_now(self, ref: Ref) -> None:
         """Compute a model at once, where nobody can wait for other workers; without learning, nothing."""
 
-    async def losses(self, tested: Sequence[Ref]) -> list[NDArray[np.float64]] | None:
-        """The objectives of the models that each choice (``best``) was made from, float64 [models] each, read-only."""
-        return None
-
-    async def choices(self, tested: Sequence[Ref]) -> list[int] | None:
-        """The position of the chosen model in each choice (``best``)."""
-        return None
-
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
         """Each model on the test samples of the devices that it serves (None: all), pooled and device by device."""
-        return None
-
-    async def evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation | None:
-        """Each model on the test samples of its one device; results in the order given."""
         return None
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:

@@ -49,11 +49,7 @@ class Model(Spec):
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The parameters (and running statistics) that are trained, in the order of a flat model.
-
-        Raises:
-            ScenarioError: the model cannot take such samples, or a pattern matches nothing.
-        """
+        """The trained parameters (and running statistics) in a flat model's order; ``ScenarioError``: samples do not fit."""
 
     @abstractmethod
     def flops(self, shape: Shape, classes: int) -> float:
@@ -63,8 +59,7 @@ class Model(Spec):
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
         """The cost of one step with the optimiser of ``training`` and the loss of ``objective``, without it cross-entropy.
 
-        What strategies add to a step (a proximal term) does not count. A module that cannot be trained on such samples raises
-        ``ScenarioError``.
+        Terms of strategies (a proximal one) do not count. ``ScenarioError``: the module cannot be trained on such samples.
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
@@ -81,11 +76,7 @@ class Model(Spec):
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """The smaller model of a width, or with adapters of a rank, whose tensors are the first numbers of this one's.
-
-        Raises:
-            ScenarioError: there is no such model.
-        """
+        """The smaller model of a width, or with adapters of a rank: the first numbers of tensors; ``ScenarioError``: none."""
         raise ScenarioError(
             f"strategy.sizes has the {by} of each device's model, and model.kind is {self.kind!r}, which has none; allowed are "
             + ("fedsim's models of dense layers and convolutions" if by == "width" else "models with adapters (model.lora)")
@@ -98,13 +89,9 @@ class PartedModel(Model):
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Every device downloads the others once, with
-    its first model (``base`` in the ledger).
-    """
+    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Others are downloaded once (``base``)."""
     keep: Patterns | None = None
-    """patterns of trained tensors that stay on each device, from the initial ones on. A pattern ``CLASS:NAME`` matches by the
-    class of the layer too, as ``*Norm*:*`` does.
-    """
+    """patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the layer's class too, as ``*Norm*:*``."""
     send: Patterns | None = None
     """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
 
@@ -154,9 +141,7 @@ class TorchModel(PartedModel):
     """A model that torch can train."""
 
     file: str | None = None
-    """a ``.safetensors`` file with first values of tensors, by name, as in ``models`` of a run folder; others are drawn. A
-    relative path starts as that of data does.
-    """
+    """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run folder; sought as data are."""
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
@@ -188,7 +173,7 @@ class TorchModel(PartedModel):
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
         profile: Callable[..., ModelCost] = at(f"{_MORE}.profile:profile", "model")
-        return profile(self.fitted(shape, classes), shape, classes, training, objective)
+        return profile(self.fitted(shape, classes), shape, training, objective)
 
 
 class Layered(TorchModel):

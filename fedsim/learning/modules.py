@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.data.federated import TokenShape
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import reading, regular, sought
 from fedsim.language.imports import find
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
 from fedsim.learning.solvers.dropout import REPLACEABLE
@@ -120,10 +120,7 @@ def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int 
 
 
 class LoRALinear(nn.Linear):
-    """A dense layer with a low-rank adapter: W x + b + (alpha / r) B A x (Hu et al., "LoRA", 2021).
-
-    A [r, inputs] is drawn as torch draws a dense layer's weights, B [outputs, r] is 0. The layer's tensors keep their names.
-    """
+    """A dense layer with a low-rank adapter (``architecture.LoRA``); the layer's tensors keep their names."""
 
     def __init__(self, layer: nn.Linear, rank: int, alpha: float) -> None:
         nn.Module.__init__(self)
@@ -180,21 +177,12 @@ def _as_in_tests(part: nn.Module, args: object) -> None:
 
 
 def load(module: nn.Module, path: str, root: Path | None) -> None:
-    """Copy the arrays of ``model.file`` into the tensors of the same names; all others stay as they are.
-
-    Raises:
-        DataError: the file cannot be read, or has an array for which the module has no tensor of that shape.
-    """
-    from safetensors import SafetensorError
+    """Copy the arrays of ``model.file`` into the tensors of their names; ``DataError``: no such file, or no such tensor."""
     from safetensors.numpy import load_file
 
     place = sought(path, root)
-    try:
+    with reading(place, "model.file", "a .safetensors file"):
         arrays = load_file(regular(place))
-    except FileNotFoundError:
-        raise DataError(f"model.file names '{place}', which does not exist; {SOUGHT}") from None
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"model.file: '{place}' cannot be read as a .safetensors file: {error}") from None
     known = {name: tensor for name, tensor in module.state_dict(keep_vars=True).items() if tensor.is_floating_point()}
     for name, array in arrays.items():
         if name not in known or known[name].shape != array.shape:

@@ -198,10 +198,7 @@ OBJECTIVES = Registry(
     "",
     {
         **Registry.of("objective", Classification).known,
-        "next-token": (
-            f"{_MORE}:NextToken",
-            "the next token at each of a sequence, by softmax cross-entropy over the vocabulary",
-        ),
+        "next-token": (f"{_MORE}:NextToken", "the next token at each of a sequence, by cross-entropy over the vocabulary"),
         "masked-token": (f"{_MORE}:MaskedToken", "the hidden tokens of a sequence"),
         "regression": (f"{_MORE}:Regression", "Numbers, by the squared error."),
         "multi-label": (f"{_MORE}:MultiLabel", "any number of C labels a sample, by binary cross-entropy"),

@@ -29,8 +29,6 @@ class Trainer(Spec):
     """B; the last batch of an epoch may be smaller. Anything above a device's data means full batches."""
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""
-    init: Literal["glorot", "torch"] = "glorot"
-    """``glorot`` (Glorot-uniform kernels, zero biases) or ``torch`` (uniform up to 1/sqrt(fan in)); modules have their own."""
     device: str = "cpu"
     """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts."""
     state: Literal["fresh", "kept", "sent"] = "fresh"

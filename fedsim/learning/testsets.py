@@ -4,8 +4,7 @@ An image that many devices hold (in the same orientation) is computed once for a
 own order, in blocks, so that a result does not depend on earlier tests.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedsim.arrays import Ints
 from fedsim.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
@@ -28,12 +28,9 @@ Judged = dict[str, SampleNumbers]
 
 
 class Block:
-    """Test images by ascending number (quarter turns x pool size + index), made when a worker calls it, and kept if ``keep``.
+    """Calling it makes test images, float32 [block, *shape], by ascending number: quarter turns x pool size + index."""
 
-    They are float32 [block, *shape], in torch's memory, which is aligned.
-    """
-
-    def __init__(self, samples: FederatedData, device: torch.device, numbers: NDArray[np.int64], keep: bool) -> None:
+    def __init__(self, samples: FederatedData, device: torch.device, numbers: Ints, keep: bool) -> None:
         self._parts = samples, device, numbers, keep
         self._images: Tensor | None = None
 
@@ -60,11 +57,11 @@ class TestSamples(NamedTuple):
     """The test samples of some devices, which stand device by device."""
 
     devices: list[int]
-    owner: NDArray[np.int64]
+    owner: Ints
     """position of each sample's device in ``devices``, int64 [samples]."""
-    order: NDArray[np.int64]
+    order: Ints
     """the samples by image, int64 [samples]."""
-    blocks: list[tuple[Block, NDArray[np.int64], NDArray[Any]]]
+    blocks: list[tuple[Block, Ints, NDArray[Any]]]
     """the distinct images, each with the samples of it in that order: which image within it, and the target."""
     bytes: int
     """memory that all of it takes."""
@@ -74,7 +71,7 @@ class TestSets:
     """Every device's test samples in its current version; ``samples`` is ``data`` without shards, which workers get."""
 
     def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
-        self._data, self._samples, self._device = data, samples, device
+        self._data, self.samples, self._device = data, samples, device
         self._versions = np.zeros(len(data.shards), dtype=np.int64)
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
@@ -92,14 +89,12 @@ class TestSets:
             del self._lists[next(iter(self._lists))]
         return samples
 
-    def own(self, device: int) -> tuple[Callable[[], Tensor], NDArray[Any]]:
-        """One device's samples as they are: a function that makes x, float32 [n, *shape], and the targets [n, ...]."""
-        shard = self._data.shard(device, int(self._versions[device]))
-        return partial(_own, self._samples, shard), self._data.test_targets(shard)
+    def shard(self, device: int) -> Shard:
+        """The shard on whose test samples a device is tested now."""
+        return self._data.shard(device, int(self._versions[device]))
 
     def _gather(self, devices: Sequence[int]) -> TestSamples:
-        pool = self._data.pool
-        shards = [self._data.shard(device, int(self._versions[device])) for device in devices]
+        pool, shards = self._data.pool, list(map(self.shard, devices))
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
         owner = np.repeat(np.arange(len(shards)), np.array([len(shard.test) for shard in shards], dtype=np.int64))
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
@@ -115,35 +110,27 @@ class TestSets:
         image_bytes, size = 4 * numbers * len(images), max(1, _BLOCK_NUMBERS // numbers)
         starts = range(0, len(images), size)
         keep = image_bytes <= _KEPT_BYTES
-        blocks = [Block(self._samples, self._device, images[at : at + size], keep) for at in starts]
+        blocks = [Block(self.samples, self._device, images[at : at + size], keep) for at in starts]
         ends = np.searchsorted(image, starts[1:])
         work = list(zip(blocks, np.split(image % size, ends), np.split(y[order], ends), strict=False))
         list_bytes = 8 * (len(devices) + len(images) + 4 * len(y))
         return TestSamples(list(devices), owner, order, work, list_bytes + keep * image_bytes)
 
 
-def _own(samples: FederatedData, shard: Shard) -> Tensor:
-    return torch.tensor(samples.test_samples(shard)[0])  # in memory of torch's: aligned, whatever numpy's was
-
-
-def judge(
-    solver: Solver, objective: Objective, weights: Weights, block: Block, image: NDArray[np.int64], y: NDArray[Any]
-) -> Judged:
+def judge(solver: Solver, objective: Objective, weights: Weights, block: Block, image: Ints, y: NDArray[Any]) -> Judged:
     """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
     one_thread()
     return _judged(solver, objective, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
 
 
 def judge_each(
-    solver: Solver,
-    objective: Objective,
-    weights: Sequence[Weights],
-    samples: Sequence[Callable[[], Tensor]],
-    ys: Sequence[NDArray[Any]],
+    solver: Solver, objective: Objective, samples: FederatedData, weights: Sequence[Weights], shards: Sequence[Shard]
 ) -> Judged:
-    """Apply several models, each to samples of its own; runs on a worker."""
+    """Apply several models, each to the test samples of its shard; runs on a worker."""
     one_thread()
-    return _judged(solver, objective, torch.cat(solver.outputs_each(weights, [x() for x in samples])), np.concatenate(ys))
+    xs, ys = zip(*map(samples.test_samples, shards), strict=True)
+    outputs = solver.outputs_each(weights, list(map(torch.tensor, xs)))  # in torch's memory, which is aligned
+    return _judged(solver, objective, torch.cat(outputs), np.concatenate(ys))
 
 
 def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[Any]) -> Judged:
@@ -156,11 +143,7 @@ def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[An
 
 
 def counted(
-    objective: Objective,
-    devices: list[int],
-    owner: NDArray[np.int64],
-    judged: Sequence[Judged],
-    order: NDArray[np.int64] | None = None,
+    objective: Objective, devices: list[int], owner: Ints, judged: Sequence[Judged], order: Ints | None = None
 ) -> Evaluation:
     """The evaluation of samples judged in parts, in some ``order``; ``owner`` has each one's position in ``devices``."""
     facts: dict[str, SampleNumbers] = {"": np.zeros((len(owner), 3))}

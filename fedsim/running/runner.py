@@ -4,7 +4,6 @@ import asyncio
 import signal
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
@@ -94,11 +93,6 @@ class Job:
             if out is not None:
                 self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch, kinds=("task-end",))
             self._held = held.pop_all()
-
-    def on_saved(self, tell: Callable[[int, float], None]) -> None:
-        """Call ``tell`` after each checkpoint with the number of rounds and the simulated time (s)."""
-        if self.checkpointer is not None:
-            self.checkpointer.tell = tell
 
     def interrupt(self) -> None:
         """End the run after the current instant; a run with a folder is saved so that it can be resumed."""

@@ -162,7 +162,7 @@ def main() -> int:
     torch.set_num_threads(1)
     for threshold in (-1, -3):  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, where there is glibc
         getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(threshold, 1 << 30)
-    costs = {name: profile(make(), shape, CLASSES) for name, (make, shape) in MODELS.items()}
+    costs = {name: profile(make(), shape) for name, (make, shape) in MODELS.items()}
     rows, each_s = [*MODELS.items(), ("", (lambda: nn.Linear(1, CLASSES), (1,)))] * PASSES, options.seconds / PASSES
     times: dict[str, float] = {}
     for name, (make, shape) in rows:
@@ -171,7 +171,7 @@ def main() -> int:
     flops, bandwidth = fit(costs, {name: times[name] for name in FITTED}, fixed)
     print(f"a batch costs {fixed * 1e6:.0f} us in any case; fitted: {flops / 1e9:.1f} GFLOP/s, {bandwidth / 1e9:.1f} GB/s")
     for name, (make, shape) in BATCHED.items() if options.batches else ():
-        cost = profile(make(), shape, CLASSES)
+        cost = profile(make(), shape)
         took = {batch: measured_s(make(), shape, options.seconds / PASSES, batch) for batch in BATCHES}
         cells = [f"{s * 1e3:.2f} ms {batch_s(cost, flops, bandwidth, fixed, batch) / s - 1:+.0%}" for batch, s in took.items()]
         print(f"{name:14}", *(f"{batch:4}: {cell:16}" for batch, cell in zip(BATCHES, cells, strict=True)), flush=True)

@@ -74,9 +74,6 @@ def test_probability(rule: type[SwapAll]) -> None:
         assert 20 <= len(changed) < 40
     else:
         assert sorted(changed) == list(range(40))
-    for wrong in (-0.1, 1.1):
-        with pytest.raises(ValidationError):
-            rule(probability=wrong)
 
 
 @pytest.mark.parametrize("rule", [LabelPermutation(probability=0.5), Rotation(probability=0.5)], ids=lambda rule: rule.kind)

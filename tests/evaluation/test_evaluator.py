@@ -219,16 +219,13 @@ def test_one_model_on_all_devices_a_model_a_device_and_a_model_a_group(model: Mo
     right = [_naive(core, model, data, refs[0], data.shard(device)) for device in range(6)]
     _check(one, right)
     assert one.count.tolist() == [11, 11, 11, 11, 0, 11]
-    assert one.accuracy == one["global"].accuracy == sum(correct for correct, _ in right) / 55
+    assert one.accuracy == sum(correct for correct, _ in right) / 55
     assert one.loss == pytest.approx(sum(loss for _, loss in right) / 55, rel=1e-4)
     expected = [_naive(core, model, data, ref, data.shard(device)) for device, ref in enumerate(refs)]
-    _check(run(core.evaluate_each([(ref, device) for device, ref in enumerate(refs)])), expected)
     _check(run(core.evaluate({f"device/{device}": (ref, [device]) for device, ref in enumerate(refs)})), expected)
     groups = run(core.evaluate({"a": (refs[0], [3, 0, 3]), "b": (refs[1], [1]), "c": (refs[2], [])}))
     assert groups.devices == [3, 0, 3, 1]
-    _check(groups["a"], [right[3], right[0], right[3]])
-    _check(groups["b"], [expected[1]])
-    assert groups["c"].count.sum() == 0
+    _check(groups, [right[3], right[0], right[3], expected[1]])
 
 
 def _turned(count: int, tests: int) -> FederatedData:
@@ -266,10 +263,9 @@ def test_groups_that_change_are_tested_as_if_for_the_first_time(
         lists = used._tests._lists
         assert len(lists) <= 1 or sum(each.bytes for each in lists.values()) <= room
     used._simulation.executor.close()
-    refs = {name: (ref, served) for name, (ref, served) in _served(used, 3).items()}
-    for name, (ref, served) in refs.items():
-        versions = [data.shard(device, int(device < 3)) for device in (range(60) if served is None else served)]
-        _check(found[name], [_naive(used, model, data, ref, shard) for shard in versions])
+    models = _served(used, 3).values()
+    tested = [(ref, device) for ref, served in models for device in (range(60) if served is None else served)]
+    _check(found, [_naive(used, model, data, ref, data.shard(device, int(device < 3))) for ref, device in tested])
 
 
 def _served(core: Learning, number: int) -> dict[str, tuple[Ref, list[int] | None]]:
@@ -285,7 +281,7 @@ def test_nobody_to_test_and_nothing_to_be_tested_on(model: ModelSpec) -> None:
     refs = [core.initial(at) for at in range(2)]
     nothing = run(core.evaluate({"a": (refs[0], []), "b": (refs[1], [])}))
     assert (nothing.devices, nothing.count.sum(), nothing.score("pooled")) == ([], 0, (None, None))
-    assert run(core.evaluate({})).devices == run(core.evaluate_each([])).devices == []
+    assert run(core.evaluate({})).devices == []
     untested = run(core.evaluate({"a": (refs[0], [4]), "b": (refs[0], [4, 4])}))
     assert (untested.devices, untested.count.tolist()) == ([4, 4, 4], [0, 0, 0])
 

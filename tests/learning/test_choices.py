@@ -34,6 +34,11 @@ def _settled(core: Learning, weights: np.ndarray) -> Ref:
     return ref
 
 
+def _losses(core: Learning, tested: list[Ref]) -> list[Any]:
+    run(core.values(tested))
+    return [ref.losses for ref in tested]
+
+
 def _module(model: ModelSpec, data: FederatedData) -> nn.Module:
     if isinstance(model, ModuleModel):
         return Dropping(61, 7)
@@ -65,7 +70,7 @@ def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
     ]
     tested = [core.best(models, device) for device in range(4)]
     module = _module(model, data)
-    for device, (ref, losses) in enumerate(zip(tested, run(core.losses(tested)), strict=True)):
+    for device, (ref, losses) in enumerate(zip(tested, _losses(core, tested), strict=True)):
         values = [run(core.value(one)) for one in models]
         expected = [_objective(module, value, data, data.shards[device], l2) for value in values]
         assert losses.dtype == np.float64
@@ -73,7 +78,6 @@ def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
         assert ref.choice == int(np.argmin(expected))
         assert ref.value is models[ref.choice].value
         assert (ref.device, ref.finite) == (device, True)
-    assert run(core.choices(tested)) == [ref.choice for ref in tested]
 
 
 def test_versions_rotations_labels_and_augmentation_are_the_devices_own() -> None:
@@ -84,10 +88,10 @@ def test_versions_rotations_labels_and_augmentation_are_the_devices_own() -> Non
     models = [core.initial(at) for at in range(3)]
     tested = [core.best(models, 0, version=version) for version in (0, 1)]
     module = _module(Logistic(), data)
-    for version, losses in enumerate(run(core.losses(tested))):
+    for version, losses in enumerate(_losses(core, tested)):
         expected = [_objective(module, run(core.value(one)), data, data.shard(0, version), 0.0) for one in models]
         assert np.allclose(losses, expected, rtol=1e-5)
-    first, second = run(core.losses(tested))
+    first, second = _losses(core, tested)
     assert np.abs(first - second).min() > 1e-3
 
 
@@ -98,7 +102,7 @@ def test_identical_models_have_identical_losses_wherever_they_stand_and_the_firs
     one, other = core.initial(), core.initial(1)
     models = [other, *(_settled(core, run(core.value(one)).copy()) for _ in range(2)), other, one, other]
     tested = [core.best(models, device) for device in range(3)]
-    for ref, losses in zip(tested, run(core.losses(tested)), strict=True):
+    for ref, losses in zip(tested, _losses(core, tested), strict=True):
         assert (len({*losses[[0, 3, 5]]}), len({*losses[[1, 2, 4]]})) == (1, 1)
         assert ref.choice == int(np.argmin(losses)) in (0, 1)
 
@@ -108,7 +112,8 @@ def test_what_is_not_finite_never_wins() -> None:
     good = core.initial()
     nan, inf = (_settled(core, np.full(core.parameters, value)) for value in (np.nan, np.inf))
     wishes = [core.best(models, 0) for models in ([nan, inf, good], [inf, nan], [nan], [good, nan])]
-    assert run(core.choices(wishes)) == [2, 0, 0, 0]
+    run(core.values(wishes))
+    assert [ref.choice for ref in wishes] == [2, 0, 0, 0]
     assert [ref.finite for ref in wishes] == [True, False, False, True]
     mixed = core.mix([(wishes[0], 0.5), (wishes[1], 0.5)])
     assert run(core.value(mixed)).tobytes() == run(core.value(good)).tobytes()
@@ -133,7 +138,7 @@ def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_
         pool = [*starts, *trained, nested, core.mix([(trained[0], 0.5), (nested, 0.5)])]
         wishes = [core.best(pool[device % 3 :] if device % 2 else pool, device) for device in range(len(SIZES))]
         for part in range(apart - 1, -1, -1):
-            run(core.losses(wishes[part::apart]))
+            run(core.values(wishes[part::apart]))
         executor.close()
         return [wish.losses.tobytes() for wish in wishes if wish.losses is not None]
 
@@ -148,13 +153,13 @@ def test_a_batch_is_some_of_the_samples_and_another_with_another_key() -> None:
     data = federation([5])
     core, _ = learning(data, Logistic())
     asked = [core.best([core.initial()], 0, batch=(2, key)) for key in (*range(40), 0)]
-    (whole,), (more,) = run(core.losses([core.best([core.initial()], 0), core.best([core.initial()], 0, batch=(9, 0))]))
+    (whole,), (more,) = _losses(core, [core.best([core.initial()], 0), core.best([core.initial()], 0, batch=(9, 0))])
     x, y = map(torch.from_numpy, data.train_samples(data.shard(0)))
     module = module_of(Logistic().architecture((6,), 3))
     load_weights(list(module.parameters()), run(core.value(core.initial())))
     each = functional.cross_entropy(module(x), y, reduction="none").detach().numpy()
     pairs = [(each[i] + each[j]) / 2 for i in range(5) for j in range(i)]
-    found = [losses.item() for losses in run(core.losses(asked))]
+    found = [losses.item() for losses in _losses(core, asked)]
     assert more == whole == pytest.approx(each.mean())
     assert all(min(abs(loss - pair) for pair in pairs) < 1e-6 for loss in found)
     assert len({round(loss, 5) for loss in found}) > 5

@@ -195,7 +195,7 @@ class TestBetweenGroups:
         """Two groups at (3, 0) and (0, 4), a third at (100, 100), after one mixing."""
         data = opposite_groups(folder, [4] * 4)
         model = module(Centre, start=[0.0, 0.0])
-        run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model, training={"init": "torch"}))
+        run = made(world(data, 4, flexcfl(3, 2, eta_g=1.0, **strategy), 2, model=model))
         state = run.strategy.state
         state["models"] = [run.learner.initial() for _ in range(3)]
         for model_ref, value in zip(state["models"], ([3, 0], [0, 4], [100, 100]), strict=True):

@@ -41,7 +41,7 @@ def test_one_group_is_fedavg_bit_for_bit(tmp_path: Path, aggregation: str, sizes
 def quadratics(folder: Path, seed: int, **strategy: Any) -> Sections:
     """Devices that want the weight to be -5 (even ones) or +5; a single step of full length takes it there."""
     data = file_data(folder, [(np.full((4, 1), (-5.0, 5.0)[device % 2]), [0, 1, 0, 1]) for device in range(6)])
-    training = {"lr": 1.0, "batch_size": 100, "init": "torch"}
+    training = {"lr": 1.0, "batch_size": 100}
     return world(data, 6, ifca(2, 6, **strategy), 1, model=module(Centre), training=training, seed=seed)
 
 

@@ -21,7 +21,7 @@ from fedsim.world.network import Star
 from fedsim.world.population import Population
 from fedsim.world.task import Work
 from tests.benchmarks.hashes import STRATEGIES
-from tests.benchmarks.roofline import CLASSES, MODELS, batch_s, fit
+from tests.benchmarks.roofline import MODELS, batch_s, fit
 from tests.world.sites import WorkSite
 
 SLOW = SlowPhases(factor=0.25, mean_normal="10 s", mean_slow="10 s")  # type: ignore[arg-type]
@@ -172,7 +172,7 @@ def test_room() -> None:
 def test_what_was_fitted_to_exact_times_is_found_again() -> None:
     """The benchmark's fit, on the models' own operations: two numbers out of four times."""
     names = ("logistic", "mlp-1024", "cnn-16-32", "mlp-128")
-    costs = {name: profile(MODELS[name][0](), MODELS[name][1], CLASSES) for name in names}
+    costs = {name: profile(MODELS[name][0](), MODELS[name][1]) for name in names}
     times = {name: batch_s(cost, 40e9, 6e9, 1e-4) for name, cost in costs.items()}
     assert fit(costs, times, 1e-4) == pytest.approx((40e9, 6e9), rel=1e-4)
 

@@ -21,8 +21,8 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 class ModelCard(PartedModel):
     """A transformer by its card: bytes, time and energy of its training, without weights; for ``learning = "off"``.
 
-    A sample is a sequence of ``tokens``. A training step on it costs a forward pass, as much again for the gradients of the
-    activations, and as much for those of the trained numbers, so three forward passes where all are trained.
+    A sample is a sequence of ``tokens``. A training step on it costs a forward pass (2 FLOPs a number), as much for the
+    gradients of activations, and as much for those of the trained numbers, so three forward passes where all are trained.
     """
 
     learnable: ClassVar[bool] = False
@@ -35,8 +35,6 @@ class ModelCard(PartedModel):
     """dense layers of each of them: name -> inputs and outputs. Adapters are beside these (``model.lora``)."""
     tokens: int = Field(ge=1, le=10**9)
     """of a sample."""
-    flops_per_token: float | None = Field(default=None, gt=0.0, le=1e30)
-    """of a forward pass; None: 2 a number of the model."""
 
     @model_validator(mode="after")
     def _adapters(self) -> Self:
@@ -70,8 +68,7 @@ class ModelCard(PartedModel):
 
     def _passes(self) -> tuple[float, float]:
         """FLOPs of a forward pass over a sample, and of the gradients of the trained numbers."""
-        token = 2.0 * self.params if self.flops_per_token is None else self.flops_per_token
-        adapters = 2.0 * sum(tensor.size for tensor in self._adapted())
+        token, adapters = 2.0 * self.params, 2.0 * sum(tensor.size for tensor in self._adapted())
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 

@@ -68,13 +68,11 @@ _NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
 _CURVED = ("gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "softmax", "elu", "exp", "softplus")
 
 
-def profile(
-    module: nn.Module, shape: Shape, classes: int, training: Trainer | None = None, objective: Objective | None = None
-) -> ModelCost:
+def profile(module: nn.Module, shape: Shape, training: Trainer | None = None, objective: Objective | None = None) -> ModelCost:
     """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
 
-    The module maps samples [n, *shape] to outputs [n, classes]; its loss is cross-entropy, or that of ``objective``, unless it
-    has a method ``loss``. One that cannot be trained on such samples raises ``ScenarioError``.
+    The module takes samples [n, *shape]; its loss is cross-entropy, or that of ``objective``, unless it has a method ``loss``.
+    A module that cannot be trained on such samples raises ``ScenarioError``.
     """
     trainer, learned = training or TrainingSpec(), objective or Classification()
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())

@@ -60,10 +60,7 @@ class LcflCifarCNN(Layered):
 
 
 class CflCNN(Layered):
-    """CFL's CNN of five layers: 3x3x32, 3x3x64 and 3x3x64, each pooled, dense 128; 188,810 parameters on CIFAR-10.
-
-    The widths are our choice; the paper does not give them.
-    """
+    """CFL's CNN of five layers, in widths of ours: 3x3x32, 3x3x64 twice, pooled, dense 128; 188,810 parameters (CIFAR-10)."""
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
     layers: ClassVar[tuple[Layer, ...]] = (*pooled(32, 3), *pooled(64, 3) * 2, Flatten(), *dense(128))

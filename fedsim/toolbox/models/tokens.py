@@ -52,10 +52,7 @@ class CharLSTM(_OfTokens):
 
 
 class Transformer(_OfTokens):
-    """A transformer with learned places and norms before each block, without dropout (Radford et al. 2019, small).
-
-    For the next token attention sees earlier ones alone.
-    """
+    """A transformer with learned places, norms before blocks, no dropout; causal for next tokens (Radford et al. 2019)."""
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)

@@ -1,8 +1,7 @@
 """Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
 
-import heapq
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +10,7 @@ from pydantic import Field, field_validator
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, read_json, sought
+from fedsim.files import read_json, reading, sought
 from fedsim.streams import Streams
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
@@ -26,7 +25,6 @@ class ByLabel(Partition):
     """
 
     kind: Literal["by-label"] = "by-label"
-    by_label: ClassVar[bool] = True
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
@@ -48,7 +46,6 @@ class Shards(Partition):
     """
 
     kind: Literal["shards"] = "shards"
-    by_label: ClassVar[bool] = True
     per_device: int = Field(default=2, ge=1, le=1_000_000)
     """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
@@ -74,7 +71,6 @@ class Dirichlet(Partition):
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
-    by_label: ClassVar[bool] = True
     alpha: float = Field(default=0.5, ge=0.001, le=1e6)
     """the smaller, the fewer classes a device holds; 100 is nearly IID."""
     minimum: int = Field(default=2, ge=1)
@@ -98,15 +94,14 @@ class Dirichlet(Partition):
 
     def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
         """Move samples from the largest devices to those below the minimum, in place."""
-        largest = [(-len(index), device) for device, index in enumerate(held)]
-        heapq.heapify(largest)
-        for device in range(len(held)):
-            while len(held[device]) < self.minimum:
-                size, donor = heapq.heappop(largest)
-                position = int(generator.integers(-size))
+        sizes = np.array([len(index) for index in held])
+        for device in np.flatnonzero(sizes < self.minimum):
+            while sizes[device] < self.minimum:
+                donor = int(sizes.argmax())
+                position = int(generator.integers(sizes[donor]))
                 held[device] = np.append(held[device], held[donor][position])
                 held[donor] = np.delete(held[donor], position)
-                heapq.heappush(largest, (size + 1, donor))
+                sizes[[device, donor]] += (1, -1)
 
 
 class PartitionFile(Partition):
@@ -138,12 +133,8 @@ class PartitionFile(Partition):
 
 
 def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
-    try:
+    with reading(path, "data.partition.path", "JSON"):
         content = read_json(path)
-    except FileNotFoundError:
-        raise DataError(f"data.partition.path names '{path}', which does not exist; {SOUGHT}") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"'{path}' cannot be read as JSON: {error}") from None
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
     entries = {name: {"train": entry} if isinstance(entry, list) else entry for name, entry in content.items()}
@@ -184,7 +175,6 @@ class LabelGroups(Partition):
     """
 
     kind: Literal["label-groups"] = "label-groups"
-    by_label: ClassVar[bool] = True
     groups: int = Field(default=5, ge=1)
     """number of groups; divides the number of classes."""
 
@@ -219,7 +209,6 @@ class Permutations(Partition):
     """
 
     kind: Literal["permutations"] = "permutations"
-    by_label: ClassVar[bool] = True
     groups: int = Field(default=4, ge=1)
     """number of permutations."""
     agree: int = Field(default=2, ge=0)

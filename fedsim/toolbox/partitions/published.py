@@ -33,12 +33,10 @@ class PowerLaw(Partition):
     Training and test samples are pooled. Each device first gets 5 samples of each of its classes, in file order; the rest of
     each class is shared out in proportions lognormal(0, 2), without requests beyond its end. A tenth of each device's samples
     is held back for testing. MNIST and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
-    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group, named by the first
-    class.
+    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
     """
 
     kind: Literal["power-law"] = "power-law"
-    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
     pools_test: ClassVar[bool] = True
 
@@ -74,37 +72,31 @@ class PowerLaw(Partition):
 class Femnist(Partition):
     """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4, 1) + 5 (code of FedProx).
 
-    Samples come from the training set, at most ``per_class`` of each class; a tenth of each device's is held back for testing.
-    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group, named by
-    the first class.
+    Samples come from the training set, at most 4,000 of each class; a tenth of each device's is held back for testing.
+    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group.
     """
 
     kind: Literal["femnist"] = "femnist"
-    by_label: ClassVar[bool] = True
     overlap: bool = True
     """as published, where an inverted test makes every device take the *first* images of a class, so that devices share images
     and train on others' test images; published accuracies need it. False: each image is on one device.
     """
-    classes_per_device: int = Field(default=3, ge=1)
-    """consecutive classes that a device holds."""
-    per_class: int = Field(default=4000, ge=_LEAST_PER_CLASS)
-    """images of each class that are used, chosen at random."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
+        labels, truth = _neighbours(dataset, devices, 3)
         order = streams.generator("world/data/train")
-        parts = [order.permutation(part)[: self.per_class] for part in dataset.by_class(dataset.train)]
+        parts = [order.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
-        amounts = np.maximum(_LEAST_PER_CLASS, (sizes / self.classes_per_device).astype(np.int64))
+        amounts = np.maximum(_LEAST_PER_CLASS, (sizes / 3).astype(np.int64))
         if self.overlap:
             asked = zip(labels, amounts, strict=True)
             held = [np.concatenate([parts[label][:amount] for label in own]) for own, amount in asked]
         else:
-            held = _deal(parts, labels, np.repeat(amounts[None, :, None], self.classes_per_device, axis=2), "rest")
+            held = _deal(parts, labels, np.repeat(amounts[None, :, None], 3, axis=2), "rest")
         for poor in (device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS):
             raise ScenarioError(
                 f"population.devices is {devices}; the classes of device {poor} are used up in '{dataset.name}': allowed are "
-                "fewer devices, a larger data.partition.per_class, or data.partition.overlap = true"
+                "fewer devices, or data.partition.overlap = true"
             )
         return hold_out_tenths(dataset, held, streams, truth)
 
@@ -119,14 +111,10 @@ class DittoPartition(Partition):
     """
 
     kind: Literal["ditto"] = "ditto"
-    by_label: ClassVar[bool] = True
     usual_normalise: ClassVar[Normalise] = "standardise"
 
-    classes_per_device: int = Field(default=5, ge=1)
-    """consecutive classes that a device holds."""
-
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        labels, truth = _neighbours(dataset, devices, self.classes_per_device)
+        labels, truth = _neighbours(dataset, devices, 5)
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
@@ -139,9 +127,9 @@ class DittoPartition(Partition):
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and the true groups that they make: u mod C."""
+    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and its true group: its first class."""
     classes = dataset.pool.classes
-    require_classes("classes_per_device", slots, classes, dataset.name)
+    require_classes(slots, dataset)
     labels = (np.arange(devices)[:, None] + np.arange(slots)) % classes
     return labels, labels[:, 0] if slots < classes else None
 
@@ -174,7 +162,6 @@ class ClassBias(Partition):
     """
 
     kind: Literal["class-bias"] = "class-bias"
-    by_label: ClassVar[bool] = True
     usually_augmented: ClassVar[bool] = True
 
     classes_per_device: int = Field(default=1, ge=1)
@@ -187,7 +174,7 @@ class ClassBias(Partition):
     """training images of each class that are used."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        require_classes("classes_per_device", self.classes_per_device, dataset.pool.classes, dataset.name)
+        require_classes(self.classes_per_device, dataset)
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
         for empty in (label for label, part in enumerate(parts) if not len(part)):
             raise ScenarioError(
@@ -232,13 +219,12 @@ class ClassImbalance(Partition):
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
-    by_label: ClassVar[bool] = True
     classes_per_device: int = Field(default=2, ge=1)
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
-        require_classes("classes_per_device", self.classes_per_device, classes, dataset.name)
+        require_classes(self.classes_per_device, dataset)
         # The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C.
         chances = np.diff([math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)])
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)

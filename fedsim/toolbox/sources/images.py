@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources import Source, checked_labels
 from fedsim.errors import DataError, ScenarioError, nearest
-from fedsim.files import regular, replacing
+from fedsim.files import regular, replacing, sought
 
 ByteArray = NDArray[np.uint8]
 
@@ -61,20 +61,20 @@ def write_idx(path: Path, array: ByteArray) -> None:
 class PublishedImages(Source):
     """Images in files of a published format."""
 
-    folders: ClassVar[tuple[str, ...]]  # below the folder of data folders; the first that has all files is read
+    folders: ClassVar[tuple[str, ...]]  # sought as other files are; the first that has all files is read
     files: ClassVar[tuple[str, ...]]
     packed: ClassVar[bool] = True  # files may end in ``.gz``
     openml: ClassVar[str] = ""  # the name of version 1 at OpenML; empty where it has to be downloaded by hand
     train_size: ClassVar[int] = 60_000
 
     def _found(self, root: Path | None) -> list[Path]:
-        for folder in [root / name for name in self.folders] if root is not None else ():
+        folders = [sought(name, root) for name in self.folders]
+        for folder in folders:
             found = [path for name in self.files if (path := self._present(folder, name)) is not None]
             if len(found) == len(self.files):
                 return found
-        fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(root or 'data'))}`"
-        then = "" if root else " and then set data.root to 'data'"
-        raise DataError(f"data.source is '{self.kind}', whose files are missing: {self.advice(root)}, {fetch}{then}")
+        fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(folders[0].parent))}`"
+        raise DataError(f"data.source is '{self.kind}', whose files are missing: {self.advice(folders[0])}, {fetch}")
 
     @classmethod
     def _present(cls, folder: Path, name: str) -> Path | None:
@@ -82,12 +82,10 @@ class PublishedImages(Source):
         return next((path for path in candidates if path.is_file()), None)
 
     @classmethod
-    def advice(cls, root: Path | None) -> str:
-        """The missing files, and where they belong."""
-        folder = cls.folders[0]
-        lacking = [name for name in cls.files if root is None or cls._present(root / folder, name) is None]
-        where = f"'{(root or Path('$FEDSIM_DATA')) / folder}'{'' if root else ' (neither it nor data.root is set)'}"
-        return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into {where}"
+    def advice(cls, folder: Path) -> str:
+        """The files that a folder lacks."""
+        lacking = [name for name in cls.files if cls._present(folder, name) is None]
+        return f"put {', '.join(lacking)}{' (plain or .gz)' if cls.packed else ''} into '{folder}'"
 
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
@@ -193,7 +191,7 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
 def fetch(name: str, root: Path) -> Path:
     """Download a data set from OpenML into its folder under ``root``, in its published format; returns that folder.
 
-    ``ScenarioError``: unknown name; ``DataError``: the download fails, and which files to put where instead.
+    ``ScenarioError``: unknown name; ``DataError``: the download fails; the message says which files to put where instead.
     """
     from sklearn.datasets import fetch_openml
 
@@ -201,28 +199,17 @@ def fetch(name: str, root: Path) -> Path:
     if name not in sources:
         raise ScenarioError(f"data fetch: {name!r} is unknown; allowed are {', '.join(sources)}{nearest(name, sources)}")
     source = sources[name]
+    folder = root / source.folders[0]
     if not source.openml:
-        raise DataError(f"{name} has to be downloaded by hand: {source.advice(root)}; they are in gzip.zip at {_EMNIST_PAGE}")
+        raise DataError(f"{name} has to be downloaded by hand: {source.advice(folder)}; they are in gzip.zip at {_EMNIST_PAGE}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of each retry; the error says the outcome
+        with warnings.catch_warnings(action="ignore"):  # of each retry; the error says the outcome
             bunch: Any = fetch_openml(source.openml, version=1, as_frame=False, parser="auto", cache=False)
     except Exception as error:  # whatever a network can do
         why = f"{type(error).__name__}: {error}"
-        raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(root)}") from None
-    assert source.known is not None
-    x, y = as_images(name, bunch.data, bunch.target, source.known[0])
-    folder = root / source.folders[0]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        source.write(folder, x, y, source.train_size)
-    except OSError as error:
-        raise DataError(f"'{folder}' cannot be written: {error.strerror or error}") from None
+        raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}") from None
+    shape, _ = source().shape_and_classes(root)
+    folder.mkdir(parents=True, exist_ok=True)
+    images, labels = bunch.data.reshape(-1, *shape), bunch.target  # floats, and texts
+    source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)
     return folder
-
-
-def as_images(name: str, data: NDArray[Any], target: NDArray[Any], shape: tuple[int, ...]) -> tuple[ByteArray, ByteArray]:
-    """OpenML's table (data [n, features], labels [n] as text) as images uint8 [n, *shape] and labels uint8 [n]."""
-    if data.shape != (len(target), math.prod(shape)) or data.min() < 0 or data.max() > 255:
-        raise DataError(f"{name}: OpenML sent a table of shape {data.shape}, not rows of {math.prod(shape)} bytes")
-    return data.astype(np.uint8).reshape(-1, *shape), target.astype(np.int64).astype(np.uint8)

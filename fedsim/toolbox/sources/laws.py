@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -10,7 +10,7 @@ from pydantic import Field
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source, every_fifth
 from fedsim.errors import DataError
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import reading, regular, sought
 from fedsim.streams import Streams
 
 
@@ -21,24 +21,18 @@ class Text(Source):
     sample. The embedded text has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
     """
 
-    published: ClassVar[bool] = False
     kind: Literal["text"] = "text"
     path: str | None = None
-    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; without such lines it has
-    one speaker. Relative paths start from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. None: the embedded
-    one.
+    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; or of one speaker. It
+    is sought as a file of ``npz`` is. None: the embedded one.
     """
     length: int = Field(default=40, ge=1, le=100_000)
     """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
 
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)
-        try:
+        with reading(path, "data.source.path", "a text in UTF-8"):
             text = regular(path).read_text("utf-8")
-        except FileNotFoundError:
-            raise DataError(f"data.source.path names '{path}', which does not exist; {SOUGHT}") from None
-        except (OSError, ValueError) as error:
-            raise DataError(f"'{path}' cannot be read as a text in UTF-8: {error}") from None
         said: dict[str, list[str]] = {}
         for block in text.split("\n\n"):
             speaker = re.match(r"\s*([^\n:]+):\n", block)
@@ -61,33 +55,28 @@ class LinearLaw(Source):
     """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1).
 
     No model has an expected test error below noise^2. The column ``group`` has the group of each sample, whose centre is c ~
-    N(0, spread^2). Every fifth sample is a test sample.
+    N(0, 1). Every fifth sample is a test sample. All draws are the same in every scenario.
 
     Attributes:
-        samples, features, targets: number of samples; numbers of a sample, and of a target.
+        samples, features: number of samples, and of numbers of each.
         noise: standard deviation of e.
         groups: number of centres, to which samples belong in turn.
-        spread: standard deviation of the centres.
-        seed: of all draws, independent of the scenario's.
     """
 
     kind: Literal["linear"] = "linear"
     samples: int = Field(default=2_000, ge=10, le=10_000_000)
     features: int = Field(default=20, ge=1, le=100_000)
-    targets: int = Field(default=1, ge=1, le=100_000)
     noise: float = Field(default=0.5, ge=0.0, le=1e6)
     groups: int = Field(default=10, ge=1, le=1_000_000)
-    spread: float = Field(default=1.0, ge=0.0, le=1e6)
-    seed: int = Field(default=0, ge=0)
 
     def load(self, root: Path | None) -> Raw:
-        generator = Streams(self.seed).generator("world/data/linear")
-        weights, bias = generator.standard_normal((self.features, self.targets)), generator.standard_normal(self.targets)
-        centres = generator.normal(0.0, self.spread, (self.groups, self.features))
+        generator = Streams(0).generator("world/data/linear")
+        weights, bias = generator.standard_normal((self.features, 1)), generator.standard_normal(1)
+        centres = generator.normal(0.0, 1.0, (self.groups, self.features))
         group = np.arange(self.samples) % self.groups
         x = centres[group] + generator.standard_normal((self.samples, self.features))
-        y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, self.targets))
+        y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, 1))
         samples, targets, test = x.astype(np.float32), y.astype(np.float32), every_fifth(group)
         groups = np.concatenate([group[~test], group[test]])
         parts = samples[~test], targets[~test], samples[test], targets[test]
-        return Raw("linear", *parts, self.targets, 1.0, columns={"group": groups})
+        return Raw("linear", *parts, 1, 1.0, columns={"group": groups})

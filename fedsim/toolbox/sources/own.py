@@ -3,16 +3,17 @@
 import io
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
+from zipfile import is_zipfile
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources import Source, checked_labels, every_fifth, read_arrays
+from fedsim.data.sources import Source, checked_labels, every_fifth
 from fedsim.errors import DataError, nearest
-from fedsim.files import read_json, regular, sought
+from fedsim.files import read_json, reading, regular, sought
 from fedsim.language.imports import find, refuse_unless_allowed
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
@@ -24,7 +25,6 @@ NamedArrays = dict[str, NDArray[Any]]
 class Npz(Source):
     """Arrays of the user's own in one ``.npz`` file."""
 
-    published: ClassVar[bool] = False
     kind: Literal["npz"] = "npz"
     path: str
     """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
@@ -38,7 +38,12 @@ class Npz(Source):
 
     def load(self, root: Path | None) -> Raw:
         path = sought(self.path, root)
-        return _raw_of(path, read_arrays(path, "data.source.path"), self.vocabulary)
+        with reading(path, "data.source.path", "an .npz archive of plain arrays"):
+            if not is_zipfile(regular(path)):
+                raise ValueError("it is no zip file")
+            with np.load(path, allow_pickle=False) as archive:
+                arrays = dict(archive)
+        return _raw_of(path, arrays, self.vocabulary)
 
 
 def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
@@ -128,7 +133,6 @@ def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
 class HuggingFace(Source):
     """A folder that ``save_to_disk`` has written, with or without splits ``train`` and ``test``."""
 
-    published: ClassVar[bool] = False
     kind: Literal["huggingface"] = "huggingface"
     path: str
     """the folder, sought as an ``npz`` file is."""
@@ -215,7 +219,6 @@ class MapDataset(Source):
     An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``.
     """
 
-    published: ClassVar[bool] = False
     kind: Literal["dataset"] = "dataset"
     factory: str
     """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""

@@ -22,7 +22,7 @@ from fedsim.toolbox.models import profile as counted
 from fedsim.world.device_kinds import Rooflines, find_kind
 
 HERE = Path(__file__).resolve().parent
-BATCH, CLASSES, SHAPE = 16, 1000, (3, 224, 224)
+BATCH, SHAPE = 16, (3, 224, 224)
 BOARDS = {"RPi4": "raspberry-pi-4", "RPi5": "raspberry-pi-5"}
 MEMORY = 8e9
 MODES = ("train", "finetune")
@@ -143,7 +143,7 @@ def predict() -> None:
     found = []
     for model in models:
         for mode in MODES:
-            cost = counted.profile(module(model, mode), SHAPE, CLASSES)
+            cost = counted.profile(module(model, mode), SHAPE)
             lines = Rooflines(kinds, np.arange(len(kinds)), cost, BATCH)
             needed = cost.memory + BATCH * cost.memory_a_sample
             for place, board in enumerate(BOARDS):
