@@ -108,14 +108,14 @@ def test_oorts_utilities_by_hand_on_ten_devices() -> None:
 
 def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> None:
     server = everybody(14)
-    oort = Oort(pacer_step="10 s", clip=0.9, exploration=0.5, decay=1.0)
-    ranks = np.argsort(-oort.utilities(list(TEN.values()), 10, 10.0))
-    values = np.sort(oort.utilities(list(TEN.values()), 10, 10.0))[::-1]
+    oort = Oort(pacer_step="10 s", clip=0.9, least_exploration=0.5)  # which it has come to in round 60
+    found = oort.utilities(list(TEN.values()), 60, 10.0)
+    ranks, values = np.argsort(-found), np.sort(found)[::-1]
     able = set(ranks[values >= 0.95 * values[2]].tolist())
     seen: set[int] = set()
     for number in range(40):
         state = {"known": dict(TEN), "asked": dict.fromkeys(TEN, 1)}
-        chosen = oort.select(server, state, 6, (9, number))
+        chosen = oort.select(server, state, 6, (59, number))
         exploited, explored = chosen[:3], chosen[3:]
         assert set(exploited) <= able
         assert set(explored) <= {10, 11, 12, 13}
@@ -126,9 +126,9 @@ def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> Non
 def test_oort_explores_the_slow_last() -> None:
     """Whoever was late is slow, as far as the server has seen; those never asked may be fast."""
     late = {10: (0.0, 0, 30.0), 11: (0.0, 0, 12.0), 12: (0.0, 0, 50.0)}
-    oort, firsts = Oort(pacer_step="10 s", exploration=0.5, decay=1.0), set()
+    oort, firsts = Oort(pacer_step="10 s", least_exploration=0.5), set()
     for number in range(20):
-        explored = oort.select(everybody(15), {"known": TEN | late, "asked": dict.fromkeys(TEN, 1)}, 8, (9, number))[4:]
+        explored = oort.select(everybody(15), {"known": TEN | late, "asked": dict.fromkeys(TEN, 1)}, 8, (59, number))[4:]
         assert explored[2:] == [11, 10]
         firsts.add(tuple(explored[:2]))
     assert firsts == {(13, 14), (14, 13)}
