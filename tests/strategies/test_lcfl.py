@@ -11,7 +11,7 @@ import fedsim
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.clustering.algorithms import k_medoids
-from fedsim.toolbox.clustering.similarity import diff_norm
+from fedsim.toolbox.clustering.similarity import row_distances
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
@@ -120,8 +120,8 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     assert by_losses(elsewhere)[0] == [0, 1, 3]
     assert by_losses(np.full((2, 2), np.nan))[0] == []
     models = [np.ones(3, np.float32), np.array([1, np.nan, 0], np.float32), np.zeros(3, np.float32)]
-    assert by_rows(models, diff_norm)[0] == [0, 2]
-    assert by_rows([models[1]], diff_norm)[0] == []
+    assert by_rows(models, row_distances)[0] == [0, 2]
+    assert by_rows([models[1]], row_distances)[0] == []
 
 
 FOUND_BY: list[dict[str, Any]] = [{"clusterer": "k-medoids"}, {"clusterer": {"start": "k-medoids++"}}]

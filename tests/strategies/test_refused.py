@@ -70,7 +70,7 @@ PARAMETERS: list[Case] = [
     # Groups and tiers.
     *(({"kind": "cfl", "split_rounds": at}, {}, r"split_rounds.*from 0 on, in ascending") for at in ([5, 5], [9, 5], [-1])),
     ({"kind": "cfl", "groups": 3}, {}, "strategy.groups"),
-    ({"kind": "cfl", "over_selection": 1.5}, {}, "over_selection is 1.5, but a round asks all clients"),
+    ({"kind": "cfl", "over_selection": 1.5}, {}, "over_selection is 1.5, and .* but a round asks all clients"),
     ({"kind": "lcfl", "groups": 7}, PEERS, "groups is 7, more than the population's 6 devices; allowed are 1 to 6"),
     ({"kind": "lcfl", "groups": 1, "clusterer": "dbscan"}, {}, "groups is 1, from which no radius for dbscan follows"),
     ({"kind": "lcfl", "clients_per_round": 5}, {}, "'clients_per_round', which it does not take; allowed is 'participation'"),

@@ -75,7 +75,8 @@ class Oort(Selection):
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
         tired, heard, unheard = list[int](), list[int](), list[int]()
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            (tired if asked.get(device, 0) >= _MOST_TIMES else heard if known.get(device, _NEVER)[1] else unheard).append(device)
+            rests = asked.get(device, 0) >= _MOST_TIMES
+            (tired if rests else heard if known.get(device, _NEVER)[1] else unheard).append(device)
         unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
         wanted = round(count * (1 - self.epsilon(state["round"])))
         wanted = min(len(heard), max(wanted, count - len(unheard)))
