@@ -378,26 +378,11 @@ def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float],
     return begins_and_ends(sections, folder)
 
 
-def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
-    begins, ends = rounds(tmp_path / "run", every="15 s")
-    assert begins[0] == 0.0
-    lengths = {end - begin for begin, end in zip(begins, ends, strict=True)}
-    assert len(lengths) > 1
-    assert lengths <= {10.0, 20.0, 40.0}
-    for closed, begin in zip(ends, begins[1:], strict=False):
-        assert begin % 15 == 0
-        assert closed <= begin < closed + 15
-
-
-def test_one_that_closes_at_a_multiple_is_followed_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "deadline", "count"), [(15, None, 12), (10, None, 12), (20, "20 s", 9), (0.7, "0.7 s", 500)])
+def test_a_round_begins_at_the_first_multiple(every: float, deadline: str | None, count: int, tmp_path: Path) -> None:
     """Also where multiples are not on the clock's grid."""
-    begins, ends = rounds(tmp_path / "run", every="10 s")
-    assert ends[:-1] == begins[1:]
-    begins, ends = rounds(tmp_path / "deadline", every="20 s", deadline="20 s")
-    assert begins == [20.0 * number for number in range(12)]
-    begins, ends = rounds(tmp_path / "off", 500, every="0.7 s", deadline="0.7 s")
-    assert begins == pytest.approx([0.7 * number for number in range(500)], abs=1e-5)
-    assert ends[:-1] == begins[1:]
+    begins, ends = rounds(tmp_path / "run", count, every=f"{every} s", deadline=deadline)
+    assert begins == pytest.approx([0.0, *(every * math.ceil(closed / every - 1e-4) for closed in ends[:-1])], abs=1e-5)
 
 
 def test_a_round_that_takes_no_time_is_not_followed_at_once(tmp_path: Path) -> None:
