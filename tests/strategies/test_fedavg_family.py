@@ -251,14 +251,6 @@ def test_fedavg_weighs_by_samples(tmp_path: Path) -> None:
     assert found == pytest.approx(5.0 + (share * progress * (CENTER - 5.0)).sum(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(5, EQUAL), (2, UNEQUAL)])
-def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
-    found = model_after(curved(tmp_path, FEDAVG, 50, epochs, steps))[0]
-    progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum
-    assert found == pytest.approx((CENTER * progress).sum() / progress.sum(), abs=1e-5)
-    assert abs(found - OPTIMUM) > 0.01
-
-
 SIZES = {"low": 100, "high": 3000}
 
 
@@ -399,17 +391,13 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     assert begins == [150.0, 200.0, 300.0]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
-        {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
-        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}},
-        {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}},
-    ],
-    ids=lambda strategy: strategy["kind"],
-)
-def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_path: Path) -> None:
+LATE_FIRST_ROUNDS: list[dict[str, Any]] = [{"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"}]
+LATE_FIRST_ROUNDS += [{"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}}]
+LATE_FIRST_ROUNDS += [{"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}}]
+
+
+@pytest.mark.parametrize("strategy", LATE_FIRST_ROUNDS, ids=lambda strategy: strategy["kind"])
+def test_who_must_do_something_before_its_rounds_keeps_to_the_schedule_too(strategy: dict[str, Any], tmp_path: Path) -> None:
     sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
     begins, ends = begins_and_ends(sections, tmp_path / "run")
     on_time = sum(begin % 25 == 0 for begin in begins)
