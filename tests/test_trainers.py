@@ -56,7 +56,7 @@ def test_every_strategy_trains_by_torch_or_says_why_not(kind: str) -> None:
     [
         ({"kind": "lcfl", "groups": 2, "measure": "grad-cos"}, ADAMW),
         ({"kind": "ifca", "groups": 2, "averaging": "gradients"}, ADAMW),
-        ({"kind": "fedavg", "selection": {"kind": "flanp", "accuracy": 50.0}}, ADAMW),
+        ({"kind": "fedavg", "selection": "tests.own_parts:Growing"}, ADAMW),
         ({"kind": "scaffold"}, OWN),
     ],
 )

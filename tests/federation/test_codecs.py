@@ -73,13 +73,10 @@ def test_what_arrives_is_finite_and_as_few_numbers_as_its_bytes_can_say(
     ("spec", "size", "expected"),
     [
         ({"kind": "float16"}, 300, 600),
-        ({"kind": "bfloat16"}, 7, 14),
-        ({"kind": "int8"}, 300, 300 + 4),
         ({"kind": "int8", "bucket": 8}, 17, 17 + 3 * 4),
         ({"kind": "qsgd", "levels": 1, "bucket": 5}, 11, 3 + 3 * 4),  # 2 bits for -1, 0 and 1
         ({"kind": "qsgd", "levels": 127}, 300, 300 + 4),
         ({"kind": "qsgd", "levels": 128}, 300, 338 + 4),  # 9 bits
-        ({"kind": "sign"}, 17, 3 + 4),
         ({"kind": "sign", "bucket": 6}, 18, 3 + 3 * 4),
         ({"kind": "top-k", "share": 0.01}, 10_000, 400 + 400),  # 100 positions are shorter than 10,000 bits
         ({"kind": "top-k", "share": 0.2}, 300, 240 + 38),  # a bitmap
@@ -291,7 +288,6 @@ def test_what_is_left_out_does_not_grow(strategy: dict[str, Any], up: dict[str, 
         ({"up": "topk"}, r"messages.up.kind is 'topk'; allowed are plain, .*did you mean 'top-k'"),
         ({"down": {"kind": "float16", "error_feedback": True}}, r"messages: 'down' has error_feedback = true"),
         ({"up": {"kind": "int8", "error_feedback": True, "encodes": "model"}}, r"messages.up.*'error_feedback' is true and"),
-        ({"up": {"kind": "float16", "encode_rate": "0 B/s"}}, r"messages.up.encode_rate is '0 B/s'.*must be above 0"),
         ({"up": {"kind": "os:system"}}, r"messages.up.kind is 'os:system'.*must be a subclass of fedsim.plugin.Codec"),
     ],
 )

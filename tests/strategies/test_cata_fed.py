@@ -322,13 +322,3 @@ def test_a_cluster_is_selected_in_proportion_to_its_size() -> None:
         waiting += 1
         waiting[chosen] = 0
     assert np.bincount(picks) == pytest.approx([524, 238, 115, 123], abs=8)
-
-
-def test_jain_of_round_robin_follows_its_closed_form() -> None:
-    """P^2 / (n sum of 1/|X_m|), without the noise of sampling within clusters: so each client's expected selections."""
-    cluster, generator = members(500, 250, 150, 100), rng()
-    times = np.zeros(1000, dtype=np.int64)
-    for number in range(8000):
-        times[in_turn(cluster, 4, 40, number, generator)] += 1
-    expected = 16 / (1000 * (1 / 500 + 1 / 250 + 1 / 150 + 1 / 100))
-    assert jain(times) == pytest.approx(expected, abs=0.01)

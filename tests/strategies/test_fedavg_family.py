@@ -251,14 +251,6 @@ def test_fedavg_weighs_by_samples(tmp_path: Path) -> None:
     assert found == pytest.approx(5.0 + (share * progress * (CENTER - 5.0)).sum(), abs=1e-5)
 
 
-@pytest.mark.parametrize(("epochs", "steps"), [(5, EQUAL), (2, UNEQUAL)])
-def test_where_fedavg_stays_away(epochs: int, steps: tuple[int, ...], tmp_path: Path) -> None:
-    found = model_after(curved(tmp_path, FEDAVG, 50, epochs, steps))[0]
-    progress = 1 - (1 - 0.1 * STRENGTH) ** (epochs * np.array(steps))  # how far its steps bring a device to its own optimum
-    assert found == pytest.approx((CENTER * progress).sum() / progress.sum(), abs=1e-5)
-    assert abs(found - OPTIMUM) > 0.01
-
-
 SIZES = {"low": 100, "high": 3000}
 
 
@@ -378,26 +370,11 @@ def rounds(folder: Path, count: int = 12, **strategy: Any) -> tuple[list[float],
     return begins_and_ends(sections, folder)
 
 
-def test_a_round_begins_at_the_next_multiple(tmp_path: Path) -> None:
-    begins, ends = rounds(tmp_path / "run", every="15 s")
-    assert begins[0] == 0.0
-    lengths = {end - begin for begin, end in zip(begins, ends, strict=True)}
-    assert len(lengths) > 1
-    assert lengths <= {10.0, 20.0, 40.0}
-    for closed, begin in zip(ends, begins[1:], strict=False):
-        assert begin % 15 == 0
-        assert closed <= begin < closed + 15
-
-
-def test_one_that_closes_at_a_multiple_is_followed_there(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("every", "deadline", "count"), [(15, None, 12), (10, None, 12), (20, "20 s", 9), (0.7, "0.7 s", 500)])
+def test_a_round_begins_at_the_first_multiple(every: float, deadline: str | None, count: int, tmp_path: Path) -> None:
     """Also where multiples are not on the clock's grid."""
-    begins, ends = rounds(tmp_path / "run", every="10 s")
-    assert ends[:-1] == begins[1:]
-    begins, ends = rounds(tmp_path / "deadline", every="20 s", deadline="20 s")
-    assert begins == [20.0 * number for number in range(12)]
-    begins, ends = rounds(tmp_path / "off", 500, every="0.7 s", deadline="0.7 s")
-    assert begins == pytest.approx([0.7 * number for number in range(500)], abs=1e-5)
-    assert ends[:-1] == begins[1:]
+    begins, ends = rounds(tmp_path / "run", count, every=f"{every} s", deadline=deadline)
+    assert begins == pytest.approx([0.0, *(every * math.ceil(closed / every - 1e-4) for closed in ends[:-1])], abs=1e-5)
 
 
 def test_a_round_that_takes_no_time_is_not_followed_at_once(tmp_path: Path) -> None:
@@ -414,17 +391,13 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     assert begins == [150.0, 200.0, 300.0]
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    [
-        {"kind": "fedavg", "clients_per_round": 5, "deadline": "10 s"},
-        {"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"},
-        {"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}},
-        {"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}},
-    ],
-    ids=lambda strategy: strategy["kind"],
-)
-def test_every_synchronous_strategy_keeps_to_it(strategy: dict[str, Any], tmp_path: Path) -> None:
+LATE_FIRST_ROUNDS: list[dict[str, Any]] = [{"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"}]
+LATE_FIRST_ROUNDS += [{"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}}]
+LATE_FIRST_ROUNDS += [{"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}}]
+
+
+@pytest.mark.parametrize("strategy", LATE_FIRST_ROUNDS, ids=lambda strategy: strategy["kind"])
+def test_who_must_do_something_before_its_rounds_keeps_to_the_schedule_too(strategy: dict[str, Any], tmp_path: Path) -> None:
     sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
     begins, ends = begins_and_ends(sections, tmp_path / "run")
     on_time = sum(begin % 25 == 0 for begin in begins)

@@ -11,7 +11,7 @@ import fedsim
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.clustering.algorithms import k_medoids
-from fedsim.toolbox.clustering.similarity import diff_norm
+from fedsim.toolbox.clustering.similarity import row_distances
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
@@ -77,10 +77,6 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
     scenario["strategy"] |= {"measure": "diff-norm"}
     found = clustering_of(ran(scenario, tmp_path / "diff-norm"))
     assert np.array(found["distance"]) ** 2 == pytest.approx(squares, abs=1e-5)
-    scenario["strategy"] |= {"measure": "update-cos"}
-    cosines = [[a @ b / np.linalg.norm(a) / np.linalg.norm(b) for b in centres] for a in centres]
-    found = clustering_of(ran(scenario, tmp_path / "cos"))
-    assert np.array(found["distance"]) == pytest.approx(1 - np.array(cosines), abs=1e-6)
 
 
 def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Path) -> None:
@@ -120,8 +116,8 @@ def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
     assert by_losses(elsewhere)[0] == [0, 1, 3]
     assert by_losses(np.full((2, 2), np.nan))[0] == []
     models = [np.ones(3, np.float32), np.array([1, np.nan, 0], np.float32), np.zeros(3, np.float32)]
-    assert by_rows(models, diff_norm)[0] == [0, 2]
-    assert by_rows([models[1]], diff_norm)[0] == []
+    assert by_rows(models, row_distances)[0] == [0, 2]
+    assert by_rows([models[1]], row_distances)[0] == []
 
 
 FOUND_BY: list[dict[str, Any]] = [{"clusterer": "k-medoids"}, {"clusterer": {"start": "k-medoids++"}}]

@@ -10,7 +10,6 @@ RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
 _BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
-_LOST = 1e-10  # relative square of a distance below which subtracting inner products leaves too few digits
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
@@ -84,27 +83,20 @@ def madc(similarity: Matrix) -> Matrix:
 
     Two devices alone have no others to compare with: 0.
     """
-    from scipy.spatial.distance import pdist, squareform
-
     n, itself = len(similarity), similarity.diagonal()
     if n <= 2:
         return np.zeros((n, n))
     own = np.abs(itself[:, None] - similarity.T) + np.abs(similarity - itself[None, :])
-    distance: Matrix = np.maximum(squareform(pdist(similarity, "cityblock")) - own, 0.0) / (n - 2)
+    distance: Matrix = np.maximum(row_distances(similarity, "cityblock") - own, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
 
 
-def diff_norm(rows: RowVectors) -> Matrix:
-    """Euclidean distances of all pairs of ``rows`` [n, d] (LCFL's DiffNorm), in O(n^2 d)."""
-    gram = gram_matrix(rows)
-    squares = gram.diagonal()[:, None] + gram.diagonal()[None, :]
-    distance: Matrix = np.sqrt(np.maximum(squares - 2 * gram, 0.0))
-    for one, other in np.argwhere(np.triu(distance**2 <= _LOST * squares, 1)):
-        difference = rows[one].astype(np.float64) - rows[other]
-        distance[one, other] = distance[other, one] = np.linalg.norm(difference)
-    np.fill_diagonal(distance, 0.0)
-    return distance
+def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
+    """Distances of all pairs of ``rows`` [n, d] by a ``metric`` of SciPy, float64 [n, n]; the Euclidean is LCFL's DiffNorm."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return np.asarray(squareform(pdist(rows, metric)))
 
 
 def gradient_cosine(gradients: RowVectors) -> Matrix:

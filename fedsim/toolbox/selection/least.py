@@ -1,10 +1,10 @@
 """Selections by how often a client was asked, or was there."""
 
+from heapq import nsmallest
 from typing import Any, Literal
 
 from fedsim.federation import Server, TaskEnd
 from fedsim.strategies.parts.selection import Among, Ids, Selection
-from fedsim.toolbox.selection import lowest
 
 
 class LeastAsked(Selection):
@@ -18,7 +18,7 @@ class LeastAsked(Selection):
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         asked = state.setdefault("asked", {})
         there = server.clients.sample(server.devices, "select", *ids, among=among)
-        chosen = lowest(there, count, lambda device: asked.get(device, 0))
+        chosen = nsmallest(count, there, lambda device: asked.get(device, 0))
         asked |= {device: asked.get(device, 0) + 1 for device in chosen}
         return chosen
 
@@ -48,7 +48,7 @@ class LeastAvailable(Selection):
             first, times = seen.get(device, (number, 1))  # if unseen, it has come back since the round was first looked at
             return float(times / (number - first + 1))
 
-        chosen = lowest(server.clients.sample(server.devices, "select", *ids, among=among), count, share)
+        chosen = nsmallest(count, server.clients.sample(server.devices, "select", *ids, among=among), share)
         at_work += chosen
         return chosen
 

@@ -15,46 +15,43 @@ from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.toolbox.selection import drawn
 
 _FIRST, _BY = 30.0, 5.0  # percentiles of the published code
+_MOST_TIMES = 10
 _NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard
 
 
 class Oort(Selection):
-    """The clients of the highest utility, and some that have never been heard.
+    """Clients of high utility, and some that have never reported.
 
     Source: Lai et al., "Oort: efficient federated learning via guided participant selection" (OSDI 2021), Algorithm 1. The
-    statistical utility U of a client is its samples times the root mean square of their losses, each taken to
-    be the mean of the client's last epoch, which it sends with its update (4 bytes). In round R the utility of a client that
-    was last heard in round L and then took D is
+    statistical utility U of a client is its samples times the root mean square of their losses, here the mean loss of its
+    last epoch, which it sends with its update (4 bytes). In round R the utility of a client that last reported in round L, and
+    then took D, is
 
         Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
 
-    (1 - epsilon) of those wanted are drawn, with probabilities proportional to Util, from all whose Util is at least ``cutoff``
-    times that of the last who would be among the best. The others are of those never heard: at random from those never asked,
-    then those that were late, after the shortest time. epsilon falls from ``exploration`` by ``decay`` a round to
-    ``least_exploration``. A client that was asked ``most_times`` is asked only where there is nobody else. The pacer: T begins
-    at ``pacer_step`` and grows by it in each round in which the utility of the last ``window`` rounds is less than that of the
-    ``window`` rounds before. With ``pacer = "published-code"`` T is a percentile of the times D of all clients that were heard:
-    it begins at the 30th, and after each ``window`` rounds is raised by 5 where the utility of the window is within 10 % of
-    that before, and lowered by 5 where it differs by five times and more; from 100 on no client is too slow.
+    (1 - epsilon) of the cohort are drawn, with probabilities proportional to Util, from the clients whose Util is at least
+    ``cutoff`` times that of the last of the best. The others have never reported: first clients never asked, at random, then
+    late ones, by their time. epsilon is 0.9 in the first round, and falls by 2 % a round to ``least_exploration``. A client
+    that was asked ten times is asked only if no other is there. The pacer: T begins at ``pacer_step`` and grows by it in each
+    round in which the utility of the last ``window`` rounds is less than that of the ``window`` rounds before. With ``pacer =
+    "published-code"`` T is a percentile of the times D of all clients that have reported: first the 30th, and after each
+    ``window`` rounds 5 more where the utility of the window is within 10 % of that before, and 5 less where it differs by
+    five times and more; from 100 on no client is too slow.
 
-    A client that is late has taken at least so long: its D is known, but it is not heard. Nothing is learnt of clients whom a
-    strategy has chosen by itself (in a sweep). Without learning all losses are 1. Without rounds R counts the draws of clients,
-    and the pacer versions.
+    The time of a late client is its D, but no report. Clients that the strategy has chosen by itself (in a sweep) count for
+    nothing. Without learning all losses are 1. Without rounds R counts the draws of clients, and the pacer versions.
 
-    State: ``known``, device -> U, L, D (s; U and L are 0 until it is heard); ``asked``, how often; ``begun``, when those at
+    State: ``known``, device -> U, L, D (s; U and L are 0 until its report); ``asked``, how often; ``begun``, when clients at
     work were asked (s); ``preferred``, T (s); ``harvest``, the utility of each round; ``reports``, those of the open round.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
-        pacer: see above.
         window: W, rounds.
         penalty: alpha.
-        exploration, decay, least_exploration: of epsilon.
         cutoff: c.
-        clip: the quantile beyond which a utility does not count.
-        most_times: None: as often as it likes.
-        scale: ``plain``: as above. ``unit``: the clipped U are first brought to 0 to 1, as in the published code, so that the
-            bonus for long absence has weight beside them.
+        clip: the quantile at which utilities are cut.
+        scale: ``unit``: the clipped U are first scaled to 0 to 1, as in the published code, so that the bonus for long absence
+            has weight beside them.
     """
 
     kind: Literal["oort"] = "oort"
@@ -62,12 +59,9 @@ class Oort(Selection):
     pacer_step: Annotated[PositiveSeconds | None, OnlyWith("pacer", values=("paper",))] = None
     window: int = Field(default=20, ge=1)
     penalty: float = Field(default=2.0, ge=0.0, le=100.0)
-    exploration: float = Field(default=0.9, ge=0.0, le=1.0)
-    decay: float = Field(default=0.98, gt=0.0, le=1.0)
     least_exploration: float = Field(default=0.2, ge=0.0, le=1.0)
     cutoff: float = Field(default=0.95, ge=0.0, le=1.0)
     clip: float = Field(default=0.95, gt=0.0, le=1.0)
-    most_times: int | None = Field(default=10, ge=1)
     scale: Literal["plain", "unit"] = "plain"
 
     @model_validator(mode="after")
@@ -81,7 +75,7 @@ class Oort(Selection):
         known, asked = state.setdefault("known", {}), state.setdefault("asked", {})
         tired, heard, unheard = list[int](), list[int](), list[int]()
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            rests = asked.get(device, 0) >= (self.most_times or math.inf)
+            rests = asked.get(device, 0) >= _MOST_TIMES
             (tired if rests else heard if known.get(device, _NEVER)[1] else unheard).append(device)
         unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
         wanted = round(count * (1 - self.epsilon(state["round"])))
@@ -95,7 +89,7 @@ class Oort(Selection):
 
     def epsilon(self, number: int) -> float:
         """The share of a round, from 1, that explores."""
-        return max(self.exploration * self.decay ** (number - 1), min(self.least_exploration, self.exploration))
+        return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(self, entries: Sequence[Sequence[float]], number: int, preferred: float) -> Floats:
         """Util [n] of clients with U, L, D (s) of ``entries`` in round ``number`` with T = ``preferred`` (s)."""

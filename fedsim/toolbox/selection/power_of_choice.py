@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedsim.language.spec import OnlyWith, Spec
 from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
-from fedsim.toolbox.selection import drawn, lowest
+from fedsim.toolbox.selection import drawn
 from fedsim.world.task import Computation, Evaluate
 
 
@@ -61,7 +62,7 @@ class PowerOfChoice(Selection):
         if self.asks:
             return candidates
         losses = state.setdefault("losses", {})
-        return lowest(candidates, count, lambda device: -losses.get(device, math.inf))
+        return nsmallest(count, candidates, lambda device: -losses.get(device, math.inf))
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         if "trained-on" in message.contents:
@@ -81,7 +82,7 @@ class PowerOfChoice(Selection):
         if not server.models.learns:
             return list(answers)[:count]
         losses = await _losses(server, {device: answer["loss"] for device, answer in answers.items()})
-        return lowest(losses, count, lambda device: -losses[device])
+        return nsmallest(count, losses, lambda device: -losses[device])
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return (Evaluate(tuple(instruction["loss-query"]), samples=self.samples),)

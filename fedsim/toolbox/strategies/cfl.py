@@ -59,12 +59,11 @@ class CFLParams(GroupedParams):
 
     def check(self, devices: int) -> None:
         super().check(devices)
-        idle = {
-            f"over_selection is {self.over_selection:g}, but a round asks all clients; allowed is 1": self.over_selection == 1,
-            f"selection is {self.selection.kind!r}, but a round asks all clients; allowed is 'random'": self.selection.uniform,
-        }
-        for said in (said for said, harmless in idle.items() if self.clients_per_round is None and not harmless):
-            raise ScenarioError(f"strategy.{said}, or give 'clients_per_round'")
+        if self.clients_per_round is None and not (self.over_selection == 1 and self.selection.uniform):
+            raise ScenarioError(
+                f"strategy.over_selection is {self.over_selection:g}, and selection {self.selection.kind!r}, but a round asks "
+                "all clients; allowed are 1 and 'random', or give 'clients_per_round'"
+            )
 
 
 def lengths(updates: Sequence[NDArray[np.floating]] | NDArray[np.floating], weights: Sequence[float]) -> dict[str, float]:

@@ -76,21 +76,17 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
 
     async def on_start(self) -> None:
         tiers, model = self.params.tiers, self.server.models.initial()
-        self.state |= {"version": 0, "model": model, "open": {}, "over": False, "draws": [0] * tiers, "unable": 0}
+        self.state |= {"version": 0, "model": model, "open": {}, "over": False, "draws": [0] * tiers}
         self.state |= {"tiers": [model] * tiers, "counts": [0] * tiers, "received": [[] for _ in range(tiers)]}
         self.server.begin_round(0)
         self._meet_all(tiers)
-
-    def _drop(self, device: int) -> None:
-        super()._drop(device)
-        self.state["unable"] += 1
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         return [bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices]
 
     def begin(self, known: list[int]) -> None:
         state, server, tiers = self.state, self.server, self.params.tiers
-        if server.devices - state["unable"] < tiers:
+        if server.devices - len(state["dropped"]) < tiers:
             server.stop(f"fewer than {tiers} devices have room for the training")
             return
         if len(known) < tiers:

@@ -10,7 +10,7 @@ from fedsim.language.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.clustering.algorithms import Hierarchical
 from fedsim.toolbox.clustering.moments import AfterRounds
-from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine
+from fedsim.toolbox.clustering.similarity import Matrix, gradient_cosine, row_distances
 from fedsim.toolbox.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 
 
@@ -34,11 +34,8 @@ class FLHCParams(LCFLParams):
 
 def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
     """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
-    if measure != "l1":
-        return diff_norm(updates) if measure == "l2" else gradient_cosine(updates)
-    from scipy.spatial.distance import pdist, squareform
-
-    return np.asarray(squareform(pdist(updates, "cityblock")))
+    metrics = {"l1": "cityblock", "l2": "euclidean"}
+    return row_distances(updates, metrics[measure]) if measure in metrics else gradient_cosine(updates)
 
 
 class FLHC(LCFL):

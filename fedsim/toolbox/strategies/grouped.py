@@ -118,11 +118,9 @@ class Grouped(Synchronous[G]):
         return found
 
     def models(self) -> ModelAssignment:
-        served: list[list[int]] = [[] for _ in self.state["models"]]
-        for device, group in enumerate(self.state["group"]):
-            if group >= 0:
-                served[group].append(device)
-        return {f"group/{group}": (model, served[group]) for group, model in enumerate(self.state["models"])}
+        own = np.array(self.state["group"])
+        models = enumerate(self.state["models"])
+        return {f"group/{group}": (model, np.flatnonzero(own == group).tolist()) for group, model in models}
 
     def select(self) -> list[int]:
         number, wanted, chosen = self.state["round"], self.params.asked_per_round, list[int]()

@@ -17,7 +17,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protectio
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
-from fedsim.toolbox.clustering.similarity import Matrix, diff_norm, gradient_cosine, loss_distance, loss_gap, shown_pairs
+from fedsim.toolbox.clustering.similarity import Matrix, gradient_cosine, loss_distance, loss_gap, row_distances, shown_pairs
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -365,7 +365,7 @@ class LCFL(Grouped[LCFLParams]):
             return by_losses(np.stack(rows)[:, columns], loss_gap if measure == "loss-gap" else loss_distance)
         models = await server.models.values([state["own"][device] for device in devices])
         if measure == "diff-norm":
-            return by_rows(models, diff_norm)
+            return by_rows(models, row_distances)
         against = state["tested" if measure == "grad-cos" else "began"]
         others = await server.models.values([against[device] for device in devices])
         with np.errstate(all="ignore"):  # of a device that has diverged

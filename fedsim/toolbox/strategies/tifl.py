@@ -72,7 +72,8 @@ class Tiered(Strategy[P]):
     ``begin`` is called when no device is being met any more. It sets ``cuts``, sorts the ``known`` devices in, and trains.
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
-    ``cuts``, the borders of tiers, None until all who could be reached are met; ``tier``, of each device; ``members``.
+    ``cuts``, the borders of tiers, None until all reachable devices are met; ``tier``, of each device; ``members``;
+    ``dropped``, devices without room for the training.
     """
 
     begin: Callable[[list[int]], None]
@@ -81,14 +82,11 @@ class Tiered(Strategy[P]):
     def _meet_all(self, tiers: int) -> None:
         devices = self.server.devices
         self.state |= {"meeting": {}, "figures": [None] * devices, "cuts": None, "tier": [None] * devices}
-        self.state["members"] = [[] for _ in range(tiers)]
+        self.state |= {"members": [[] for _ in range(tiers)], "dropped": []}
         here = set(self.server.clients.online())
         for device in filter(self.server.clients.arrived, range(devices)):
-            (self._meet if device in here else self._await)(device)
+            (self._meet if device in here else self.server.clients.await_return)(device)
         self._make_tiers()
-
-    def _await(self, device: int) -> None:
-        self.server.clients.await_return(device)
 
     def _meet(self, device: int, job: str = "profile") -> None:
         task = self.server.ask(device, {"profiling": self.state["model"]} if job == "profile" else {}, job)
@@ -107,9 +105,10 @@ class Tiered(Strategy[P]):
         if message.outcome == "done":
             self._place(device, float(message.contents.get("size-report", self.server.now - asked)))
         elif message.outcome == "memory":
-            self._drop(device)
+            self.state["dropped"].append(device)
+            self.server.emit("tier-drop", device=device)
         else:
-            self._await(device)
+            self.server.clients.await_return(device)
         self._make_tiers()
         return True
 
@@ -121,10 +120,6 @@ class Tiered(Strategy[P]):
         self.state["figures"][device] = figure
         if self.state["cuts"] is not None:
             self._sort_in([device])
-
-    def _drop(self, device: int) -> None:
-        """Leave out a device that has no room for the training."""
-        self.server.emit("tier-drop", device=device)
 
     def _sort_in(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
@@ -201,8 +196,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     scalar). Probabilities change if the accuracy on the tier chosen last has not risen. Without learning, and when all credits
     are used up, tiers are chosen uniformly.
 
-    State besides FedAvg's and ``Tiered``'s: ``expected``, how many devices may yet be introduced; ``current``, the tier drawn
-    last; ``tested``, the round of the last test.
+    State besides FedAvg's and ``Tiered``'s: ``current``, the tier drawn last; ``tested``, the round of the last test.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
@@ -223,26 +217,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
         self.state |= {"current": None, "tested": None, "testing": {}, "heard": {}, "accuracies": [None] * tiers}
         self.state |= {"probabilities": self.params.probabilities or [1.0] * tiers, "credits": [self.credits_of_each] * tiers}
-        self.state["expected"] = sum(map(server.clients.arrived, range(server.devices)))
         self._meet_all(tiers)
 
     def _meet(self, device: int, job: str = "profile") -> None:
         super()._meet(device, "report" if self.params.tiers_from == "size" else job)
-
-    async def on_arrival(self, device: int) -> None:
-        self.state["expected"] += 1
-        self._meet(device)
-
-    def _await(self, device: int) -> None:
-        self.state["expected"] -= not self.server.clients.await_return(device)
-
-    def _place(self, device: int, figure: float) -> None:
-        self.state["expected"] -= 1
-        super()._place(device, figure)
-
-    def _drop(self, device: int) -> None:
-        self.state["expected"] -= 1
-        super()._drop(device)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
         figures = np.array([self.state["figures"][device] for device in devices])
@@ -255,7 +233,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             self._sort_in(known)
             server.emit("tiers", bins=list(state["cuts"]), members=[len(part) for part in state["members"]])
             self._open_round()
-        elif not (state["expected"] or server.clients.expects_newcomers()):
+            return
+        unmet = [device for device in range(server.devices) if device not in state["dropped"]]
+        coming = any(map(server.clients.await_return, filter(server.clients.arrived, unmet)))
+        if not (coming or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:

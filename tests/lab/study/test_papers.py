@@ -82,23 +82,15 @@ SETTINGS: Said = [
     ("stragglers", "small", {"part": "no-deadline", "data": "mnist"}, "*", {"strategy.deadline": None}),
     ("stragglers", "small", {"part": "fairness", "sizes": "uniform"}, "*", FAIR),
     ("stragglers", "full", {"part": "clusters"}, "*", {"strategy.clients_per_round": 40, "strategy.local_epochs": 5}),
-    *(
-        (
-            "lcfl",
-            "full",
-            {"part": part},
-            "*",
-            {"training.lr": lr, "training.batch_size": 20, "stop.rounds": rounds, "strategy.local_epochs": epochs},
-        )
-        for part, lr, rounds, epochs in (
-            *(("rotated-mnist-full", 0.02, 60, 10), ("femnist-full", 0.03, 100, 5), ("rotated-cifar10", 0.02, 200, 5)),
-        )
-    ),
-    *(
-        ("lcfl", "full", {"part": part}, "lcfl", {"strategy.participation": share, "strategy.groups": groups})
-        for part, share, groups in (("rotated-mnist-full", 1.0, 4), ("femnist-full", 0.3, 10), ("rotated-cifar10", 0.1, 2))
-    ),
 ]
+TRAINING, ROUNDS, EPOCHS = {"training.batch_size": 20}, "stop.rounds", "strategy.local_epochs"
+for part, lr, rounds, epochs, share, groups in (
+    ("rotated-mnist-full", 0.02, 60, 10, 1.0, 4),
+    ("femnist-full", 0.03, 100, 5, 0.3, 10),
+    ("rotated-cifar10", 0.02, 200, 5, 0.1, 2),
+):
+    SETTINGS += [("lcfl", "full", {"part": part}, "*", TRAINING | {"training.lr": lr, ROUNDS: rounds, EPOCHS: epochs})]
+    SETTINGS += [("lcfl", "full", {"part": part}, "lcfl", {"strategy.participation": share, "strategy.groups": groups})]
 """Of some runs of a paper's study: its size, the point, the variants, and what is published of them."""
 
 
