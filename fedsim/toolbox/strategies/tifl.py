@@ -67,9 +67,9 @@ class TiFLParams(AggregatingParams):
 
 
 class Tiered(Strategy[P]):
-    """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
+    """A server half that puts each device into a tier after a first report or whole task, its meeting.
 
-    ``begin`` is called when no device is being met any more. It sets ``cuts``, sorts the ``known`` devices in, and trains.
+    ``begin`` is called when no meeting is open. It sets ``cuts``, sorts the ``known`` devices in, and trains.
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
     ``cuts``, the borders of tiers, None until all reachable devices are met; ``tier``, of each device; ``members``;
@@ -188,13 +188,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1 and 2; tiers by data size as
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters); the others
-    when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
-    round draws a tier with a member that can be had, then K of its members uniformly (all if fewer), and goes on as FedAvg's.
+    First every reachable device reports its size (a scalar), or is profiled (down and up d parameters). Tiers are equal-width
+    bins over these figures, and stay; later devices are sorted in. A round draws a tier with an available member, then K of its
+    members uniformly (all if fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to five clients of each tier (d parameters), who report their accuracy on it (a
-    scalar). Probabilities change if the accuracy on the tier chosen last has not risen. Without learning, and when all credits
-    are used up, tiers are chosen uniformly.
+    With credits, every I rounds the model goes to five clients of each tier (d parameters), which report its accuracy (a
+    scalar). Probabilities change if the accuracy on the last tier has not risen. Without learning, and without credits left,
+    tiers are chosen uniformly.
 
     State besides FedAvg's and ``Tiered``'s: ``current``, the tier drawn last; ``tested``, the round of the last test.
     """
