@@ -157,7 +157,7 @@ WHEN_IT_RUNS: list[Case] = [
     ({"kind": "fedper"}, {"data": ROTATED}, r"every tensor of the model stays on its device: 1\.weight, 1\.bias"),
     ({"kind": "fedrep"}, {"learning": "off", "model": {"kind": "size", "bytes": "1 MB"}}, r"'fedrep', which tells the tensors"),
     ({"kind": "fedbn"}, MLP, "no normalisation layer, only Linear; allowed"),
-    ({"kind": "fedbn", "keeps": "statistics"}, MLP, "no layer of the model has running statistics; allowed is 'layers'"),
+    ({"kind": "fedbn", "keeps": "statistics"}, MLP, "no running statistics, only Linear; allowed"),
     (
         {"kind": "fedbn"},
         {"training": {"batch_size": 1}, "data": DIGITS, "model": BATCHED},

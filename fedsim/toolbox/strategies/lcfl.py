@@ -17,7 +17,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protectio
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
-from fedsim.toolbox.clustering.similarity import Matrix, gradient_cosine, loss_distance, loss_gap, row_distances, shown_pairs
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, loss_distance, loss_gap, row_distances, shown_pairs
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -369,7 +369,8 @@ class LCFL(Grouped[LCFLParams]):
         against = state["tested" if measure == "grad-cos" else "began"]
         others = await server.models.values([against[device] for device in devices])
         with np.errstate(all="ignore"):  # of a device that has diverged
-            return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
+            changes = [model - other for model, other in zip(models, others, strict=True)]
+        return by_rows(changes, lambda rows: 1.0 - cosine_matrix(rows))
 
     async def after_aggregation(self) -> None:
         """Once no two clusters have the same model, all devices without a cluster look for one, now or on their return."""

@@ -103,7 +103,9 @@ class Tiered(Strategy[P]):
             return False
         device, asked = self.state["meeting"].pop(message.task)
         if message.outcome == "done":
-            self._place(device, float(message.contents.get("size-report", self.server.now - asked)))
+            self.state["figures"][device] = float(message.contents.get("size-report", self.server.now - asked))
+            if self.state["cuts"] is not None:
+                self._sort_in([device])
         elif message.outcome == "memory":
             self.state["dropped"].append(device)
             self.server.emit("tier-drop", device=device)
@@ -115,11 +117,6 @@ class Tiered(Strategy[P]):
     def _make_tiers(self) -> None:
         if self.state["cuts"] is None and not self.state["meeting"]:
             self.begin([device for device, figure in enumerate(self.state["figures"]) if figure is not None])
-
-    def _place(self, device: int, figure: float) -> None:
-        self.state["figures"][device] = figure
-        if self.state["cuts"] is not None:
-            self._sort_in([device])
 
     def _sort_in(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
