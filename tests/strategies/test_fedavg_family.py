@@ -10,7 +10,7 @@ import pytest
 from fedsim.lab.reading.fairness import jain_index, worst_decile
 from fedsim.plugin import Synchronous
 from fedsim.records.reading import RunFolder
-from fedsim.testing import eventful_world, quiet_world
+from fedsim.testing import quiet_world
 from fedsim.toolbox.strategies.fednova import reach
 from tests.strategies.runs import (
     ends_of,
@@ -389,20 +389,6 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     sections["population"]["arrivals"] = late
     begins, _ = begins_and_ends(sections, tmp_path / "run")
     assert begins == [150.0, 200.0, 300.0]
-
-
-LATE_FIRST_ROUNDS: list[dict[str, Any]] = [{"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"}]
-LATE_FIRST_ROUNDS += [{"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}}]
-LATE_FIRST_ROUNDS += [{"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}}]
-
-
-@pytest.mark.parametrize("strategy", LATE_FIRST_ROUNDS, ids=lambda strategy: strategy["kind"])
-def test_who_must_do_something_before_its_rounds_keeps_to_the_schedule_too(strategy: dict[str, Any], tmp_path: Path) -> None:
-    sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
-    begins, ends = begins_and_ends(sections, tmp_path / "run")
-    on_time = sum(begin % 25 == 0 for begin in begins)
-    assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
-    assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
 
 
 # How evenly devices are selected: Jain's index against known answers and against the published figures.
