@@ -324,29 +324,21 @@ def test_over_selection_closes_when_enough_have_come(tmp_path: Path) -> None:
     assert ends_of(run) == ["done"] * 4 + ["late"] * 2
 
 
-def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
-    plain = made({"learning": "off", "population": population(1000)}).population
-    slowed = {}
+def test_a_larger_share_of_stragglers_slows_the_same_ones_and_more() -> None:
+    plain, slow = made({"learning": "off", "population": population(1000)}).population, []
     for share in (0.1, 0.2):
         run = made({"learning": "off", "population": population(1000, stragglers={"share": share, "factor": 0.5})})
-        slow = np.flatnonzero(run.population.speed == plain.speed / 2)
-        assert len(slow) == share * 1000
-        assert (np.delete(run.population.speed, slow) == np.delete(plain.speed, slow)).all()
-        assert list(run.device_columns()["speed"]) == run.population.speed.tolist()
-        slowed[share] = set(slow.tolist())
-    assert slowed[0.1] < slowed[0.2]  # a larger share slows the same ones and more
+        slow.append(set(np.flatnonzero(run.population.speed == plain.speed / 2)))
+    assert [len(own) for own in slow] == [100, 200]
+    assert slow[0] < slow[1]
 
 
 def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) -> None:
     """7.6: at lambda = .2, FedAvg(1) drops 55.3 % of the devices, but 45.7 % if the mean were taken over all of them."""
-    people, means = population(4000, stragglers={"share": 0.2}), []
+    people = population(4000, stragglers={"share": 0.2})
     for base, dropped in (("unslowed", 0.553), ("all", 0.457)):
-        deadline = {"kind": "relative", "devices": base}
-        run = everybody_once(people, tmp_path / base, deadline=deadline)
+        run = everybody_once(people, tmp_path / base, deadline={"kind": "relative", "devices": base})
         assert run.rounds[0]["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
-        sections = {"learning": "off", "population": people, "strategy": {"deadline": deadline}}
-        means.append(made(sections).server.setting.mean_epoch_s)
-    assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
 
 
 # Rounds on a schedule (``every``): each begins at the first multiple at which the one before has closed.

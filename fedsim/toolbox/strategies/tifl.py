@@ -73,7 +73,7 @@ class Tiered(Strategy[P]):
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
     ``cuts``, the borders of tiers, None until all reachable devices are met; ``tier``, of each device; ``members``;
-    ``dropped``, devices without room for the training.
+    ``dropped``, devices without room for the training; ``away``, how many will return.
     """
 
     begin: Callable[[list[int]], None]
@@ -82,20 +82,25 @@ class Tiered(Strategy[P]):
     def _meet_all(self, tiers: int) -> None:
         devices = self.server.devices
         self.state |= {"meeting": {}, "figures": [None] * devices, "cuts": None, "tier": [None] * devices}
-        self.state |= {"members": [[] for _ in range(tiers)], "dropped": []}
+        self.state |= {"members": [[] for _ in range(tiers)], "dropped": [], "away": 0}
         here = set(self.server.clients.online())
         for device in filter(self.server.clients.arrived, range(devices)):
-            (self._meet if device in here else self.server.clients.await_return)(device)
+            (self._meet if device in here else self._await)(device)
         self._make_tiers()
+
+    def _await(self, device: int) -> None:
+        self.state["away"] += self.server.clients.await_return(device)
 
     def _meet(self, device: int, job: str = "profile") -> None:
         task = self.server.ask(device, {"profiling": self.state["model"]} if job == "profile" else {}, job)
         self.state["meeting"][task] = (device, self.server.now)
 
     async def on_return(self, device: int) -> None:
+        self.state["away"] -= 1
         self._meet(device)
 
-    on_arrival = on_return
+    async def on_arrival(self, device: int) -> None:
+        self._meet(device)
 
     def _ends_meeting(self, message: TaskEnd) -> bool:
         """Whether the task was one by which a device is met; then it is taken in."""
@@ -110,7 +115,7 @@ class Tiered(Strategy[P]):
             self.state["dropped"].append(device)
             self.server.emit("tier-drop", device=device)
         else:
-            self.server.clients.await_return(device)
+            self._await(device)
         self._make_tiers()
         return True
 
@@ -230,10 +235,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             self._sort_in(known)
             server.emit("tiers", bins=list(state["cuts"]), members=[len(part) for part in state["members"]])
             self._open_round()
-            return
-        unmet = [device for device in range(server.devices) if device not in state["dropped"]]
-        coming = any(map(server.clients.await_return, filter(server.clients.arrived, unmet)))
-        if not (coming or server.clients.expects_newcomers()):
+        elif not (state["away"] or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
