@@ -135,7 +135,7 @@ def test_probabilities_change_without_improvement(small: dict[str, Any], tmp_pat
     assert 0 < stays < len(tests) - 1
 
 
-@pytest.mark.parametrize(("back", "stopped"), [(50, "rounds"), (None, "no device can be put into a tier")])
+@pytest.mark.parametrize(("back", "stopped"), [(50, "3 rounds"), (None, "no device can be put into a tier")])
 def test_without_devices_at_first_it_waits_for_those_that_return(back: int | None, stopped: str, tmp_path: Path) -> None:
     rows = "0,0,1" if back is None else f"0,{back},1000\n1,{back + 1},1000"
     (tmp_path / "there.csv").write_text(f"device,start,end\n{rows}\n")
