@@ -81,6 +81,12 @@ PARTS = [
         {"malicious": {"attack": "label-flip", "share": 0.3}}
         | {"messages": {"up": {"kind": "float16", "encode_rate": "2 kB/s"}, "down": {"encode_rate": "1 kB/s"}}},
     ),
+    (
+        {"kind": "scaffold", "clients_per_round": 7, "deadline": "20 s"}
+        | {"secure_aggregation": {"neighbours": 4, "patience": "5 s", "mask_rate": "100 kB/s"}}
+        | {"selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"}},
+        {},
+    ),
     ({"kind": "fednova", "clients_per_round": 5, "deadline": "20 s", "selection": {"kind": "fedcs", "time": "15 s"}}, {}),
     ({"kind": "feddyn", "clients_per_round": 5, "over_selection": 1.4, "selection": "least-available"}, {}),
     ({"kind": "fedbuff", "concurrency": 5, "buffer": 3, "server": {"kind": "sgd", "momentum": 0.5}}, {}),

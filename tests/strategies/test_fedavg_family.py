@@ -10,7 +10,7 @@ import pytest
 from fedsim.lab.reading.fairness import jain_index, worst_decile
 from fedsim.plugin import Synchronous
 from fedsim.records.reading import RunFolder
-from fedsim.testing import eventful_world, quiet_world
+from fedsim.testing import quiet_world
 from fedsim.toolbox.strategies.fednova import reach
 from tests.strategies.runs import (
     ends_of,
@@ -324,29 +324,21 @@ def test_over_selection_closes_when_enough_have_come(tmp_path: Path) -> None:
     assert ends_of(run) == ["done"] * 4 + ["late"] * 2
 
 
-def test_tentative_stragglers_are_a_share_at_a_factor_of_their_speed() -> None:
-    plain = made({"learning": "off", "population": population(1000)}).population
-    slowed = {}
+def test_a_larger_share_of_stragglers_slows_the_same_ones_and_more() -> None:
+    plain, slow = made({"learning": "off", "population": population(1000)}).population, []
     for share in (0.1, 0.2):
         run = made({"learning": "off", "population": population(1000, stragglers={"share": share, "factor": 0.5})})
-        slow = np.flatnonzero(run.population.speed == plain.speed / 2)
-        assert len(slow) == share * 1000
-        assert (np.delete(run.population.speed, slow) == np.delete(plain.speed, slow)).all()
-        assert list(run.device_columns()["speed"]) == run.population.speed.tolist()
-        slowed[share] = set(slow.tolist())
-    assert slowed[0.1] < slowed[0.2]  # a larger share slows the same ones and more
+        slow.append(set(np.flatnonzero(run.population.speed == plain.speed / 2)))
+    assert [len(own) for own in slow] == [100, 200]
+    assert slow[0] < slow[1]
 
 
 def test_stragglers_do_not_move_the_unit_of_time_unless_asked(tmp_path: Path) -> None:
     """7.6: at lambda = .2, FedAvg(1) drops 55.3 % of the devices, but 45.7 % if the mean were taken over all of them."""
-    people, means = population(4000, stragglers={"share": 0.2}), []
+    people = population(4000, stragglers={"share": 0.2})
     for base, dropped in (("unslowed", 0.553), ("all", 0.457)):
-        deadline = {"kind": "relative", "devices": base}
-        run = everybody_once(people, tmp_path / base, deadline=deadline)
+        run = everybody_once(people, tmp_path / base, deadline={"kind": "relative", "devices": base})
         assert run.rounds[0]["slow"] / 4000 == pytest.approx(dropped, abs=0.02)
-        sections = {"learning": "off", "population": people, "strategy": {"deadline": deadline}}
-        means.append(made(sections).server.setting.mean_epoch_s)
-    assert means[1] / means[0] == pytest.approx(1.2, abs=0.01)
 
 
 # Rounds on a schedule (``every``): each begins at the first multiple at which the one before has closed.
@@ -389,20 +381,6 @@ def test_with_nobody_to_ask_it_looks_again_and_then_keeps_to_the_schedule(tmp_pa
     sections["population"]["arrivals"] = late
     begins, _ = begins_and_ends(sections, tmp_path / "run")
     assert begins == [150.0, 200.0, 300.0]
-
-
-LATE_FIRST_ROUNDS: list[dict[str, Any]] = [{"kind": "cata-fed", "clients_per_round": 5, "deadline": "10 s"}]
-LATE_FIRST_ROUNDS += [{"kind": "flexcfl", "clients_per_round": 5, "groups": 2, "moment": {"devices": 2}}]
-LATE_FIRST_ROUNDS += [{"kind": "lcfl", "groups": 2, "moment": {"rounds": 1, "participation": 0.4}}]
-
-
-@pytest.mark.parametrize("strategy", LATE_FIRST_ROUNDS, ids=lambda strategy: strategy["kind"])
-def test_who_must_do_something_before_its_rounds_keeps_to_the_schedule_too(strategy: dict[str, Any], tmp_path: Path) -> None:
-    sections = eventful_world(strategy | {"every": "25 s"}, rounds=6) | {"learning": "off"}
-    begins, ends = begins_and_ends(sections, tmp_path / "run")
-    on_time = sum(begin % 25 == 0 for begin in begins)
-    assert on_time >= len(begins) - 2  # the first comes when all are introduced; one may find nobody to ask
-    assert all(closed <= begin for closed, begin in zip(ends, begins[1:], strict=False))
 
 
 # How evenly devices are selected: Jain's index against known answers and against the published figures.

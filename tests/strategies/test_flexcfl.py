@@ -105,12 +105,6 @@ class TestTheGroupColdStart:
         summary = self.without(tmp_path / "run", *range(16)).summary
         assert (summary["rounds"], summary["stopped"]) == (0, "fewer than 5 devices will ever be there again")
 
-    def test_devices_that_all_do_the_same_make_no_groups(self, tmp_path: Path) -> None:
-        one = (np.tile(np.random.default_rng(1).normal(size=4), (6, 1)), [1] * 6)  # in whatever order they come, sums are equal
-        sections = world(file_data(tmp_path, [one] * 6), 6, flexcfl(2, 2), 2, training=FULL)
-        with pytest.raises(fedsim.SimulationError, match=r"2 groups needs as many distinct .*, and the 6 devices have 1"):
-            fedsim.run(fedsim.Scenario(**sections))
-
     def test_updates_that_are_not_finite_are_left_out(self, tmp_path: Path) -> None:
         draw = np.random.default_rng(1)
         shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]

@@ -237,16 +237,6 @@ def test_a_newcomer_is_introduced_when_it_arrives_and_trains_from_then_on(tmp_pa
     assert len(tasks(run, 3)) > 1
 
 
-def test_a_server_does_not_know_who_is_to_come() -> None:
-    sections = world(PAIRED, 20, {"kind": "fedavg"}, 1, population={"arrivals": scheduled(d4="5 s")})
-    run = made(sections)
-    assert [device for device in range(20) if not run.server.clients.arrived(device)] == [4]
-    assert run.server.clients.expects_newcomers()
-    assert 4 not in run.server.clients.online()
-    alone = made(world(PAIRED, 20, {"kind": "fedavg"}, 1))
-    assert not alone.server.clients.expects_newcomers()
-
-
 def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:
     population = {"arrivals": scheduled(d1="20 s"), "departures": scheduled(d0="10 s", d1="21 s")}
     strategy = {"kind": "cata-fed", "clients_per_round": 1, "clusters": 1, "deadline": "1 s", "smallest_part": 10}

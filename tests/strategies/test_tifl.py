@@ -135,6 +135,15 @@ def test_probabilities_change_without_improvement(small: dict[str, Any], tmp_pat
     assert 0 < stays < len(tests) - 1
 
 
+@pytest.mark.parametrize(("back", "stopped"), [(50, "3 rounds"), (None, "no device can be put into a tier")])
+def test_without_devices_at_first_it_waits_for_those_that_return(back: int | None, stopped: str, tmp_path: Path) -> None:
+    rows = "0,0,1" if back is None else f"0,{back},1000\n1,{back + 1},1000"
+    (tmp_path / "there.csv").write_text(f"device,start,end\n{rows}\n")
+    scenario = sections(2, 3, tiers=1, tiers_from="latency", clients_per_round=1)
+    scenario["population"]["availability"] = {"kind": "intervals", "file": str(tmp_path / "there.csv"), "unit": "s"}
+    assert ran(scenario, tmp_path / "run").summary["stopped"] == stopped
+
+
 def test_profiled_latency_makes_tiers(tmp_path: Path) -> None:
     run = ran(sections(30, 5, tiers=3, tiers_from="latency", clients_per_round=3), tmp_path / "run")
     seconds = [row["samples"] / 100 for row in run.devices]  # one epoch, no network time

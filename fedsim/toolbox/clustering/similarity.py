@@ -99,11 +99,6 @@ def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
     return np.asarray(squareform(pdist(rows, metric)))
 
 
-def gradient_cosine(gradients: RowVectors) -> Matrix:
-    """1 - cosine of all pairs of ``gradients`` [n, d], in [0, 2] (LCFL's GradCos)."""
-    return 1.0 - cosine_matrix(gradients)
-
-
 def loss_distance(losses: Matrix) -> Matrix:
     """Excess loss of two models on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
 

@@ -182,18 +182,17 @@ class CataFed(FedAvg[CataFedParams]):
 
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
 
-    On connection each client reports its data size (a scalar). A round goes to K clients of one cluster of like size. They
-    receive the model and T (d parameters, a scalar), train until T after their download, and answer. *Valid* (an epoch is
-    finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model and I = 0 (d or nothing, a
-    scalar); it halves its data, stratified by label, as long as parts keep pi samples, reports the size of its largest part (a
-    scalar), and trains on one part a time, in turn. *Disconnected* (no answer): it is removed from the connected clients.
+    A client reports its data size when it connects (a scalar), and is in a cluster from the next round on. A round asks K
+    clients of one cluster. They receive the model and T (d parameters, a scalar), train until T after their download, and
+    answer. *Valid* (an epoch is finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model
+    and I = 0 (d or nothing, a scalar); it halves its data, stratified by label, down to pi samples, reports the size of its
+    largest part (a scalar), and trains on one part a time, in turn. *Disconnected* (no answer): it is removed.
 
-    A newcomer connects when it arrives, and is in a cluster from the next round on. The new model is the mean of the valid
-    updates, weighted by the size of the data that each was trained on (psi_i, Eqs. 15, 16); without any it stays as it is.
-    Clusters are cut by the interquartile range of sizes after each report; the group that waits longest is served first.
+    The new model is the mean of the valid updates, weighted by the size of the data of each training (psi_i, Eqs. 15, 16).
+    Clusters are cut by the interquartile range of sizes after each report; the group that waits longest is asked first.
 
-    State besides FedAvg's: of each client ``sizes``, 0 for who is not connected, ``cluster``, -1 for such, and ``zeroed``, the
-    round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``away``, how many may yet connect.
+    State besides FedAvg's: for each client ``sizes``, 0 if disconnected, ``cluster``, then -1, and ``zeroed``, the round in
+    which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``away``, how many may yet connect.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams

@@ -28,12 +28,10 @@ class CFLParams(GroupedParams):
         eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm 1, line 8); by default 0.2
             times the mean length of the first round's updates.
         eps2: its clients are congruent when all of their updates are shorter than this (Eq. 5); by default 2.5 ``eps1``.
-        split_rounds: the cluster with the longest update is split in each of these rounds, from 0, or when that is possible
-            (Fig. 3).
+        split_rounds: rounds, from 0, in which, or after which, the cluster with the longest update is split (Fig. 3).
         split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published code.
-        as: when a cluster is split, new ones move apart at once (``published-code``), or as one once more (``paper``).
-        order: clusters advance ``together``, as in the published code, or each is trained to its end (``recursive``, Algorithm
-            2).
+        as: new clusters move apart in the round of the split (``published-code``), or only afterwards (``paper``).
+        order: all clusters advance ``together``, as in the published code, or one after the other (``recursive``, Algorithm 2).
     """
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
@@ -107,18 +105,18 @@ class CFL(Grouped[CFLParams]):
 
     All clients begin in one cluster, the root of a tree whose leaves are the clusters. In each round all available clients
     receive their cluster's model (d parameters), train, and send their update (d); the model moves by the weighted mean of
-    updates. When that mean is shorter than ``eps1`` while some update is at least ``eps2`` long, the cluster is cut in two such
-    that the largest cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. A client that took
-    no part in the round goes to the side with the update most like its own last one to this cluster; without one it leaves it.
+    updates. When that mean is shorter than ``eps1``, and some update at least ``eps2`` long, the cluster is cut such that the
+    largest cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. An absent client goes to the
+    side with the update most like its own last one to this cluster; without one it leaves the cluster.
 
-    Such a client, and a newcomer, joins the root when it is selected, as long as that is whole. Else it goes down the tree, on
-    arrival or when it is selected: at each split it receives the parent's model (d, purpose ``cold-start``), trains, sends its
-    update (d), and goes to the side with the most similar update, which the server has kept. Shifts of data move no device.
-    With ``learning = "off"`` clusters are split by ``split_rounds`` alone, at random.
+    Such a client, or a newcomer, joins the root when it is selected, if that is whole. Else it goes down the tree, on arrival
+    or when it is selected: at each split it receives the parent's model (d, purpose ``cold-start``), trains, sends its update
+    (d), and goes to the side with the most similar update. Shifts of data move no device. With ``learning = "off"`` clusters
+    are split by ``split_rounds`` alone, at random.
 
-    State besides ``Grouped``'s, whose ``models`` has one for each node of the tree: ``children`` of each node, None for a leaf;
-    ``pulls``, the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, what each client sent
-    last to its cluster; ``scale``, mean length of the first updates; ``scheduled``, how many splits are done.
+    State besides ``Grouped``'s, with a model for each node of the tree: ``children`` of each node, None for a leaf; ``pulls``,
+    the updates by which a node's clients were cut out; ``down``, newcomer -> node; ``last``, each client's last update to its
+    cluster; ``scale``, mean length of the first updates; ``scheduled``, the number of splits done.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams

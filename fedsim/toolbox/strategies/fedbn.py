@@ -20,18 +20,14 @@ class FedBNParams(AggregatingParams):
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":
             found = [tensor.name.rpartition(".")[2] in ("running_mean", "running_var") for tensor in tensors]
-            if not any(found):
-                raise ScenarioError(
-                    "strategy.keeps is 'statistics', and no layer of the model has running statistics; allowed is 'layers', or "
-                    "a model.factory of a module with a torch.nn.BatchNorm2d, say, with track_running_stats=True"
-                )
-            return found
-        found = ["norm" in tensor.layer.lower() for tensor in tensors]
+        else:
+            found = ["norm" in tensor.layer.lower() for tensor in tensors]
         if not any(found):
+            kept = "running statistics" if self.keeps == "statistics" else "normalisation layer"
             layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
             raise ScenarioError(
-                f"strategy.kind is 'fedbn', and the model has no normalisation layer, only {layers}; allowed is a "
-                "model.factory of a module with one, torch.nn.BatchNorm2d say"
+                f"strategy.keeps is {self.keeps!r}, and the model has no {kept}, only {layers}; allowed is a model.factory of "
+                "a module with one, torch.nn.BatchNorm2d say"
             )
         return found
 

@@ -24,8 +24,7 @@ class FedDRParams(SynchronousParams):
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
     """relaxation; 1: Douglas and Rachford's own step."""
     start: Literal["center", "own"] = "center"
-    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's ``own`` last x_i.
-    """
+    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's ``own`` last x_i."""
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):

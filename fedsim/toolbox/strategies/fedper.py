@@ -10,10 +10,11 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 
 
-class HeadParams(AggregatingParams):
-    """Parameters of strategies whose devices keep a head of their own."""
+class FedPerParams(AggregatingParams):
+    """Parameters of FedPer, in addition to ``AggregatingParams``."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
+    kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
     """what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything."""
 
@@ -24,12 +25,6 @@ class HeadParams(AggregatingParams):
             return [layer in last for layer in layers]
         chosen = matching([tensor.name for tensor in tensors], self.head, "strategy.head")
         return [tensor.name in chosen for tensor in tensors]
-
-
-class FedPerParams(HeadParams):
-    """Parameters of FedPer; see ``HeadParams`` and ``AggregatingParams``."""
-
-    kind: Literal["fedper"] = "fedper"
 
 
 class FedPer(FedAvg[FedPerParams]):

@@ -8,16 +8,16 @@ from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.toolbox.strategies.fedper import HeadParams
+from fedsim.toolbox.strategies.fedper import FedPerParams
 from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 
-class FedRepParams(HeadParams):
-    """Parameters of FedRep, in addition to ``HeadParams``."""
+class FedRepParams(FedPerParams):
+    """Parameters of FedRep, in addition to ``FedPerParams``."""
 
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
-    kind: Literal["fedrep"] = "fedrep"
+    kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: Epochs = 10
     """passes over its data for which a device trains its head; then ``local_epochs`` for the layers below."""
     aggregation: AggregationSpec = Mean()

@@ -24,7 +24,7 @@ class FeSEMParams(GroupedParams):
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
     sweeps: ClassVar[bool] = True
-    kind: Literal["fesem"] = "fesem"
+    kind: Literal["fesem", "fesem-mig"] = "fesem"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     aggregation: AggregationSpec = Mean()
@@ -42,9 +42,10 @@ class FeSEM(Grouped[FeSEMParams]):
     Source: Xie et al., "Multi-center federated learning" (2020), as in the published code of FlexCFL, by distances of whole
     models.
 
-    E-step, at the server, when clients are selected: each joins the group whose model is nearest (Euclidean) to the model that
-    it sent last, at first the initial one. It then receives its group's model (d parameters), trains, and sends its update (d
-    parameters). M-step: a group's model becomes the mean of its updates. Shifts of data change no group.
+    E-step, at the server: each selected client joins the group whose model is nearest (Euclidean) to its own last one, at first
+    the initial one. It receives its group's model (d parameters), trains, and sends its update (d parameters). M-step: a
+    group's model becomes the mean of its updates. Shifts of data change no group: FeSEM-MIG, so called in FlexCFL's tables, is
+    the same (``fesem-mig``).
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
@@ -103,15 +104,3 @@ class FeSEM(Grouped[FeSEMParams]):
                 self.record_aggregate(entries, [1 / len(points)] * len(entries), group=group)
             parts = [(point, 1 / len(points)) for point in points]
             state["models"][group] = server.models.mix(parts, otherwise=state["models"][group])
-
-
-class FeSEMMigParams(FeSEMParams):
-    """Parameters of FeSEM-MIG; see ``FeSEMParams``."""
-
-    kind: Literal["fesem-mig"] = "fesem-mig"  # type: ignore[assignment]
-
-
-class FeSEMMig(FeSEM):
-    """FeSEM in a world with shifts, by the name that FlexCFL's tables give it: the E-step sees no data, so it is FeSEM."""
-
-    Params: ClassVar[type[FeSEMParams]] = FeSEMMigParams

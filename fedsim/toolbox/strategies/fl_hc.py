@@ -10,7 +10,7 @@ from fedsim.language.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.clustering.algorithms import Hierarchical
 from fedsim.toolbox.clustering.moments import AfterRounds
-from fedsim.toolbox.clustering.similarity import Matrix, gradient_cosine, row_distances
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, row_distances
 from fedsim.toolbox.strategies.lcfl import LCFL, Found, LCFLParams, by_rows
 
 
@@ -35,7 +35,7 @@ class FLHCParams(LCFLParams):
 def update_distances(updates: NDArray[np.floating], measure: Literal["l1", "l2", "cosine"]) -> Matrix:
     """Pairwise distances of ``updates`` [n, d], float64 [n, n]."""
     metrics = {"l1": "cityblock", "l2": "euclidean"}
-    return row_distances(updates, metrics[measure]) if measure in metrics else gradient_cosine(updates)
+    return row_distances(updates, metrics[measure]) if measure in metrics else 1.0 - cosine_matrix(updates)
 
 
 class FLHC(LCFL):

@@ -33,11 +33,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
         "cold_start": "measure",
         **dict.fromkeys(("epochs_after_cold_start", "inter_group"), "as"),
     }
-    usual_shift: ClassVar[ShiftTest] = "aligned_l1"
     sweeps: ClassVar[bool] = True
     beside: ClassVar[str | None] = "groups begin with the plain mean of pre-trained models"
 
-    kind: Literal["flexcfl"] = "flexcfl"
+    kind: Literal["flexcfl", "fedgroup"] = "flexcfl"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
@@ -50,6 +49,10 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     """pre-training before the first round; newcomers; and when devices' data have shifted."""
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
     """the learning rate between groups; 0 keeps them apart."""
+
+    @property
+    def usual_shift(self) -> ShiftTest:
+        return "never" if self.kind == "fedgroup" else "aligned_l1"
 
     @property
     def pretraining_epochs(self) -> int | None:
@@ -66,14 +69,6 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     def check(self, devices: int) -> None:
         super().check(devices)
         self.refuse_more("groups", devices)
-
-
-class FedGroupParams(FlexCFLParams):
-    """Parameters of FedGroup; see ``FlexCFLParams``."""
-
-    usual_shift: ClassVar[ShiftTest] = "never"
-
-    kind: Literal["fedgroup"] = "fedgroup"  # type: ignore[assignment]
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
@@ -131,23 +126,22 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 
 
 class FlexCFL(Migrating[FlexCFLParams]):
-    """Flexible clustered federated learning.
+    """Flexible clustered federated learning; ``fedgroup`` is FedGroup, its static form.
 
     Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
-    and 3, section 3.4.
+    and 3, section 3.4, and "FedGroup: efficient clustered federated learning via decomposed data-driven measure" (2020).
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d). They
-    are clustered by dw. A group's model is the mean of its members' trained models, its direction the mean of their updates,
-    which never changes again. If fewer than m devices come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d), by
+    which they are clustered. A group's model is the mean of its members' trained models, its direction the mean of their
+    updates, which never changes again. If fewer than m devices come back it is repeated, up to 100 times.
 
     Client cold start: a device without a group that is selected or arrives receives w0 and the m directions (d + m d),
     pre-trains, joins the group whose direction has the largest cosine with dw, and sends its number (4 bytes), in the same
-    round. The pre-trained devices receive the directions with their first group model. A device whose data have shifted
-    (``Migrating``) pre-trains again from w0, and sends the group that it joins.
+    round. Pre-trained devices receive the directions with their first group model. A device whose data have shifted
+    (``Migrating``) pre-trains again from w0, and sends the number of its group.
 
     In a round K clients receive their group's model (d), train, and send their update (d); a group's model becomes their mean,
-    weighted by samples. With eta_g the groups' models then move towards each other (Eq. 20), through an auxiliary server (d a
-    group).
+    weighted by samples. With eta_g groups then move towards each other (Eq. 20) through an auxiliary server (d a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -297,13 +291,3 @@ class FlexCFL(Migrating[FlexCFLParams]):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)
-
-
-class FedGroup(FlexCFL):
-    """FlexCFL without migration: groups as they were found first, and newcomers by cosine.
-
-    Source: Duan et al., "FedGroup: efficient clustered federated learning via decomposed data-driven measure" (2020), and
-    the static form in the paper of FlexCFL. Sends what FlexCFL sends.
-    """
-
-    Params: ClassVar[type[FlexCFLParams]] = FedGroupParams

@@ -63,13 +63,13 @@ G = TypeVar("G", bound=ClusteredParams)
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model a group.
 
-    A device that has no group yet, or whose data have shifted, first gets a task of preparation. Its task of the round follows
-    in the instant in which its group is known. Devices that are not asked in a round prepare beside it. Devices prepared in one
-    instant are assigned together.
+    A device without a group, or whose data have shifted, first gets a task of preparation, beside the rounds or within one; its
+    task of the round then follows in the instant in which its group is known. Devices prepared in one instant are assigned
+    together.
 
-    State besides ``Synchronous``'s: ``models``, each group's; ``group``, each device's, -1 for none; ``asked``, whether each
-    was ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, ends of these
-    tasks in this instant; ``unprepared``, devices that must be prepared before they train again, in order.
+    State besides ``Synchronous``'s: ``models``, of groups; ``group``, of each device, -1 for none; ``asked``, whether each was
+    ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, ends of these tasks in
+    this instant; ``unprepared``, devices that must be prepared before they train again, in order.
     """
 
     def __init__(self, params: G, server: Server) -> None:
@@ -258,10 +258,12 @@ class MigratingParams(GroupedParams):
         **GroupedParams.instead,
         **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
     }
-    usual_shift: ClassVar[ShiftTest] = "never"
-
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
     """when devices choose their group: in each round, and when their data have shifted."""
+
+    @property
+    def usual_shift(self) -> ShiftTest:
+        return "never"
 
     @property
     def shift(self) -> ShiftTest:

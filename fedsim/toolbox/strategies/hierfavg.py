@@ -63,15 +63,15 @@ class HierFAVG(FedAvg[HierFAVGParams]):
     Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC 2020), Algorithm 1; there all
     clients take part, which ``clients_per_round`` = devices does.
 
-    In each round the server sends the global model (``edge-model``, d parameters) to the edge servers of K clients. Each goes
-    through kappa2 edge rounds by itself: it sends its model to its clients (``model``, d); each makes kappa1 SGD steps and
-    sends its model back (``update``, d); the edge server's model becomes their mean, weighted by samples. Then it sends that to
-    the server (``edge-update``, d), whose model becomes the mean of these, weighted by the samples of the last edge round. With
-    kappa2 = 1 that is FedAvg.
+    In each round the server sends the global model (``edge-model``, d parameters) to the edge servers of K clients. Each has
+    kappa2 edge rounds by itself: it sends its model to its clients (``model``, d); each makes kappa1 SGD steps and sends its
+    model back (``update``, d); the edge server's model becomes their mean, weighted by samples. Then it sends that to the
+    server (``edge-update``, d), whose model becomes their mean, weighted by the samples of the last edge round. With kappa2 = 1
+    that is FedAvg.
 
-    A client that is late or lost is out until the next round; one that is away when an edge round begins counts by its last
-    update. A lost edge server loses its clients' updates of the round (record ``updates-lost``), and none of them is asked
-    until it is back. The record ``round`` counts clients by their last task. A device's group is its edge server.
+    A late or lost client is out until the next round; one that is away when an edge round begins counts by its last update. A
+    lost edge server loses its clients' updates of the round (record ``updates-lost``), and they are not asked until it is back.
+    The record ``round`` counts clients by their last task. A device's group is its edge server.
     """
 
     Params = HierFAVGParams

@@ -19,7 +19,7 @@ class IFCAParams(MigratingParams):
     """Parameters of IFCA, in addition to ``MigratingParams``."""
 
     sweeps: ClassVar[bool] = True
-    kind: Literal["ifca"] = "ifca"
+    kind: Literal["ifca", "ifca-mig"] = "ifca"
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Annotated[Epochs, OnlyWith("averaging", values=("models",))] = 10
     aggregation: Annotated[AggregationSpec, OnlyWith("averaging", values=("models",))] = Mean()
@@ -28,6 +28,10 @@ class IFCAParams(MigratingParams):
     """of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on all of its data, and a group's
     model moves by the sum of its clients' steps, divided by the number of all clients of the round (option I).
     """
+
+    @property
+    def usual_shift(self) -> ShiftTest:
+        return "aligned_l1" if self.kind == "ifca-mig" else "never"
 
     @property
     def counts_steps(self) -> str | None:
@@ -64,9 +68,9 @@ class IFCA(Migrating[IFCAParams]):
     Source: Ghosh et al., "An efficient framework for clustered federated learning" (2020), Algorithm 1.
 
     In each round the K clients receive the models of all m groups (m d parameters). Each computes their loss on its training
-    data, trains the best one (the first of equals), and sends its update and which group that was (d parameters, 4 bytes). A
-    group's model becomes the mean of its updates; a group without any keeps the one that it has. A newcomer chooses when it is
-    selected. In IFCA-MIG (from the paper of FlexCFL) a shifted device receives all models (m d) and chooses at once.
+    data, trains the best one (the first of equals), and sends its update and the group's number (d parameters, 4 bytes). A
+    group's model becomes the mean of its updates, if there are any. In IFCA-MIG (from the paper of FlexCFL) a shifted device
+    receives all models (m d) and chooses at once.
     """
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
@@ -113,20 +117,6 @@ class IFCA(Migrating[IFCAParams]):
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
         moved = mix([(model, 1.0), (mix(steps, rescale=False), 1.0)], otherwise=model, rescale=False)
         return self.advance(model, moved, slot)
-
-
-class IFCAMigParams(IFCAParams):
-    """Parameters of IFCA-MIG; see ``IFCAParams``."""
-
-    usual_shift: ClassVar[ShiftTest] = "aligned_l1"
-
-    kind: Literal["ifca-mig"] = "ifca-mig"  # type: ignore[assignment]
-
-
-class IFCAMig(IFCA):
-    """IFCA whose devices choose again as soon as their data have shifted; see ``IFCA``."""
-
-    Params: ClassVar[type[IFCAParams]] = IFCAMigParams
 
 
 class HypClusterParams(IFCAParams):

@@ -17,7 +17,7 @@ from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protectio
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage, canonical, k_medoids
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
-from fedsim.toolbox.clustering.similarity import Matrix, gradient_cosine, loss_distance, loss_gap, row_distances, shown_pairs
+from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, loss_distance, loss_gap, row_distances, shown_pairs
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
@@ -33,8 +33,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     """Parameters of LCFL. The defaults are those of its published code on Rotated MNIST.
 
     Attributes:
-        groups: k, how many clusters to look for.
-        participation: the share of a group's members asked in a round, in place of ``clients_per_round``; one at least.
+        groups: k, the number of clusters.
+        participation: the share of a group's members asked in a round, at least one; in place of ``clients_per_round``.
         aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
         measure: how far apart two devices are: by losses ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6); ``diff-norm`` of models; 1
             minus the cosine of the gradients at their own models (``grad-cos``) or of the last changes (``update-cos``).
@@ -167,21 +167,21 @@ class LCFL(Grouped[LCFLParams]):
     Source: Gu et al., "Novel clustered federated learning based on local loss" (2024), Algorithm 1 and Eq. 2; the rounds of
     FedAvg before the clustering as in its published experiments.
 
-    Warm-up: rounds of FedAvg, where the last model that a device sent is its w_i (one that was never drawn, and is there when
-    they are over, trains once more: d parameters each way). Or each device receives the initial model (d parameters; nothing if
-    it draws its own), trains, and sends w_i (d parameters).
+    Warm-up: rounds of FedAvg, in which w_i is the last model that device i sent; available devices that were never drawn train
+    once after them (d parameters each way). Or each device receives the initial model (d parameters; nothing if it draws its
+    own), trains, and sends w_i (d parameters).
 
     Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes the objective L_i, with
-    ``training.l2``, of them and of its own on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4
-    bytes; for ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures. Other measures need no
-    exchange; for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
+    ``training.l2``, of all M on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes; for
+    ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures. Other measures need no exchange;
+    for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
 
     Then the devices that came back are clustered once, and each cluster runs FedAvg by itself; with fewer than ``groups`` of
-    them the run ends. All others and newcomers receive the clusters' models (k d parameters), test them on their training data,
-    join the best and send its number (4 bytes), as soon as they can and all clusters' models differ.
+    them the run ends. Once all clusters' models differ, the others and newcomers receive them (k d parameters), test them on
+    their training data, join the best and send its number (4 bytes).
 
     State besides ``Grouped``'s: ``campaign``, a task each for many devices; ``global``, the model of the warm-up; ``own``, w_i,
-    and ``began``, from which it was trained; ``tested``, what each found; ``admitting``, whether all clusters differ.
+    and ``began``, its start; ``tested``, the figures of each device; ``admitting``, whether all clusters differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
@@ -369,7 +369,8 @@ class LCFL(Grouped[LCFLParams]):
         against = state["tested" if measure == "grad-cos" else "began"]
         others = await server.models.values([against[device] for device in devices])
         with np.errstate(all="ignore"):  # of a device that has diverged
-            return by_rows([model - other for model, other in zip(models, others, strict=True)], gradient_cosine)
+            changes = [model - other for model, other in zip(models, others, strict=True)]
+        return by_rows(changes, lambda rows: 1.0 - cosine_matrix(rows))
 
     async def after_aggregation(self) -> None:
         """Once no two clusters have the same model, all devices without a cluster look for one, now or on their return."""

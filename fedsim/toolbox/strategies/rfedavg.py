@@ -172,14 +172,13 @@ class RFedAvg(FedAvg[RFedAvgParams]):
 
     In a round K clients receive the model (d parameters). Each makes one gradient step on all of its data, and sends its model
     (d), with its samples D_k, its imbalance I_k and its loss F_k (a scalar each, if used). The server clusters the gradients. A
-    cluster's model is the mean of its clients', weighted by samples; the new model is the sum over clusters of p_n times
-    theirs, which is the gradient step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is
-    l_0.
+    cluster's model is the mean of its clients', weighted by samples; the new model is the sum of p_n times theirs, the gradient
+    step of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0.
 
-    I_k needs D, the samples of all devices: each device reports its size when it can be reached (a scalar, ``size-report``),
-    and is not drawn before. D is the sum of the last reported sizes, and goes to each client that does not know it yet (a
-    scalar, ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). An update that is not finite counts for
-    nothing. Without learning the clusters are drawn at random.
+    I_k needs D, the samples of all devices: each reports its size once it is available (a scalar, ``size-report``), and is not
+    drawn before. D is the sum of the last reported sizes, and goes to each client that does not know it yet (a scalar,
+    ``control``). ``optimal`` needs class counts (M scalars, ``class-counts``). Updates that are not finite are left out.
+    Without learning the clusters are drawn at random.
 
     The record ``reweighting`` has the classes' balance under weights by samples and under these; ``clustering`` comes in rounds
     0, 1, 2, 4, ...

@@ -67,13 +67,13 @@ class TiFLParams(AggregatingParams):
 
 
 class Tiered(Strategy[P]):
-    """A server half that meets each device once, by a report or a whole task, before it puts it into a tier.
+    """A server half that puts each device into a tier after a first report or whole task, its meeting.
 
-    ``begin`` is called when no device is being met any more. It sets ``cuts``, sorts the ``known`` devices in, and trains.
+    ``begin`` is called when no meeting is open. It sets ``cuts``, sorts the ``known`` devices in, and trains.
 
     State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency (s) of each device;
     ``cuts``, the borders of tiers, None until all reachable devices are met; ``tier``, of each device; ``members``;
-    ``dropped``, devices without room for the training.
+    ``dropped``, devices without room for the training; ``away``, how many will return.
     """
 
     begin: Callable[[list[int]], None]
@@ -82,20 +82,25 @@ class Tiered(Strategy[P]):
     def _meet_all(self, tiers: int) -> None:
         devices = self.server.devices
         self.state |= {"meeting": {}, "figures": [None] * devices, "cuts": None, "tier": [None] * devices}
-        self.state |= {"members": [[] for _ in range(tiers)], "dropped": []}
+        self.state |= {"members": [[] for _ in range(tiers)], "dropped": [], "away": 0}
         here = set(self.server.clients.online())
         for device in filter(self.server.clients.arrived, range(devices)):
-            (self._meet if device in here else self.server.clients.await_return)(device)
+            (self._meet if device in here else self._await)(device)
         self._make_tiers()
+
+    def _await(self, device: int) -> None:
+        self.state["away"] += self.server.clients.await_return(device)
 
     def _meet(self, device: int, job: str = "profile") -> None:
         task = self.server.ask(device, {"profiling": self.state["model"]} if job == "profile" else {}, job)
         self.state["meeting"][task] = (device, self.server.now)
 
     async def on_return(self, device: int) -> None:
+        self.state["away"] -= 1
         self._meet(device)
 
-    on_arrival = on_return
+    async def on_arrival(self, device: int) -> None:
+        self._meet(device)
 
     def _ends_meeting(self, message: TaskEnd) -> bool:
         """Whether the task was one by which a device is met; then it is taken in."""
@@ -103,23 +108,20 @@ class Tiered(Strategy[P]):
             return False
         device, asked = self.state["meeting"].pop(message.task)
         if message.outcome == "done":
-            self._place(device, float(message.contents.get("size-report", self.server.now - asked)))
+            self.state["figures"][device] = float(message.contents.get("size-report", self.server.now - asked))
+            if self.state["cuts"] is not None:
+                self._sort_in([device])
         elif message.outcome == "memory":
             self.state["dropped"].append(device)
             self.server.emit("tier-drop", device=device)
         else:
-            self.server.clients.await_return(device)
+            self._await(device)
         self._make_tiers()
         return True
 
     def _make_tiers(self) -> None:
         if self.state["cuts"] is None and not self.state["meeting"]:
             self.begin([device for device, figure in enumerate(self.state["figures"]) if figure is not None])
-
-    def _place(self, device: int, figure: float) -> None:
-        self.state["figures"][device] = figure
-        if self.state["cuts"] is not None:
-            self._sort_in([device])
 
     def _sort_in(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
@@ -188,13 +190,13 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     Source: Chai et al., "TiFL: A tier-based federated learning system" (HPDC 2020), Algorithms 1 and 2; tiers by data size as
     in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
-    First every device that can be reached reports its size (a scalar), or is profiled (down and up d parameters); the others
-    when they can be. Tiers are equal-width bins over what is then known, and stay; later devices are sorted in. A
-    round draws a tier with a member that can be had, then K of its members uniformly (all if fewer), and goes on as FedAvg's.
+    First every reachable device reports its size (a scalar), or is profiled (down and up d parameters). Tiers are equal-width
+    bins over these figures, and stay; later devices are sorted in. A round draws a tier with an available member, then K of its
+    members uniformly (all if fewer), and goes on as FedAvg's.
 
-    With credits, every I rounds the model goes to five clients of each tier (d parameters), who report their accuracy on it (a
-    scalar). Probabilities change if the accuracy on the tier chosen last has not risen. Without learning, and when all credits
-    are used up, tiers are chosen uniformly.
+    With credits, every I rounds the model goes to five clients of each tier (d parameters), which report its accuracy (a
+    scalar). Probabilities change if the accuracy on the last tier has not risen. Without learning, and without credits left,
+    tiers are chosen uniformly.
 
     State besides FedAvg's and ``Tiered``'s: ``current``, the tier drawn last; ``tested``, the round of the last test.
     """
@@ -233,10 +235,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
             self._sort_in(known)
             server.emit("tiers", bins=list(state["cuts"]), members=[len(part) for part in state["members"]])
             self._open_round()
-            return
-        unmet = [device for device in range(server.devices) if device not in state["dropped"]]
-        coming = any(map(server.clients.await_return, filter(server.clients.arrived, unmet)))
-        if not (coming or server.clients.expects_newcomers()):
+        elif not (state["away"] or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:

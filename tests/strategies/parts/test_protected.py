@@ -5,7 +5,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 import fedsim
 from fedsim.plugin import Server
 from fedsim.strategies.parts.secure import SecureAggregation
-from fedsim.testing import StrategyContract
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
 from tests.strategies.runs import initial_weights, made, model_after, model_of, moved, of_kind, played, ran, told, weights
@@ -318,13 +317,3 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     server, *devices = weights(run, [run.strategy.state[state], *own])
     assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)
     assert abs(server).max() > 1e-3
-
-
-class TestContract(StrategyContract):
-    strategy: ClassVar[dict[str, Any]] = {
-        "kind": "scaffold",
-        "clients_per_round": 7,
-        "deadline": "20 s",
-        "selection": {"kind": "power-of-choice", "candidates": 8, "patience": "20 s"},
-        "secure_aggregation": {"neighbours": 4, "patience": "5 s", "mask_rate": "100 kB/s"},
-    }
