@@ -58,7 +58,9 @@ _OF_VALUES: "dict[str, Callable[[pd.Series[float]], Any]]" = {
     "mean": lambda values: values.mean(skipna=False),
     "median": lambda values: values.median(skipna=False),
     "variance": lambda values: values.var(skipna=False),
-    "variance around a line": lambda values: np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1][0] / (len(values) - 2),
+    "variance around a line": lambda values: (
+        np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1][0] / (len(values) - 2)
+    ),
     "zeros": lambda values: (values == 0).mean(),
     "last": lambda values: values.iloc[-1],
 }
