@@ -109,7 +109,8 @@ WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
 _ALONE = {"battery": _MEASURES["battery"], "flat": _MEASURES["flat devices"], "accuracy": FINAL, "budget": WITHIN}
 """Goals without a target."""
-GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_IS_BETTER)
+COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
+GOALS = (*COST_GOALS, *_ALONE, *MORE_IS_BETTER)
 """The goals of a study: least of a cost to the target, of a battery's charge or flat devices; the best accuracy or metric."""
 
 
@@ -148,7 +149,7 @@ def read_goal(goal: str | None, limits: Sequence[str]) -> tuple[str | None, Mapp
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""
     if goal in MORE_IS_BETTER:
-        return _of_metric("final", goal, most=MORE_IS_BETTER[goal])
+        return of_metric("final", goal)
     if goal in _ALONE or target is None:
         return _ALONE.get(goal)
     return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
@@ -164,11 +165,12 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     """The final and the best value of each metric that one of the runs has."""
     known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
-    return [_of_metric(which, name, most=most) for name, most in known.items() for which in ("final", "best")]
+    return [of_metric(which, name, known) for name in known for which in ("final", "best")]
 
 
-def _of_metric(which: str, name: str, *, most: bool) -> Measure:
-    return Measure(f"{which} {name}", "", "accuracy", "most" if most else "least")
+def of_metric(which: str, name: str, known: Mapping[str, bool] = MORE_IS_BETTER) -> Measure:
+    """The ``final`` or ``best`` value of a metric; ``known``: whether more of each metric is better."""
+    return Measure(f"{which} {name}", "", "accuracy", "most" if known[name] else "least")
 
 
 def cost_of(what: str, target: float | Target) -> Measure:

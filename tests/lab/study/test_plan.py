@@ -19,7 +19,7 @@ from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.study.folder import index_of
 from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
-from fedsim.lab.study.search import METRICS
+from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import StudySpec
 from fedsim.records.reading import RunFolder
 from fedsim.streams import Streams
@@ -368,7 +368,7 @@ def test_a_study_of_a_regression_is_ranked_and_drawn(tmp_path: Path) -> None:
         ({"goal": "msee"}, "msee"),
         (
             {"search": {"kind": "random", "metric": "f1", "space": {"training.lr": [0.1, 0.2]}}},
-            r"search.metric is 'final_f1', which needs objective.metrics = \['f1'\]",
+            r"search.metric is 'f1', which needs objective.metrics = \['f1'\]",
         ),
     ],
 )
@@ -378,6 +378,11 @@ def test_a_metric_that_is_not_there_is_refused(change: dict[str, Any], says: str
 
 
 def test_a_search_has_the_target_of_a_metric() -> None:
-    assert METRICS["final_mse"].of([0.3]) == "final mse"
-    assert METRICS["time_to_accuracy"].of(["mse=2", "mse=1"]) == "time to target mse 1"
-    assert METRICS["time_to_accuracy"].of([0.5, 0.7, "mse=1"]) == "time to target 0.7"
+    for metric, targets, name in (
+        *(("mse", [0.3], "final mse"), ("best_mse", [], "best mse"), ("traffic", [], "traffic")),
+        ("time", ["mse=2", "mse=1"], "time to target mse 1"),
+        ("money_to_accuracy", [0.5, 0.7, "mse=1"], "cost to target 0.7"),
+    ):
+        measure = measure_of(metric, targets)
+        assert measure is not None
+        assert measure.name == name
