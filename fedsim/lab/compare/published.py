@@ -146,7 +146,7 @@ class Reading(Spec):
             return values.get(self.rounds - 1)
         if self.take in _OF_VALUES:
             values = values if self.last is None else values.tail(min(self.last, len(values) // 2))
-            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values.head(self.first)))
+            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values.iloc[: self.first]))
         reached = values.index[values >= (target if self.target is None else self.target)]
         if self.take == "missed":
             return float(reached.empty)

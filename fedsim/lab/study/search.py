@@ -181,7 +181,7 @@ class Search(Spec):
     trials: int = Field(default=40, ge=1, le=10_000)
     """of each variant at each point of the grid."""
     metric: Literal[_NAMES]  # type: ignore[valid-type]
-    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or a figure of whole runs (``METRICS``)."""
+    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or one of ``METRICS``."""
     space: Space = Field(default={})
     """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values."""
     variants: dict[str, Space] = Field(default={})
