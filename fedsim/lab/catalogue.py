@@ -246,6 +246,6 @@ def _loosened(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {key: _loosened(item) for key, item in schema.items() if not (key == "required" and isinstance(item, list))}
-    if "kind" in kept.get("properties", ()):  # what is said for several kinds at once
+    if "kind" in kept.get("properties", ()):  # a table may hold keys of several kinds
         kept["additionalProperties"] = True
     return kept | ({"patternProperties": {r"^[^.]+\.": {}}} if kept.get("additionalProperties") is False else {})

@@ -230,7 +230,7 @@ class StrategyContract:
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
-        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that says what is wrong."""
+        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that names the cause."""
         sections = self.quiet(rounds=6)
         sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
         try:

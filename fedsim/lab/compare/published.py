@@ -1,7 +1,7 @@
 """Published figures of papers beside those of a study, and a verdict on each claim. A file of published figures::
 
 about = "..."                                    # what a reader has to know
-judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
+judged = { size = "full" }                       # tolerances hold there alone; by default everywhere
 [titles]
 flexcfl = "FlexCFL"                              # variants as the paper calls them
 [measures]                                       # see ``Reading``
@@ -199,7 +199,7 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """A table for each of the values that ``at`` lists; figures are said for each value, or for all of them alike."""
+        """A table for each of the values that ``at`` lists; figures are given for each value, or once for all."""
         key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
         if key is None:
             return [self]

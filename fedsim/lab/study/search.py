@@ -29,7 +29,7 @@ Number = int | float
 TrialResult = tuple[Mapping[str, Any], int]
 """A trial that is over: its values by key, and how many others are better."""
 
-_FEW = 8  # trials from which importances are told
+_FEW = 8  # trials that importances need
 _DIGITS = 4  # of a value that is drawn: values go into names of folders
 _TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")

@@ -172,7 +172,7 @@ class StudyPart(Spec):
 
 
 class StudySpec(Spec):
-    """A base scenario, what is varied, and the seeds: the same worlds for every variant."""
+    """A base scenario, its variations, and the seeds: the same worlds for every variant."""
 
     name: str = Field(default=UNNAMED, max_length=200)
     """for people; it goes into reports, never into a path or a command."""
@@ -193,7 +193,7 @@ class StudySpec(Spec):
     sets: dict[str, dict[str, Changes]] = Field(default={})
     """changes that go together, by name, for the grid."""
     parts: dict[str, StudyPart] = Field(default={})
-    """what is run, if not every variant at every point of the grid."""
+    """the runs, if not every variant at every point of the grid."""
     sizes: dict[str, Size] = Field(default={})
     """ways to run it."""
     size: str | None = None
