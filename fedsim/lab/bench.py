@@ -6,11 +6,11 @@ of the board has the digest of its world's file, and another file beside the boa
 
 import hashlib
 import subprocess
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,9 +20,9 @@ from fedsim.errors import DataError, ScenarioError
 from fedsim.files import read_toml
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import FINAL, costs_until
-from fedsim.lab.compare.paired import Estimate, mean_of
-from fedsim.lab.compare.table import Cell, ComparedTable, Comparison
+from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
+from fedsim.lab.study.loaded import load_study
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.overrides import read_change
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
@@ -92,17 +92,15 @@ def bench(
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
     """The lines of a study ``bench`` that was run in ``out``."""
-    lines, to, version, found = read_lines([out]), f"to target {target:g}", _version(), []
-    columns = {column.head: column.cells for column in Comparison(lines, [target]).side_by_side().columns}
-    heads = f"time {to} (s)", f"traffic {to} (bytes)", f"energy {to} (J)", FINAL.head
-    for line, *cells in zip(lines.lines, *(columns[head] for head in heads), strict=True):
-        time, *others = (mean_of([cell]) if isinstance(cell, float | int) else cell for cell in cells)  # of one seed a number
-        mean, low, high = (time.mean, *time.edges) if isinstance(time, Estimate) else (None, None, None)
-        moved, joules, accuracy = (one.mean if isinstance(one, Estimate) else None for one in others)
+    to, version, found, table = f"to target {target:g}", _version(), [], load_study(out).table
+    time = f"time {to} (s)"
+    heads = [time, f"{time} low", f"{time} high", f"traffic {to} (bytes)", f"energy {to} (J)", FINAL.head]
+    figures = table[heads].astype(object)
+    for line, own in zip(read_lines([out]).lines, figures.where(figures.notna(), None).to_numpy().tolist(), strict=True):
         reached = len([run for run in line.runs if costs_until(run, target)[f"time {to}"] is not None])
         world = str(dict(line.point)["part"])
-        where, whence = (line.name, world, line.planned, reached), (digest_of(world), version)
-        found.append(BoardLine(*where, mean, low, high, moved, joules, accuracy, *whence))
+        cells: list[Any] = [line.name, world, line.planned, reached, *own, digest_of(world), version]
+        found.append(BoardLine(*cells))
     return found
 
 
@@ -192,26 +190,23 @@ def keep(lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int,
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
     """The place (from 1) of each strategy in each world, by its time to the target; those that missed it have none."""
-    ranked: dict[tuple[str, str], int] = {}
-    counts: Counter[str] = Counter()
-    for line in sorted((line for line in lines if line.time_s is not None), key=lambda line: line.time_s or 0.0):
-        counts[line.world] += 1
-        ranked[line.strategy, line.world] = counts[line.world]
-    return ranked
+    times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
+    return times.groupby(level=1).rank(method="first").dropna().astype(int).to_dict()  # type: ignore[return-value]
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
     """The lines with their places among those of the board and their own."""
     every = [*{(line.strategy, line.world): line for line in (*board, *lines)}.values()]
-    ranked, heads, rows = places(every), ["strategy", "world", "place", "time to target", "bytes", "energy"], list[list[Cell]]()
+    ranked, rows = places(every), list[dict[str, Cell]]()
     for line in lines:
         place = ranked.get((line.strategy, line.world))
         among = f"{place} of {sum(other.world == line.world for other in every)}"
         placed = f"missed in {line.seeds - line.reached} of {line.seeds}" if place is None else among
         moved = None if line.bytes is None else show_bytes(line.bytes)
         joules = None if line.joules is None else show_joules(line.joules)
-        rows.append([line.strategy, line.world, placed, interval_of(line), moved, joules])
-    found = ComparedTable.of(heads, [dict(zip(heads, row, strict=True)) for row in rows])
+        row: dict[str, Cell] = {"strategy": line.strategy, "world": line.world, "place": placed}
+        rows.append(row | {"time to target": interval_of(line), "bytes": moved, "energy": joules})
+    found = ComparedTable.of([*rows[0]], rows)
     fewest, kept = min(line.seeds for line in lines), max((line.seeds for line in board), default=0)
     few = f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {kept}: places may change with --seeds {kept}."
     return replace(found, notes=(few,)) if fewest < kept else found

@@ -5,42 +5,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from fedsim.data.partitions import PARTITIONS
-from fedsim.data.shifts import SHIFTS
-from fedsim.data.sources import SOURCES
-from fedsim.energy.charging import CHARGINGS
 from fedsim.energy.spec import TITLES, preset_figures
 from fedsim.errors import ScenarioError, nearest
 from fedsim.executors import EXECUTORS
-from fedsim.federation.codecs import CODECS
-from fedsim.federation.malicious import ATTACKS
-from fedsim.lab.study.search import SEARCHES
 from fedsim.lab.study.spec import REFERENCES, StudySpec
-from fedsim.language.registry import specs_of
+from fedsim.language.imports import at
+from fedsim.language.registry import Registry, specs_of
 from fedsim.language.spec import Spec, summary, told_of
-from fedsim.learning.models import MODELS
-from fedsim.learning.objectives import OBJECTIVES
-from fedsim.learning.spec import TRAINERS
-from fedsim.meters.spec import METERS
 from fedsim.scenario import Scenario
 from fedsim.shipped import shipped_titles
-from fedsim.strategies import STRATEGIES
-from fedsim.strategies.parts.aggregation import AGGREGATIONS
-from fedsim.strategies.parts.deadline import DEADLINES
-from fedsim.strategies.parts.selection import SELECTIONS
-from fedsim.strategies.parts.server import OPTIMISERS
-from fedsim.toolbox.clustering.algorithms import CLUSTERERS
-from fedsim.toolbox.clustering.moments import MOMENTS
 from fedsim.toolbox.worlds.regions import cloud_facts
-from fedsim.world.availability import AVAILABILITIES
-from fedsim.world.device_kinds import CAPACITIES, LINKS, Figure, figures
+from fedsim.world.device_kinds import LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
-from fedsim.world.distributions import SPEEDS
-from fedsim.world.lifetimes import ARRIVALS, DEPARTURES
-from fedsim.world.network.protocol import PROTOCOLS
-from fedsim.world.network.spec import NETWORKS
-from fedsim.world.population import SAMPLE_COUNTS
-from fedsim.world.processes import PROCESSES
 
 TitledNames = list[tuple[str, str]]
 
@@ -55,34 +31,37 @@ class Key(NamedTuple):
     told: str
 
 
-_REGISTRIES = {
-    "strategies": STRATEGIES,
-    "client selections": SELECTIONS,
-    "aggregations": AGGREGATIONS,
-    "server optimisers": OPTIMISERS,
-    "clusterers": CLUSTERERS,
-    "moments of clustering": MOMENTS,
-    "codecs": CODECS,
-    "attacks": ATTACKS,
-    "deadlines": DEADLINES,
-    "protocols": PROTOCOLS,
-    "processes of the world": PROCESSES,
-    "meters": METERS,
-    "data sources": SOURCES,
-    "partitions": PARTITIONS,
-    "models": MODELS,
-    "objectives": OBJECTIVES,
-    "trainers": TRAINERS,
-    "networks": NETWORKS,
-    "data shifts": SHIFTS,
-    "arrivals": ARRIVALS,
-    "departures": DEPARTURES,
-    "availabilities": AVAILABILITIES,
-    "speed distributions": SPEEDS,
-    "capacities": CAPACITIES,
-    "numbers of samples": SAMPLE_COUNTS,
-    "chargings of batteries": CHARGINGS,
-    "searches of studies": SEARCHES,
+_REGISTRIES: dict[str, Registry] = {
+    title: at(f"fedsim.{path}", title)
+    for title, path in {
+        "strategies": "strategies:STRATEGIES",
+        "client selections": "strategies.parts.selection:SELECTIONS",
+        "aggregations": "strategies.parts.aggregation:AGGREGATIONS",
+        "server optimisers": "strategies.parts.server:OPTIMISERS",
+        "clusterers": "toolbox.clustering.algorithms:CLUSTERERS",
+        "moments of clustering": "toolbox.clustering.moments:MOMENTS",
+        "codecs": "federation.codecs:CODECS",
+        "attacks": "federation.malicious:ATTACKS",
+        "deadlines": "strategies.parts.deadline:DEADLINES",
+        "protocols": "world.network.protocol:PROTOCOLS",
+        "processes of the world": "world.processes:PROCESSES",
+        "meters": "meters.spec:METERS",
+        "data sources": "data.sources:SOURCES",
+        "partitions": "data.partitions:PARTITIONS",
+        "models": "learning.models:MODELS",
+        "objectives": "learning.objectives:OBJECTIVES",
+        "trainers": "learning.spec:TRAINERS",
+        "networks": "world.network.spec:NETWORKS",
+        "data shifts": "data.shifts:SHIFTS",
+        "arrivals": "world.lifetimes:ARRIVALS",
+        "departures": "world.lifetimes:DEPARTURES",
+        "availabilities": "world.availability:AVAILABILITIES",
+        "speed distributions": "world.distributions:SPEEDS",
+        "capacities": "world.device_kinds:CAPACITIES",
+        "numbers of samples": "world.population:SAMPLE_COUNTS",
+        "chargings of batteries": "energy.charging:CHARGINGS",
+        "searches of studies": "lab.study.search:SEARCHES",
+    }.items()
 }
 _FILES: dict[str, type[Spec]] = {"scenario": Scenario, "study": StudySpec}
 _NAMES_FOR = {
@@ -267,6 +246,6 @@ def _loosened(schema: Any) -> Any:
     if not isinstance(schema, dict):
         return schema
     kept = {key: _loosened(item) for key, item in schema.items() if not (key == "required" and isinstance(item, list))}
-    if "kind" in kept.get("properties", ()):  # what is said for several kinds at once
+    if "kind" in kept.get("properties", ()):  # a table may hold keys of several kinds
         kept["additionalProperties"] = True
     return kept | ({"patternProperties": {r"^[^.]+\.": {}}} if kept.get("additionalProperties") is False else {})

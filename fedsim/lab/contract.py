@@ -111,6 +111,11 @@ def assert_sound(folder: Path) -> RunFolder:
     return RunFolder(folder)
 
 
+def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
+    run(sections, folder)
+    return assert_sound(folder)
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """Two run folders hold the same run, to the bit."""
     first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
@@ -183,8 +188,7 @@ class StrategyContract:
             "departures": {"kind": "exponential", "mean_stay": "20 s", "share": 0.3},
             "arrivals": {"kind": "schedule", "times": ["1 s", "2 s", "3 s", "4 s"], "devices": [3, 8, 13, 18]},
         }
-        run(sections, tmp_path / "run")
-        folder = assert_sound(tmp_path / "run")
+        folder = _sound_run(sections, tmp_path / "run")
         asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
         assert asked & {3, 8, 13, 18}, "no newcomer was ever asked for anything"
         assert any(event["kind"] == "departure" for event in folder.events), "nobody left while it ran"
@@ -196,8 +200,7 @@ class StrategyContract:
         for seed, (on, off, most) in enumerate([("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]):
             sections = self.eventful(seed=seed, rounds=6) | {"stop": {"rounds": 6, "simulated_time": most}}
             sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
-            summary = run(sections, tmp_path / str(seed))
-            assert_sound(tmp_path / str(seed))
+            summary = _sound_run(sections, tmp_path / str(seed)).summary
         assert summary["stopped"] != "simulated time", "where devices stay for 10 s at a time, it made no 6 rounds in 2 h"
 
     def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
@@ -205,8 +208,7 @@ class StrategyContract:
         sections = self.quiet(rounds=2)
         late = [f"{3600 + device} s" for device in range(24)]
         sections["population"]["arrivals"] = {"kind": "schedule", "times": late, "devices": list(range(24))}
-        summary = run(sections, tmp_path / "run")
-        assert_sound(tmp_path / "run")
+        summary = _sound_run(sections, tmp_path / "run").summary
         assert summary["rounds"] == 2, summary["stopped"]
         assert summary["simulated_s"] > 3600, "it was over before anybody had come"
 
@@ -214,8 +216,7 @@ class StrategyContract:
         """A run without any device left ends before its time, and the summary says so."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
-        summary = run(sections, tmp_path / "run")
-        assert_sound(tmp_path / "run")
+        summary = _sound_run(sections, tmp_path / "run").summary
         assert summary["stopped"] != "simulated time", "the strategy waited a day for devices that had left"
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
@@ -229,7 +230,7 @@ class StrategyContract:
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
-        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that says what is wrong."""
+        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that names the cause."""
         sections = self.quiet(rounds=6)
         sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
         try:

@@ -44,7 +44,7 @@ _SHOWN = 100_000  # devices whose times are reckoned, of too many for all
 
 
 def nominal_lines(run: Run) -> list[str]:
-    """Say what is known of a run that has been built and not begun."""
+    """Facts of a run that has been built and not begun, and estimates of its times, in words."""
     dispatch, learner, scenario = run.dispatch, run.learner, run.scenario
     params, stop, devices, size = scenario.strategy, scenario.stop, scenario.population.devices, scenario.training.batch_size
     step = 1 if run.tells_all_devices else devices // _SHOWN

@@ -1,5 +1,7 @@
 """A study that takes seconds, and runs and a study to compare, made once."""
 
+import csv
+import io
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,11 @@ def finish(study_file: Path, out: Path) -> Path:
             assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)
     return out
+
+
+def rows_of(table: Path | str) -> list[dict[str, str]]:
+    """The rows of a CSV file, or of its text."""
+    return list(csv.DictReader(io.StringIO(table if isinstance(table, str) else table.read_text())))
 
 
 def write(path: Path, tables: dict[str, Any]) -> Path:

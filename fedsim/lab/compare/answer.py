@@ -20,7 +20,7 @@ from fedsim.output.harmless import clean
 
 Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
-_STEP = 0.05  # of targets that nobody has named
+_STEP = 0.05  # of targets that neither a study nor the user names
 _MOST_NAMES = 12
 ANY = "any"  # the value of a key that changes nothing in a cell
 VARIANT, PLACES = "variant", ("size", "part")
@@ -77,7 +77,7 @@ class Ranking:
 
     @property
     def is_sure(self) -> bool:
-        """Whether the best is told apart from the next; a single run is compared with others as it is."""
+        """Whether the best differs from the next beyond the interval; single runs are compared as they are."""
         whole = self.whole
         if len(whole) < 2:
             return False
@@ -115,7 +115,7 @@ class Ranking:
 
     @property
     def in_short(self) -> str:
-        """The best alone, and how many are not told apart from it; empty where no two lines can be ranked."""
+        """The best alone, and the number of lines like it (``alike``); empty where no two lines can be ranked."""
         if len(self.whole) < 2:
             return ""
         most, first, alike = (self.measure.best or "").capitalize(), self.whole[0], len(self.alike)
@@ -321,7 +321,7 @@ def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[
 
 
 def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | None:
-    """The highest multiple of 0.05 that half of the lines reach in all their runs, where nobody has named a target."""
+    """The highest multiple of 0.05 that half of the lines reach in all their runs; used if no target is named."""
     own = [figures[place] for place, line in enumerate(lines.lines) if line.runs and not line.reference]
     lows = sorted(min(one[BEST.name] or 0.0 for one in values) for values in own)
     most = math.floor(lows[len(lows) // 2] / _STEP + 1e-9) if lows else 0

@@ -106,11 +106,11 @@ _MEASURES = {
 FINAL, BEST = (_MEASURES[f"{which} accuracy"] for which in ("final", "best"))
 TIME, TRAFFIC, WASTED_COMPUTE = (_MEASURES[name] for name in ("simulated time", "traffic", "wasted compute"))
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
-_OF_WORK = ("assign", "step-start", "step-end", "task-end")
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
 _ALONE = {"battery": _MEASURES["battery"], "flat": _MEASURES["flat devices"], "accuracy": FINAL, "budget": WITHIN}
 """Goals without a target."""
-GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds", *_ALONE, *MORE_IS_BETTER)
+COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
+GOALS = (*COST_GOALS, *_ALONE, *MORE_IS_BETTER)
 """The goals of a study: least of a cost to the target, of a battery's charge or flat devices; the best accuracy or metric."""
 
 
@@ -149,7 +149,7 @@ def read_goal(goal: str | None, limits: Sequence[str]) -> tuple[str | None, Mapp
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
     """The measure of a goal; None for a cost to the target without one."""
     if goal in MORE_IS_BETTER:
-        return _of_metric("final", goal, most=MORE_IS_BETTER[goal])
+        return of_metric("final", goal)
     if goal in _ALONE or target is None:
         return _ALONE.get(goal)
     return cost_of({"bytes": "traffic", "money": "cost"}.get(goal, goal), target)
@@ -165,11 +165,12 @@ def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
     """The final and the best value of each metric that one of the runs has."""
     known = {name: told["best_is"] == "most" for run in runs for name, told in run.summary.get("metrics", {}).items()}
-    return [_of_metric(which, name, most=most) for name, most in known.items() for which in ("final", "best")]
+    return [of_metric(which, name, known) for name in known for which in ("final", "best")]
 
 
-def _of_metric(which: str, name: str, *, most: bool) -> Measure:
-    return Measure(f"{which} {name}", "", "accuracy", "most" if most else "least")
+def of_metric(which: str, name: str, known: Mapping[str, bool] = MORE_IS_BETTER) -> Measure:
+    """The ``final`` or ``best`` value of a metric; ``known``: whether more of each metric is better."""
+    return Measure(f"{which} {name}", "", "accuracy", "most" if known[name] else "least")
 
 
 def cost_of(what: str, target: float | Target) -> Measure:
@@ -248,31 +249,21 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 def read_work(run: RunFolder) -> Values:
     """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations`` between its groups.
 
-    Wasted is all of a task that was not done, and of the others what came after the last epoch that counted. No device migrates
+    All of a task that was not done is wasted, and of the others the time after the last epoch that counted. No device migrates
     when its group is split; without groups there are None.
     """
-    begun: dict[int, float] = {}
-    computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
-    seconds = wasted = 0.0
-    moves: int | None = None
-    columns = ("time", "kind", "task", "group", "step", "outcome", "data")
-    for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
-        if kind == "assign":
-            facts = json.loads(data or "{}")
-            moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
-        elif kind == "task-end":
-            spent, counts = computed.pop(task, (0.0, 0.0))
-            seconds += spent
-            wasted += spent - (counts if outcome == "done" else 0.0)
-        elif step in ("train", "evaluate", "compute"):
-            if kind == "step-start":
-                begun[task] = time
-                continue
-            spent, facts = time - begun.pop(task), json.loads(data or "{}")
-            counts = spent
-            if "epochs" in facts and facts["epochs"] != facts["asked"]:  # finished epochs alone; all of an evaluation
-                counts = spent - float(time - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0
-            entry = computed.setdefault(task, [0.0, 0.0])
-            entry[0] += spent
-            entry[1] += counts
-    return {"compute": seconds, "wasted compute": wasted, "migrations": moves}
+    from fedsim.lab.reading.history import History
+
+    history = History(run)
+    steps = history.steps
+    steps = steps[steps["step"].isin(("train", "evaluate", "compute")) & steps["task"].isin(history.tasks["task"])]
+    wasted = map(_wasted_s, steps["start"], steps["end"], steps["outcome"], steps["data"])
+    moves = int((history.migrations["why"] != "split").sum()) if len(history.moves) else None
+    return {"compute": math.fsum(steps["end"] - steps["start"]), "wasted compute": math.fsum(wasted), "migrations": moves}
+
+
+def _wasted_s(start: float, end: float, outcome: str, data: str | None) -> float:
+    facts = json.loads(data or "{}")
+    if outcome == "done" and facts.get("epochs") == facts.get("asked"):  # an evaluation has neither
+        return 0.0
+    return end - (facts["epoch_ends"][facts["epochs"] - 1] if outcome == "done" and facts["epochs"] else start)

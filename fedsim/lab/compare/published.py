@@ -1,7 +1,7 @@
 """Published figures of papers beside those of a study, and a verdict on each claim. A file of published figures::
 
 about = "..."                                    # what a reader has to know
-judged = { size = "full" }                       # tolerances hold there alone; everywhere if it is not said
+judged = { size = "full" }                       # tolerances hold there alone; by default everywhere
 [titles]
 flexcfl = "FlexCFL"                              # variants as the paper calls them
 [measures]                                       # see ``Reading``
@@ -19,10 +19,9 @@ claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
@@ -35,6 +34,9 @@ from fedsim.language.wording import explain
 from fedsim.overrides import read_toml
 from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CLAIMS = "Claims"  # the title of the table of them
 LEGEND = (
@@ -51,15 +53,16 @@ Take = Literal[
     "rounds to", "time to", "missed", "count", "rounds before", "before"
 ]  # fmt: skip
 
-_LEAST = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}  # values that each needs
-_OF_VALUES: dict[str, Callable[[NDArray[np.float64]], Any]] = {
-    "max": np.max,
-    "mean": np.mean,
-    "median": np.median,
-    "variance": lambda values: values.var(ddof=1),
-    "variance around a line": lambda values: np.polyfit(np.arange(len(values)), values, 1, full=True)[1][0] / (len(values) - 2),
+_OF_VALUES: "dict[str, Callable[[pd.Series[float]], Any]]" = {
+    "max": lambda values: values.max(skipna=False),
+    "mean": lambda values: values.mean(skipna=False),
+    "median": lambda values: values.median(skipna=False),
+    "variance": lambda values: values.var(skipna=False),
+    "variance around a line": lambda values: (
+        np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1][0] / (len(values) - 2)
+    ),
     "zeros": lambda values: (values == 0).mean(),
-    "last": lambda values: values[-1],
+    "last": lambda values: values.iloc[-1],
 }
 
 
@@ -126,34 +129,29 @@ class Reading(Spec):
         return math.nan if value is None else value
 
     def _of(self, run: RunFolder, target: float) -> float | None:
+        import pandas as pd
+
         if self.figure is not None:
             return None if (value := measure(run, (), self.ledger)[self.figure]) is None else self.scale * float(value)
         rows = run.rounds
+        known = {place: row[self.column] for place, row in enumerate(rows) if row[self.column] is not None}
+        values = self.scale * pd.Series(known, dtype=float)
         if self.event is not None:
             at = [number for (number,) in run.events_of((self.event,), ("round",))]
             if self.take == "before":
-                return float(self._values(rows[: at[0]] if at else rows)[-1])
+                return float(values[values.index < (at[0] if at else len(rows))].iloc[-1])
             before = at[self.number - 1] if self.number <= len(at) else len(rows)
             return float(len(at) if self.take == "count" else before)
         if self.take == "after":
-            return float(self._values([rows[self.rounds - 1]])[0])
-        values = self._values(rows)
+            return values.get(self.rounds - 1)
         if self.take in _OF_VALUES:
-            if self.last is not None:
-                values = values[-min(self.last, len(values) // 2) :]
-            values = values[: self.first]
-            if len(values) < _LEAST.get(self.take, 0):
-                return math.nan
-            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values))
-        goal = target if self.target is None else self.target
-        reached = next((row for row in rows if row[self.column] is not None and self.scale * row[self.column] >= goal), None)
+            values = values if self.last is None else values.tail(min(self.last, len(values) // 2))
+            return (self.scale if self.take == "zeros" else 1.0) * float(_OF_VALUES[self.take](values.iloc[: self.first]))
+        reached = values.index[values >= (target if self.target is None else self.target)]
         if self.take == "missed":
-            return float(reached is None)
-        row = rows[-1] if reached is None else reached
+            return float(reached.empty)
+        row = rows[-1 if reached.empty else reached[0]]
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)
-
-    def _values(self, rows: list[dict[str, Any]]) -> NDArray[np.float64]:
-        return self.scale * np.array([row[self.column] for row in rows if row[self.column] is not None], dtype=np.float64)
 
 
 class PublishedRow(Spec):
@@ -201,7 +199,7 @@ class PublishedFigures(Spec):
     note: str = ""
 
     def apart(self) -> "list[PublishedFigures]":
-        """A table for each of the values that ``at`` lists; figures are said for each value, or for all of them alike."""
+        """A table for each of the values that ``at`` lists; figures are given for each value, or once for all."""
         key = next((key for key, values in self.at.items() if isinstance(values, list)), None)
         if key is None:
             return [self]

@@ -140,7 +140,8 @@ def _escaped(text: str) -> str:
 def _marked(cell: Cell, column: ComparedColumn) -> str:
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
-    ours = _with_half(cell.ours, column)
+    mean, half = cell.ours.mean, cell.ours.half
+    ours = " +- ".join(_as_fine_as_known((mean, half), half, column)) if half else shown(mean, column)
     said = "" if cell.published is None else f" *({shown(cell.published, column)})*"
     return (f"**{ours}**" if cell.within is False else ours) + said
 
@@ -174,10 +175,9 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
         return "{} ({} to {})".format(*_as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column))
     if isinstance(cell, Estimate):
         return shown(cell.mean, column)
-    if isinstance(cell, Beside):
-        return _with_half(cell.ours, column) + ("" if cell.published is None else f" ({shown(cell.published, column)})")
     if isinstance(cell, str):
         return clean(cell)
+    assert not isinstance(cell, Beside), "which Markdown alone has"
     sign = "+" if column.signed and cell > 0 else ""
     if isinstance(cell, int):
         return f"{sign}{cell}"
@@ -185,12 +185,6 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
         letter, factor = _scale(abs(cell))
         return f"{sign}{cell / factor:.4g}{letter}"
     return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
-
-
-def _with_half(found: Estimate, column: ComparedColumn) -> str:
-    if not found.half:
-        return shown(found.mean, column)
-    return " +- ".join(_as_fine_as_known((found.mean, found.half), found.half, column))
 
 
 def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:

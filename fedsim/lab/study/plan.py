@@ -17,7 +17,7 @@ from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.reading.study_folder import RUNS
-from fedsim.lab.study.search import METRICS
+from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
 from fedsim.language.imports import from_file, is_allowed
 from fedsim.language.stop import MORE_IS_BETTER
@@ -27,6 +27,8 @@ from fedsim.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
+_NEEDS = {"energy": "energy", "carbon": "energy", "battery": "energy", "flat": "energy", "cost": "costs"}
+"""Sections of a scenario without which no run has a figure, by the first word of its measure."""
 
 
 @dataclass(frozen=True)
@@ -218,18 +220,21 @@ def variants_of(spec: StudySpec) -> list[Variant]:
 def searched(spec: StudySpec) -> list[Variant]:
     """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
     assert spec.search is not None
-    metric = METRICS[spec.search.metric]
-    named = metric.measure.partition(" ")[2]
+    metric = measure_of(spec.search.metric, spec.target)
+    assert metric is not None
+    first, _, named = metric.name.partition(" ")
+    needs = _NEEDS.get(first)
     variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
     tried = (
         one.at({key: end}) for one in variants for key, of in spec.search.space_of(one.name).items() for end in of.extremes
     )
     for variant in tried:
         scenario = planned(variant, spec, spec.seeds[0]).scenario
-        lacks = f"[{metric.needs}]" if metric.needs in ("energy", "costs") and getattr(scenario, metric.needs) is None else ""
+        lacks = f"[{needs}]" if needs and getattr(scenario, needs) is None else ""
         if named in MORE_IS_BETTER and named not in scenario.objective.metrics:
             lacks = f"objective.metrics = [{named!r}]"
-        lacks = lacks or ('learning = "on"' if metric.needs is not None and scenario.learning == "off" else "")
+        learns = metric.topic in ("accuracy", "to target")
+        lacks = lacks or ('learning = "on"' if learns and scenario.learning == "off" else "")
         if lacks:
             wanted = f"search.metric is {spec.search.metric!r}, which needs {lacks}"
             raise ScenarioError(f"{wanted}; variant {variant.label!r} has none")

@@ -12,13 +12,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib.util import find_spec
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
 from typing_extensions import override
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.lab.compare.measures import WITHIN
+from fedsim.errors import ScenarioError
+from fedsim.lab.compare.measures import COST_GOALS, GOALS, WITHIN, Measure, goal_of, measures, of_metric
 from fedsim.lab.reading.targets import Target
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -29,63 +29,26 @@ Number = int | float
 TrialResult = tuple[Mapping[str, Any], int]
 """A trial that is over: its values by key, and how many others are better."""
 
-_FEW = 8  # trials from which importances are told
+_FEW = 8  # trials that importances need
 _DIGITS = 4  # of a value that is drawn: values go into names of folders
 _TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
 _NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
 
 
-class Metric(NamedTuple):
-    """The aim of a search: a run's figure, whether more of it is better, and the section of a scenario that it needs."""
-
-    measure: str
-    most: bool = False
-    needs: Literal["learning", "energy", "costs"] | None = "learning"
-
-    def of(self, targets: Sequence[float | str]) -> str:
-        return f"{self.measure} {aim_of(targets):g}" if self.to_target else self.measure
-
-    @property
-    def to_target(self) -> bool:
-        return self.measure.endswith(" to target")
+METRICS: Mapping[str, Measure] = {
+    one.name.replace(" ", "_"): one
+    for one in (*measures(), WITHIN, *(of_metric(which, name) for name in MORE_IS_BETTER for which in ("final", "best")))
+    if one.best is not None
+}
+"""Measures of whole runs, by the names that a search gives them."""
+_NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
 
 
-def aim_of(targets: Sequence[float | str]) -> Target:
-    """The target that counts of several: the highest accuracy, or without one the last."""
-    accuracies = [one for one in targets if not isinstance(one, str)]
-    return Target.read(max(accuracies, default=targets[-1]))
-
-
-METRICS: Mapping[str, Metric] = {
-    "final_accuracy": Metric("final accuracy", most=True),
-    "best_accuracy": Metric("best accuracy", most=True),
-    "worst_accuracy": Metric("worst-decile accuracy", most=True),
-    "time_to_accuracy": Metric("time to target"),
-    "bytes_to_accuracy": Metric("traffic to target"),
-    "rounds_to_accuracy": Metric("rounds to target"),
-    "energy_to_accuracy": Metric("energy to target", needs="energy"),
-    "carbon_to_accuracy": Metric("carbon to target", needs="energy"),
-    "cost_to_accuracy": Metric("cost to target", needs="costs"),
-    "accuracy_within_budget": Metric(WITHIN.name, most=True),
-    "battery": Metric("battery", needs="energy"),
-    "flat_devices": Metric("flat devices", needs="energy"),
-    "simulated_time": Metric("simulated time", needs=None),
-    "bytes": Metric("traffic", needs=None),
-    "wasted_bytes": Metric("wasted traffic", needs=None),
-    "compute": Metric("compute", needs=None),
-    "energy": Metric("energy", needs="energy"),
-    "carbon": Metric("carbon", needs="energy"),
-} | {f"{which}_{name}": Metric(f"{which} {name}", most) for name, most in MORE_IS_BETTER.items() for which in ("final", "best")}
-
-
-_OF_GOALS = {
-    **{goal: f"{goal}_to_accuracy" for goal in ("time", "rounds")},
-    "money": "cost_to_accuracy",
-    "flat": "flat_devices",
-    "accuracy": "final_accuracy",
-    "budget": "accuracy_within_budget",
-    **{name: f"final_{name}" for name in MORE_IS_BETTER},
-}  # metrics by the study's goals, where the names differ and a goal is no metric
+def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
+    """The measure of a search's metric; None if it needs a target. Of several the highest accuracy counts, else the last."""
+    accuracies, goal = [one for one in targets if not isinstance(one, str)], metric.removesuffix("_to_accuracy")
+    aim = Target.read(max(accuracies, default=targets[-1])) if targets else None
+    return goal_of(goal, aim) if goal in GOALS else METRICS[metric]
 
 
 def _measured(said: Number | str) -> tuple[Number, str]:
@@ -217,8 +180,8 @@ class Search(Spec):
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
     """of each variant at each point of the grid."""
-    metric: str = Field(json_schema_extra={"enum": [*METRICS, *_OF_GOALS]})
-    """of the best trial, or one of the study's goals; one "to accuracy" is of the target that ``aim_of`` says."""
+    metric: Literal[_NAMES]  # type: ignore[valid-type]
+    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or one of ``METRICS``."""
     space: Space = Field(default={})
     """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values."""
     variants: dict[str, Space] = Field(default={})
@@ -227,14 +190,6 @@ class Search(Spec):
     """of the draws."""
     prune: bool = False
     """whether a trial that is worse than the median after some of the seeds is spared the others."""
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, metric: str) -> str:
-        metric = _OF_GOALS.get(metric, metric)
-        if metric not in METRICS:
-            raise ValueError(f"{metric!r} is none; allowed are {', '.join(METRICS)}{nearest(metric, METRICS)}")
-        return metric
 
     def space_of(self, variant: str) -> Space:
         return self.space | self.variants.get(variant, {})

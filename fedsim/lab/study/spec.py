@@ -22,10 +22,10 @@ from pydantic_core import CoreSchema
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.files import flat
-from fedsim.lab.compare.measures import GOALS, Budget
+from fedsim.lab.compare.measures import GOALS, WITHIN, Budget
 from fedsim.lab.reading.study_folder import UNNAMED
 from fedsim.lab.reading.targets import Target
-from fedsim.lab.study.search import METRICS, AnySearch, Search
+from fedsim.lab.study.search import AnySearch, Search, measure_of
 from fedsim.language.spec import Spec, json_schema
 from fedsim.language.stop import MORE_IS_BETTER
 from fedsim.language.wording import explain
@@ -172,7 +172,7 @@ class StudyPart(Spec):
 
 
 class StudySpec(Spec):
-    """A base scenario, what is varied, and the seeds: the same worlds for every variant."""
+    """A base scenario, its variations, and the seeds: the same worlds for every variant."""
 
     name: str = Field(default=UNNAMED, max_length=200)
     """for people; it goes into reports, never into a path or a command."""
@@ -193,7 +193,7 @@ class StudySpec(Spec):
     sets: dict[str, dict[str, Changes]] = Field(default={})
     """changes that go together, by name, for the grid."""
     parts: dict[str, StudyPart] = Field(default={})
-    """what is run, if not every variant at every point of the grid."""
+    """the runs, if not every variant at every point of the grid."""
     sizes: dict[str, Size] = Field(default={})
     """ways to run it."""
     size: str | None = None
@@ -284,9 +284,9 @@ class StudySpec(Spec):
     def _refuse_unfit(self, search: Search) -> None:
         if not self.variants:
             raise ValueError("a search needs a variant at least, such as [variants.fedavg]; references are not searched")
-        if search.metric == "accuracy_within_budget" and not self.budget.limits:
+        if (measure := measure_of(search.metric, self.target)) is WITHIN and not self.budget.limits:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's [budget], such as time = '20 min'")
-        if METRICS[search.metric].to_target and not self.target:
+        if measure is None:
             raise ValueError(f"search.metric is {search.metric!r}, which needs the study's 'target', such as target = 0.8")
         if self.published is not None:
             raise ValueError("it has both a search and published figures; a search is compared with no published ones")

@@ -18,7 +18,7 @@ from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
-from fedsim.lab.study.search import METRICS, Search, TrialResult, aim_of, importances
+from fedsim.lab.study.search import Search, TrialResult, importances, measure_of
 from fedsim.lab.study.spec import TRIAL
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
@@ -70,8 +70,9 @@ class Trials:
 
     def __init__(self, study: Study, search: Search) -> None:
         self.study, self.search, spec = study, search, study.spec
-        self._metric = METRICS[search.metric]
-        self._figure = self._metric.of(spec.target)
+        metric = measure_of(search.metric, spec.target)
+        assert metric is not None
+        self._metric, self._most = metric, metric.best == "most"
         self.lines = [SearchedVariant(variant) for variant in searched(spec)]
         self._rungs = [[seed] for seed in spec.seeds] if search.prune else [spec.seeds]
         self._rung = 0
@@ -110,7 +111,7 @@ class Trials:
                 trial.state = "failed"
             elif trial.state == "open":
                 values = measure(RunFolder(folder), [*map(Target.read, spec.target)], budget=spec.budget.limits)
-                trial.figures.append(values[self._figure])
+                trial.figures.append(values[self._metric.name])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
 
@@ -119,7 +120,7 @@ class Trials:
         return [(trial.values, sum(other < rank for other in ranks)) for trial, rank in zip(line.trials, ranks, strict=True)]
 
     def _rank(self, trial: Trial) -> tuple[float, ...]:
-        return trial.rank(self._metric.most)
+        return trial.rank(self._most)
 
     def _propose(self) -> None:
         for line in self.lines:
@@ -147,9 +148,9 @@ class Trials:
         """Prune the trials that are worse than the median of the trials with as many runs."""
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
-            ranks = sorted(trial.rank(self._metric.most, self._rung) for trial in peers)
+            ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)
             for trial in peers if len(ranks) > _FEW else ():
-                if trial.state == "open" and trial.rank(self._metric.most, self._rung) > ranks[(len(ranks) - 1) // 2]:
+                if trial.state == "open" and trial.rank(self._most, self._rung) > ranks[(len(ranks) - 1) // 2]:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
@@ -189,8 +190,8 @@ class Trials:
         if len(found) < 2:
             return list(map(self._text_of, self.lines))
         first = min(found, key=lambda one: self._rank(one[0]))[1]
-        to = f" that reaches {aim_of(self.study.spec.target):g}" if self._metric.to_target else ""
-        return [f"the best of all{to}: {self._text_of(first)}", *map(self._text_of, self.lines)]
+        _, to, aim = self._metric.name.partition("to target")
+        return [f"the best of all{' that reaches' if to else ''}{aim}: {self._text_of(first)}", *map(self._text_of, self.lines)]
 
     def _text_of(self, line: SearchedVariant) -> str:
         states, best = [trial.state for trial in line.trials], self.best(line)
@@ -199,8 +200,7 @@ class Trials:
         if best is None or best.value is None:
             return f"{line.variant.label}: no trial has {self.search.metric} {counted}"
         values = ", ".join(f"{short_key(key, best.values)} = {value}" for key, value in best.values.items())
-        is_time = "time" in self._figure or "compute" in self._figure
-        show = show_seconds if is_time else show_bytes if "traffic" in self._figure else "{:.4g}".format
+        show = {"s": show_seconds, "device-s": show_seconds, "bytes": show_bytes}.get(self._metric.unit, "{:.4g}".format)
         shares = importances(self.search.space_of(line.variant.name), self._results(line))
         named = ", ".join(f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items())
         matters = f"; of how its trials rank each key explains: {named} (Optuna's fANOVA)" if named else ""

@@ -15,7 +15,7 @@ from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense
 
 _SERVER, _DEVICES, _EDGES = 1, 2, 3
-_MOST_LOADS = 20_000  # changes of a link's load: more than anybody can see, and a tenth of the file even of a long run
+_MOST_LOADS = 20_000  # changes of a link's load: more than a screen shows, and a tenth of the file even of a long run
 
 _LOSSES = {"lost": "disconnected", "left": "left for good", "battery": "battery flat"}
 _DECISIONS = ("cluster-split", "cluster", "clustering", "tiers")

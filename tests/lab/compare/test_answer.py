@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -341,10 +340,8 @@ def test_a_run_is_frames(runs: dict[str, Path]) -> None:
 
 
 def test_figures(runs: dict[str, Path], study: Path) -> None:
-    run = fedsim.load_run(runs["flexcfl"])
-    assert isinstance(run.figure("timeline", devices=3), Figure)
     with pytest.raises(fedsim.FedsimError, match=r"no figure 'timelin'.*did you mean 'timeline'"):
-        run.figure("timelin")
+        fedsim.load_run(runs["flexcfl"]).figure("timelin")
     assert isinstance(fedsim.load_study(study).figure("costs"), Figure)
     with pytest.raises(fedsim.FedsimError, match="allowed are costs, accuracy, fairness"):
         fedsim.load_study(study).figure("timeline")
@@ -375,10 +372,3 @@ def test_what_is_not_there(runs: dict[str, Path], study: Path, tmp_path: Path) -
         fedsim.load_study(study).run("flexcf, share=0.0")
     with pytest.raises(fedsim.RunFolderError, match=r"no seed 9; allowed are \[1, 2, 3\]"):
         fedsim.load_study(study).run("flexcfl, share=0.0", 9)
-    shutil.copytree(study, tmp_path / "part")
-    shutil.rmtree(tmp_path / "part" / "runs" / "flexcfl,share=0.0" / "seed-2")
-    part = fedsim.load_study(tmp_path / "part")
-    assert len(part.runs) == 17
-    assert part.table["runs"].tolist() == [3, 2, 3, 3, 3, 3]
-    with pytest.raises(fedsim.RunFolderError, match="seed-2' does not exist"):
-        part.run("flexcfl, share=0.0", 2)

@@ -18,6 +18,7 @@ from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_differenc
 from fedsim.output.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
+from tests.lab.conftest import rows_of
 
 T2 = 4.302652729911275  # Student's t, 0.975, two degrees of freedom
 
@@ -30,10 +31,6 @@ def refused(*words: object) -> str:
     result = call("compare", *words)
     assert (result.exit_code, "Traceback" in result.output) == (2, False), result.output
     return result.output
-
-
-def rows_of(text: str) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(text)))
 
 
 def test_runs_side_by_side(runs: dict[str, Path]) -> None:
@@ -81,11 +78,11 @@ def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
 
 def test_a_study(study: Path) -> None:
     rows = rows_of(compared(study, "--csv"))
-    assert rows == rows_of((study / "compare.csv").read_text())
+    assert rows == rows_of(study / "compare.csv")
     assert [(row["variant"], row["share"], row["runs"]) for row in rows] == [
         (name, share, "3") for share in ("0.0", "0.5") for name in ("fedavg", "flexcfl", "centralised")
     ]
-    each = rows_of((study / "runs.csv").read_text())
+    each = rows_of(study / "runs.csv")
     for row in rows:
         said = [float(row[f"final accuracy (0-1){end}"]) for end in (" low", "", " high")]
         own = [float(one["final accuracy (0-1)"]) for one in each if all(one[key] == row[key] for key in ("variant", "share"))]
@@ -109,7 +106,7 @@ def test_without_more_it_is_one_screen(study: Path, runs: dict[str, Path]) -> No
 
 
 def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Path) -> None:
-    for row in rows_of((study / "compare.csv").read_text()):
+    for row in rows_of(study / "compare.csv"):
         for head, text in row.items():
             if head.endswith(" low") and text:
                 assert float(text) >= 0
@@ -125,8 +122,8 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
 
 
 def test_pairs_are_of_the_same_world(study: Path) -> None:
-    runs = {(row["variant"], row["share"], row["seed"]): row for row in rows_of((study / "runs.csv").read_text())}
-    paired = rows_of((study / "paired.csv").read_text())
+    runs = {(row["variant"], row["share"], row["seed"]): row for row in rows_of(study / "runs.csv")}
+    paired = rows_of(study / "paired.csv")
     assert {(row["variant"], row["share"]) for row in paired} == {
         (name, share) for name in ("flexcfl", "centralised") for share in ("0.0", "0.5")
     }

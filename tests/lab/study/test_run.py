@@ -1,6 +1,5 @@
 """Studies that are really run: as the command line does it, on Ray too, stopped in any way, and gone on with."""
 
-import csv
 import io
 import json
 import shutil
@@ -27,7 +26,7 @@ from fedsim.output.terminal import Console
 from fedsim.testing import quiet_world
 from tests.benchmarks import script
 from tests.calls import call, done
-from tests.lab.conftest import finish, write
+from tests.lab.conftest import finish, rows_of, write
 
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 
@@ -38,10 +37,6 @@ def start(*words: str | Path) -> "subprocess.Popen[str]":
 
 def tables_of(out: Path) -> dict[str, bytes]:
     return {name: (out / name).read_bytes() for name in TABLES}
-
-
-def rows_of(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(path.read_text())))
 
 
 def states(study: Path, out: Path) -> list[str]:

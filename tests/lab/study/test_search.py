@@ -1,7 +1,5 @@
 """Searches: the values that are proposed, known optima, trials that fail, and what is taken up again."""
 
-import csv
-import io
 import json
 import math
 from collections import Counter
@@ -24,7 +22,7 @@ from fedsim.lab.study.search import OneOf, OptunaSearch, RandomSearch, Range, Se
 from fedsim.lab.study.trials import Trials
 from fedsim.lab.study.worker import Worker
 from tests.calls import call
-from tests.lab.conftest import write
+from tests.lab.conftest import rows_of, write
 
 needs_optuna = pytest.mark.skipif(find_spec("optuna") is None, reason="needs Optuna: pip install 'optuna>=4'")
 
@@ -108,22 +106,17 @@ SEARCH = {"kind": "random", "trials": 4, "metric": "final_accuracy", "space": {"
     ("change", "says"),
     [
         ({"kind": "optun"}, "search.kind is 'optun'; allowed are random, optuna (did you mean 'optuna'?)"),
-        ({"trials": 0}, "search.trials is 0"),
-        ({"space": {"training.lr": 0.1}}, "search.space.training.lr is 0.1"),
-        ({"metric": "time_to_acuracy"}, "'time_to_acuracy' is none; allowed are final_accuracy"),
+        ({"metric": "time_to_acuracy"}, "search.metric is 'time_to_acuracy'; allowed are time, bytes"),
         ({"metric": "time_to_accuracy"}, "which needs the study's 'target'"),
-        ({"metric": "energy"}, "search.metric is 'energy', which needs [energy]"),
+        ({"metric": "battery"}, "search.metric is 'battery', which needs [energy]"),
         ({"space": {}}, "search.space has no keys for the variant 'fedavg'"),
         ({"space": {"training.lr": {"low": 1.0, "high": 0.1}}}, "low is 1.0 and high is 0.1; low must be below high"),
         ({"space": {"training.lr": {"low": 0.0, "high": 0.1, "log": True}}}, "with log = true it must be above 0"),
-        ({"space": {"training.lr": {"low": 0.1, "hihg": 0.2}}}, "unknown key 'hihg'"),
-        ({"space": {"training.lr": []}}, "search.space.training.lr"),
         ({"space": {"training.lr": [0.1, 0.1]}}, "has one of them twice"),
         ({"space": {"strategy.deadline": {"low": "5 s", "high": "1 min"}}}, "both must have the same unit"),
         ({"space": {"strategy.deadline": {"low": "5", "high": "10"}}}, "'5' is no number with a unit"),
         ({"space": {"training.lrr": LR}}, "training has the unknown key 'lrr'"),
         ({"space": {"strategy.local_epochs": {"low": 0, "high": 5}}}, "local_epochs=0': strategy.local_epochs is 0"),
-        ({"space": {"strategy.kind": ["fedavg", "fedagv"]}}, "strategy.kind is 'fedagv'"),
         ({"space": {"seed": {"low": 1, "high": 5}}}, "'seed' is no key to search over"),
         ({"variants": {"fedpox": {"training.lr": LR}}}, "a variant of the search is 'fedpox'; allowed are fedavg, fedprox"),
         ({"grid": {"training.lr": [0.1]}}, "'training.lr' is both in a grid and in search.space"),
@@ -171,16 +164,12 @@ def search_here(study_file: Path, out: Path, most: int = 10_000) -> Trials:
             return trials
 
 
-def rows_of(out: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO((out / "trials.csv").read_text())))
-
-
 def test_a_search_from_beginning_to_end(searched: dict[str, Any], tmp_path: Path) -> None:
     searched["search"]["trials"] = 3
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
     trials = search_here(study, out)
     write_tables(out)
-    rows = rows_of(out)
+    rows = rows_of(out / "trials.csv")
     assert [(row["variant"], row["state"], row["runs"]) for row in rows] == [
         (name, "done", "2") for name in ("fedavg", "fedprox") for _ in range(3)
     ]
@@ -222,12 +211,12 @@ def test_stopped_anywhere_and_taken_up_it_makes_the_same_trials(searched: dict[s
     del searched["variants"]["fedprox"]
     study, whole, parts = write(tmp_path / "s.toml", searched), tmp_path / "whole", tmp_path / "parts"
     search_here(study, whole)
-    assert "pruned" in {row["state"] for row in rows_of(whole)}
+    assert "pruned" in {row["state"] for row in rows_of(whole / "trials.csv")}
     for _ in range(10):
         trials = search_here(study, parts, most=2)  # another process each time, as far as it can know
         if trials.is_over:
             break
-        assert "open" in {row["state"] for row in rows_of(parts)}
+        assert "open" in {row["state"] for row in rows_of(parts / "trials.csv")}
     for name in ("trials.csv", "index.json", "study.toml", "best.toml"):
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
     assert sorted(path.relative_to(parts) for path in parts.rglob("summary.json")) == sorted(
@@ -255,7 +244,7 @@ def test_trials_that_fail_or_cannot_be_run_are_worst_and_not_tried_again(searche
     study, out = write(tmp_path / "s.toml", searched), tmp_path / "out"
     done = call("study", study, "--out", out, "--workers", "1", "--allow-code")
     assert done.exit_code == 0, done.output
-    rows = rows_of(out)
+    rows = rows_of(out / "trials.csv")
     broken = [row["strategy.kind"] == fails for row in rows]
     assert [row["state"] for row in rows] == ["failed" if one else "done" for one in broken]
     assert broken == sorted(broken)
