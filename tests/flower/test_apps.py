@@ -18,7 +18,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
@@ -231,13 +231,3 @@ def test_bytes_are_those_that_flower_writes(content: dict[str, Any]) -> None:
     assert bytes_of(message) == bytes_of(message, bytes_of_content(message.content)) == written(message)
     for reply in (Message(RecordDict(content), reply_to=message), Message(Error(5, "gone"), reply_to=message)):
         assert bytes_of(reply) == written(reply)
-
-
-def test_a_deep_copy_shares_only_what_cannot_change() -> None:
-    config = ConfigRecord({"round": 1, "names": ["a"]})
-    message = Message(RecordDict({"arrays": ArrayRecord([ONE]), "config": config}), 7, "train")
-    sent = deepcopy(message)
-    config["round"], sent.metadata.dst_node_id = 2, 8
-    config["names"].append("b")
-    assert (sent.content["config"], message.metadata.dst_node_id) == ({"round": 1, "names": ["a"]}, 7)
-    assert sent.content["arrays"]["0"].data is message.content["arrays"]["0"].data
