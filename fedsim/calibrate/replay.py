@@ -1,8 +1,8 @@
 """The tasks of a log in a fitted world: the network of the simulator itself, without a strategy, and how good it predicts."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,12 +106,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
     ``tasks``: one of each client, in their order.
     """
-    play, over, draws, drawn = _Play(world, seed), list[float](), Streams(seed), itertools.count()
+    play, over, draws = _Play(world, seed), list[float](), Streams(seed).generator("world/calibrate")
     idle, before = list(range(len(tasks))), 3 * at_work
 
     def work() -> ProcessGenerator:
         while len(over) <= before + _UPDATES:
-            task = idle.pop(int(draws.uniform("world/calibrate", 0, next(drawn)) * len(idle)))
+            task = idle.pop(int(draws.integers(len(idle))))
             yield from play.carry_out(tasks, task)
             over.append(play.env.now)
             idle.append(task)
@@ -163,9 +163,8 @@ def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
     if log.synchronous:
         cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
         known = np.array([len(cohort) > 0 and done[cohort].all() for cohort in cohorts])
-        predicted, chosen = np.full(len(cohorts), np.nan), [cohort for cohort, can in zip(cohorts, known, strict=True) if can]
-        if chosen:
-            predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
+        predicted, chosen = np.full(len(cohorts), np.nan), list(compress(cohorts, known))
+        predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
         return Prediction(held, measured, predicted, None)
     scored = log.rounds[held if held.any() else ~held]
     first, last, over = scored.start.min(), scored.end.max(), tasks.up.end[done]

@@ -73,9 +73,10 @@ class SamplesTaken:
         self._ranges[kind] = min(least, examples), max(most, examples), factor
         taken = examples * passes
         if given and not taken / _FAR <= given <= taken * _FAR:
-            wrong = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
+            far = f"{given / max(taken, 1):.3g} times too short" if given > taken else f"{taken / given:.3g} times too long"
+            message = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
             hint = f"; strategy.time.passes = {given / examples:g} would fit" if trains and examples else ""
-            self._warnings.setdefault(kind, f"{wrong} (is num-examples a count of samples?){hint}")
+            self._warnings.setdefault(kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}")
 
     def facts(self) -> dict[str, list[str]]:
         """By kind of message: the time that was taken (``notes``), and where it is doubtful (``warnings``)."""

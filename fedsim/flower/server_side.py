@@ -25,26 +25,20 @@ from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 
 _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
-_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
+_COUNTED = {"valid": ("done",), "slow": ("late", "memory"), "disconnected": ("lost", "left", "battery")}
 
 
 @dataclass(eq=False)
 class Round:
-    """A round."""
+    """A round, open or over."""
 
     number: int  # from 0
     told: int | None  # its number as the app has it
-    # Tasks by how they ended; a device that went on with another message counts once.
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
+    ends: Counter[str] = field(default_factory=Counter)  # tasks by outcome; one that another continues is left out
     used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
     sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
     weights: Counter[str] = field(default_factory=Counter)  # and examples
     own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
-
-    def count(self, outcome: str, by: int = 1) -> None:
-        if outcome in _COUNTED:
-            self.counts["selected"] += by
-            self.counts[_COUNTED[outcome]] += by
 
 
 class AppRounds:
@@ -171,7 +165,6 @@ class Session(Grid):  # type: ignore[misc]
         self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
-        self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
         self.strategy: Any = None  # the app's own, if it has one
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
@@ -264,7 +257,8 @@ class Session(Grid):  # type: ignore[misc]
             tasks, weights = zip(*one.used, strict=True)
             self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
         means: dict[str, float | None] = {name: one.sums[name] / weight for name, weight in one.weights.items() if weight}
-        if not self._server.note_round(one.number, means | one.own, **one.counts):  # its own measurements go first
+        counts = {name: sum(one.ends[outcome] for outcome in outcomes) for name, outcomes in _COUNTED.items()}
+        if not self._server.note_round(one.number, means | one.own, selected=sum(counts.values()), **counts):
             raise Over
 
     def set_run(self, run: Run) -> None:
@@ -392,14 +386,14 @@ class Session(Grid):  # type: ignore[misc]
 
     def _settle(self) -> None:
         while self._continued:
-            self._continued.pop().count("done", -1)
+            self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
         """A device has answered, or it will not."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
-            sent.round.count(end.outcome)
+            sent.round.ends[end.outcome] += 1
         if end.outcome == "done":
             if sent.round is not None:
                 self._finished[end.device] = sent.round
