@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
-from fedsim.flower.app import App, Over, Turns, place_in
+from fedsim.flower.app import Over, Turns, place_in, read_app
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of, figure
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
@@ -64,7 +64,7 @@ class AppRounds:
             return None
         told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        again = not _alike(arrays, self._sent) or (arrays is None and asked in self._asked)
+        again = asked in self._asked if arrays is None else arrays != self._sent
         if not self._trains and _trains(message):
             self._trains = True
             if self._open is not None:  # messages before prepare the first training, and are of its round
@@ -117,15 +117,6 @@ def _told(message: Message) -> int | None:
     return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
 
 
-def _alike(one: ArrayRecord | None, other: ArrayRecord | None) -> bool:
-    """Whether a message says the same as the one before: has no arrays, or equal ones."""
-    if one is None or one is other:
-        return True
-    if other is None or list(one) != list(other):
-        return False
-    return all(one[name].data is other[name].data or one[name].data == other[name].data for name in one)
-
-
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
 
@@ -151,18 +142,14 @@ class Sent:
 
 
 class Session(Grid):  # type: ignore[misc]
-    """Flower's Grid, and the ServerApp that uses it; ``nodes`` are the devices' ids in Flower.
+    """Flower's Grid, and the ServerApp that uses it; its thread and the simulation take turns, so nothing needs a lock."""
 
-    Its thread and the simulation take turns, so nothing needs a lock.
-    """
-
-    def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
-        self._params, self._server, self._app = params, server, app
-        self.folder = app.folder
-        self.nodes, self.run_id = nodes, run_id
-        self._facts_of_run = Run.create_empty(run_id)
-        self._device_of = {node: device for device, node in enumerate(nodes)}
-        self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
+    def __init__(self, params: FlowerParams, server: Server) -> None:
+        self._params, self._server, self._app = params, server, read_app(params.app, params.run_config)
+        self.folder = self._app.folder
+        *self._nodes, self.run_id = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
+        self._device_of = {node: device for device, node in enumerate(self._nodes)}
+        self.turns = Turns(self._run, self._around, server.result, self.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
@@ -266,7 +253,7 @@ class Session(Grid):  # type: ignore[misc]
 
     @property
     def run(self) -> Run:
-        return self._facts_of_run
+        return Run.create_empty(self.run_id)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -274,7 +261,7 @@ class Session(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        return [self.nodes[device] for device in self._server.clients.reachable()]
+        return [self._nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; returns their ids at once."""
