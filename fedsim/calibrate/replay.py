@@ -1,4 +1,4 @@
-"""The tasks of a log in a fitted world: the network of the simulator itself, without a strategy, and how good it predicts."""
+"""The tasks of a log in a fitted world, through the simulator's network without a strategy; errors of its predictions."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -130,13 +130,13 @@ class Prediction(NamedTuple):
     predicted: Floats  # s; NaN where a round cannot be predicted
     updates: tuple[float, float] | None  # updates a second, measured and predicted; None of a synchronous server
 
-    def told(self, whose: str) -> Iterator[str]:
+    def summary(self, whose: str) -> Iterator[str]:
         """Lines for people; ``whose`` values predicted it."""
         if self.updates is not None:
             measured, predicted = self.updates
             what = "held out" if self.held_out.any() else "fitted"
-            error = abs(predicted / measured - 1)
-            yield f"{what:<10} {measured:.4g} updates/s measured, {predicted:.4g} predicted {whose}: error {error:.1%}"
+            rates = f"{measured:.4g} updates/s measured, {predicted:.4g} predicted"
+            yield f"{what:<10} {rates} {whose}: error {abs(predicted / measured - 1):.1%}"
             return
         known = ~np.isnan(self.predicted)
         if not known.any():
@@ -146,8 +146,8 @@ class Prediction(NamedTuple):
                 continue
             errors = np.abs(self.predicted[part] / self.measured[part] - 1)
             means = f"{self.measured[part].mean():.4g} s on the mean, {self.predicted[part].mean():.4g} s predicted"
-            error_told = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
-            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error_told}"
+            error = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
+            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error}"
 
 
 def held_out(log: Log) -> Flags:
