@@ -17,32 +17,32 @@ from fedsim.world.network.protocol import Fluid, Protocol
 
 _WAYS: tuple[Direction, ...] = ("down", "up")
 _SIGMA = 1.4826  # standard deviations in the median distance from the median, of a normal distribution
-_FAR = 3.5  # standard deviations beyond which a time says nothing of a device
+_FAR = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
-_APART = 1.5  # sizes that differ by less tell no latency from a rate
+_APART = 1.5  # the least ratio of sizes that separates latency from rate
 _TURNS, _STILL = 12, 1e-3  # of the search for rates behind a shared link
-_MOST = 400  # transfers that this search looks at
-_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # capacities of a server's link that are tried, of the least that is possible
+_MOST = 400  # transfers that this search uses
+_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # tried capacities of a server's link, in shares of the least possible one
 _BETTER, _WORTH = 0.9, 0.005  # by how much a limit must explain a log better than none
-_TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds wait for it, and chance shares it out otherwise
+_TOGETHER = 3.0  # weight of the end of a busy time, for which rounds wait, against that of a transfer
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LARGE = 1e9  # bytes of a message whose slow start is over
-_STEEP = 1e3  # by so much a link may be faster than its messages are on the mean
+_STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
-_ALIKE, _MANY = 0.03, 5  # rates that differ by less, of so many clients at once, are a sign of a link that they share
-_MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
+_ALIKE, _MANY = 0.03, 5  # many clients whose rates differ by less share a link
+_MOSTLY = 0.8  # the share of clients in a round from which the others count as away
 
 
 class Fitted(NamedTuple):
-    """A world, and what is known of it beyond that; arrays are [clients]."""
+    """A world with further estimates; arrays are [clients]."""
 
     world: FittedWorld
-    overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
-    latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
+    latency_is_known: bool  # given or fitted; if not, rates contain latencies
     samples: Floats  # of each client
     epochs: int  # of a training
     seen: Ints  # tasks that each client was fitted to
-    notes: tuple[str, ...]  # what the log does not tell, for people
+    notes: tuple[str, ...]  # unknown quantities, for people
 
 
 class Presence(NamedTuple):
@@ -69,8 +69,8 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     latencies = np.zeros(clients) if found is None else found
     rates, server, notes = {}, {}, []
     for way in _WAYS:
-        rates[way], server[way], told = _links(tasks, way, latencies, steady)
-        notes += told
+        rates[way], server[way], unknown = _links(tasks, way, latencies, steady)
+        notes += unknown
     for way, other in (_WAYS, _WAYS[::-1]):
         if np.isnan(rates[way]).all():
             rates[way] = rates[other]
@@ -93,9 +93,8 @@ def presence(log: Log) -> Presence | None:
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
     elif log.synchronous:
-        there = np.zeros((clients, len(log.rounds)), dtype=np.int8)
-        place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
-        there[log.tasks.client, [place[number] for number in log.tasks.number.tolist()]] = 1
+        tasks = pd.crosstab(log.tasks.client, log.tasks.number).reindex(columns=log.rounds.number, fill_value=0)
+        there = tasks.clip(upper=1).to_numpy()
         if there.all() or there.mean() < _MOSTLY:
             return None
         edges, change = np.append(log.rounds.start, last), np.diff(there, prepend=0, append=0)
@@ -113,8 +112,7 @@ def presence(log: Log) -> Presence | None:
 
 def _median(values: Floats, client: Ints, clients: int) -> Floats:
     """The median of each client's values, NaN without any, [clients]."""
-    medians = pd.Series(values).groupby(np.asarray(client)).median()
-    return np.asarray(medians.reindex(range(clients)), dtype=np.float64)
+    return pd.Series(values).groupby(np.asarray(client)).median().reindex(range(clients)).to_numpy(np.float64)
 
 
 def _usual(values: Floats) -> Floats:
@@ -278,8 +276,8 @@ class _LinkSearch:
             world = FittedWorld(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
             took_s = transfers(world, self._way, steps, client)
             apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
-            told = np.abs(apart) > _STILL  # those that the server's link holds up say nothing of their own
-            change = np.nan_to_num(_median(apart[told], client[told], clients))
+            own = np.abs(apart) > _STILL  # those that the server's link holds up do not depend on their own
+            change = np.nan_to_num(_median(apart[own], client[own], clients))
             better = np.minimum(rates * np.exp(change), capacity)
             if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
                 break

@@ -103,7 +103,7 @@ class Log:
 
 
 def read_log(path: Path, defaults: LogDefaults) -> Log:
-    """Read a log; ``DataError``: it is missing, malformed, or contradicts itself; ``RunFolderError``: a run folder is damaged."""
+    """Read a log; ``DataError``: it is missing, malformed, or contradicts itself; ``RunFolderError``: a damaged run folder."""
     where, notes = f"the log {str(path)!r}", list[str]()
     rows = foreign.rows_of(path, where, *defaults, notes)
     is_run = rows is None and path.is_dir()
