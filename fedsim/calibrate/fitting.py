@@ -78,7 +78,7 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     world = FittedWorld(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol, _usual(speed), jitter)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
     held = tasks.train.amount / tasks.epochs
-    samples = np.maximum(1.0, np.round(_usual(_median(held, tasks.client, clients))))
+    samples = np.maximum(1.0, np.round(_usual(_middle(held, tasks.client, clients))))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(held)])))
     seen = np.bincount(tasks.client, minlength=clients)
     return Fitted(world, overhead, found is not None, samples, epochs, seen, tuple(notes))
@@ -110,9 +110,9 @@ def presence(log: Log) -> Presence | None:
     return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
 
 
-def _median(values: Floats, client: Ints, clients: int) -> Floats:
-    """The median of each client's values, NaN without any, [clients]."""
-    return pd.Series(values).groupby(np.asarray(client)).median().reindex(range(clients)).to_numpy(np.float64)
+def _middle(values: Floats, client: Ints, clients: int, how: str = "median") -> Floats:
+    """The median, or the mean, of each client's values, NaN without any, [clients]."""
+    return np.asarray(pd.Series(values).groupby(np.asarray(client)).agg(how).reindex(range(clients)), dtype=np.float64)
 
 
 def _usual(values: Floats) -> Floats:
@@ -126,15 +126,13 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
     pace = np.log(took(tasks.train) / tasks.train.amount)
-    rest = pace - _median(pace, client, clients)[client]
+    rest = pace - _middle(pace, client, clients)[client]
     spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
     sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
     near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
     pace, own = pace[near], client[near]
-    count = np.bincount(own, minlength=clients)
-    with np.errstate(invalid="ignore"):
-        mean = np.bincount(own, pace, clients) / count  # NaN without any
-    if (free := len(pace) - np.count_nonzero(count)) > 0:  # the near ones say how far times spread, all together
+    mean = _middle(pace, own, clients, "mean")
+    if (free := len(pace) - len(np.unique(own))) > 0:
         sigma = math.sqrt(float(np.sum((pace - mean[own]) ** 2)) / free)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
@@ -169,8 +167,7 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
             return np.asarray(tried + sending < large)
 
         latency = _bisected(is_low, np.zeros_like(large), lines[0])
-    with np.errstate(invalid="ignore"):
-        return _usual(np.where(known, latency, 0.0).sum(axis=0) / known.sum(axis=0))
+    return _usual(pd.DataFrame(latency).where(known).mean().to_numpy())
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
@@ -235,10 +232,7 @@ class _LinkSearch:
     def capacity(self) -> float:
         """Of the server's link, bytes/s; infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
-        if (self._steps.start[1:] >= self._over[:-1]).all():
-            return math.inf
-        alone = self._error(math.inf, most)
-        if alone <= _WORTH:
+        if len(self._begins(most)) == most or (alone := self._error(math.inf, most)) <= _WORTH:
             return math.inf
         least = self._least(most)
         tried = {least * factor: self._error(least * factor, most) for factor in _WIDER}
@@ -265,7 +259,7 @@ class _LinkSearch:
         """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the first transfers take (s)."""
         latency, clients = self._latency[self._client], len(self._latency)
         sending = np.maximum(took(self._steps) - latency, 1e-9)
-        rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
+        rates = _middle(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
         steps, client, latency, real = self._steps[:most], self._client[:most], latency[:most], sending[:most]
         if capacity == math.inf:
             round_trip = 2 * latency + self._protocol.round_trip
@@ -277,7 +271,7 @@ class _LinkSearch:
             took_s = transfers(world, self._way, steps, client)
             apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
             own = np.abs(apart) > _STILL  # those that the server's link holds up do not depend on their own
-            change = np.nan_to_num(_median(apart[own], client[own], clients))
+            change = np.nan_to_num(_middle(apart[own], client[own], clients))
             better = np.minimum(rates * np.exp(change), capacity)
             if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
                 break
