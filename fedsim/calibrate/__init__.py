@@ -1,7 +1,7 @@
 """From a log of a real deployment to a world to simulate: ``fedsim calibrate``.
 
 ``log`` reads the log, ``fitting`` finds devices and links in it, ``replay`` predicts its rounds with the simulator, ``files``
-writes the scenario and the tables. Some rounds are held out: they are predicted, and nothing is fitted to them.
+writes the scenario and the tables. Rounds that are held out are predicted, and not fitted to.
 """
 
 from pathlib import Path
@@ -24,7 +24,7 @@ _DRAWS = 20  # worlds, or jitters, that a prediction is the mean of
 def calibrate(
     path: Path,
     out: Path,
-    said: LogDefaults,
+    defaults: LogDefaults,
     *,
     by_client: bool = False,
     latency: float | None = None,
@@ -35,7 +35,7 @@ def calibrate(
     Args:
         path: the log, or a run folder.
         out: a folder; files of an earlier calibration are replaced.
-        said: values that the log lacks.
+        defaults: values that the log lacks.
         by_client: write each client's own values, and not distributions.
         latency: of all clients (s), if it is known.
         protocol: of the messages; by default that of a run folder, or else fluid.
@@ -44,27 +44,27 @@ def calibrate(
         DataError: the log is missing, malformed, or too short; or its protocol is unknown.
         RunFolderError: a file cannot be read or written.
     """
-    log = read_log(path, said)
+    log = read_log(path, defaults)
     held = held_out(log)
     mine = log.tasks[~np.isin(log.tasks.number, log.rounds.number[held])]
     fitted = fit(mine, len(log.clients), latency, _protocol(path, protocol))
     there = presence(log)
     alike = log.synchronous and not fitted.world.jitter and not fitted.world.protocol.weighs
     prediction = predict(log, held, [fitted.world] * (1 if alike else _DRAWS))
-    lines = [*summary(fitted, log, there), *prediction.told("with each client's own values")]
+    lines = [*summary(fitted, log, there), *prediction.summary("with each client's own values")]
     if not by_client:
         worlds = [drawn(fitted.world, seed) for seed in range(_DRAWS)]
-        lines += predict(log, held, worlds).told("with clients drawn as the scenario does")
+        lines += predict(log, held, worlds).summary("with clients drawn as the scenario does")
     write(out, path.name, log, fitted, by_client, there, prediction)
     return [*lines, *(f"note: {note}" for note in log.notes), f"written to {out}"]
 
 
 def _protocol(path: Path, name: str | None) -> Protocol:
     """By its name, or that of a run folder, whose own code is never imported."""
-    said: Any = name or "fluid"
+    spec: Any = name or "fluid"
     if name is None and (path / SCENARIO).is_file():
-        said = RunFolder(path).scenario["network"].get("protocol") or said
-    kind = said if isinstance(said, str) else said["kind"]
+        spec = RunFolder(path).scenario["network"].get("protocol") or spec
+    kind = spec if isinstance(spec, str) else spec["kind"]
     if kind not in PROTOCOLS.kinds:
         raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid, tcp or bbr")
-    return TypeAdapter(ProtocolSpec).validate_python(said)
+    return TypeAdapter(ProtocolSpec).validate_python(spec)

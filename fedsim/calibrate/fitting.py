@@ -17,32 +17,32 @@ from fedsim.world.network.protocol import Fluid, Protocol
 
 _WAYS: tuple[Direction, ...] = ("down", "up")
 _SIGMA = 1.4826  # standard deviations in the median distance from the median, of a normal distribution
-_FAR = 3.5  # standard deviations beyond which a time says nothing of a device
+_FAR = 3.5  # standard deviations beyond which a time is an outlier
 _NO_JITTER = 1e-3
-_APART = 1.5  # sizes that differ by less tell no latency from a rate
+_APART = 1.5  # the least ratio of sizes that separates latency from rate
 _TURNS, _STILL = 12, 1e-3  # of the search for rates behind a shared link
-_MOST = 400  # transfers that this search looks at
-_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # capacities of a server's link that are tried, of the least that is possible
+_MOST = 400  # transfers that this search uses
+_WIDER = (1.0, 1.1, 1.25, 1.5, 2.0)  # tried capacities of a server's link, in shares of the least possible one
 _BETTER, _WORTH = 0.9, 0.005  # by how much a limit must explain a log better than none
-_TOGETHER = 3.0  # what the end of a busy time counts, of a transfer's: rounds wait for it, and chance shares it out otherwise
+_TOGETHER = 3.0  # weight of the end of a busy time, for which rounds wait, against that of a transfer
 _GOLDEN = (math.sqrt(5) - 1) / 2
 _LARGE = 1e9  # bytes of a message whose slow start is over
-_STEEP = 1e3  # by so much a link may be faster than its messages are on the mean
+_STEEP = 1e3  # the highest ratio of a link's rate to the mean rate of its messages
 _FIRST_WINDOW = 14_480  # bytes that TCP sends in the first round trip
-_ALIKE, _MANY = 0.03, 5  # rates that differ by less, of so many clients at once, are a sign of a link that they share
-_MOSTLY = 0.8  # of the clients in a round: then who is not in it was away
+_ALIKE, _MANY = 0.03, 5  # many clients whose rates differ by less share a link
+_MOSTLY = 0.8  # the share of clients in a round from which the others count as away
 
 
 class Fitted(NamedTuple):
-    """A world, and what is known of it beyond that; arrays are [clients]."""
+    """A world with further estimates; arrays are [clients]."""
 
     world: FittedWorld
-    overhead: Floats  # fixed part of a training (s), NaN where it cannot be told; the world's speeds contain it
-    latency_is_known: bool  # told or fitted; if not, rates contain latencies
+    overhead: Floats  # fixed part of a training (s), NaN if unknown; the world's speeds contain it
+    latency_is_known: bool  # given or fitted; if not, rates contain latencies
     samples: Floats  # of each client
     epochs: int  # of a training
     seen: Ints  # tasks that each client was fitted to
-    notes: tuple[str, ...]  # what the log does not tell, for people
+    notes: tuple[str, ...]  # unknown quantities, for people
 
 
 class Presence(NamedTuple):
@@ -69,8 +69,8 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     latencies = np.zeros(clients) if found is None else found
     rates, server, notes = {}, {}, []
     for way in _WAYS:
-        rates[way], server[way], told = _links(tasks, way, latencies, steady)
-        notes += told
+        rates[way], server[way], unknown = _links(tasks, way, latencies, steady)
+        notes += unknown
     for way, other in (_WAYS, _WAYS[::-1]):
         if np.isnan(rates[way]).all():
             rates[way] = rates[other]
@@ -78,7 +78,7 @@ def fit(tasks: Tasks, clients: int, latency: float | None = None, protocol: Prot
     world = FittedWorld(_usual(rates["down"]), _usual(rates["up"]), latencies, server, protocol, _usual(speed), jitter)
     overhead: Floats = _lines(tasks.train, tasks.client, clients)[0]
     held = tasks.train.amount / tasks.epochs
-    samples = np.maximum(1.0, np.round(_usual(_median(held, tasks.client, clients))))
+    samples = np.maximum(1.0, np.round(_usual(_middle(held, tasks.client, clients))))
     epochs = max(1, int(np.median(tasks.epochs[~np.isnan(held)])))
     seen = np.bincount(tasks.client, minlength=clients)
     return Fitted(world, overhead, found is not None, samples, epochs, seen, tuple(notes))
@@ -93,9 +93,8 @@ def presence(log: Log) -> Presence | None:
     if log.on:
         client, start, end = map(np.array, zip(*log.on, strict=True))
     elif log.synchronous:
-        there = np.zeros((clients, len(log.rounds)), dtype=np.int8)
-        place = {number: at for at, number in enumerate(log.rounds.number.tolist())}
-        there[log.tasks.client, [place[number] for number in log.tasks.number.tolist()]] = 1
+        tasks = pd.crosstab(log.tasks.client, log.tasks.number).reindex(columns=log.rounds.number, fill_value=0)
+        there = tasks.clip(upper=1).to_numpy()
         if there.all() or there.mean() < _MOSTLY:
             return None
         edges, change = np.append(log.rounds.start, last), np.diff(there, prepend=0, append=0)
@@ -111,10 +110,9 @@ def presence(log: Log) -> Presence | None:
     return Presence(float(on.sum() / leaves), float((whole * clients - on.sum()) / comes), on / whole)
 
 
-def _median(values: Floats, client: Ints, clients: int) -> Floats:
-    """The median of each client's values, NaN without any, [clients]."""
-    medians = pd.Series(values).groupby(np.asarray(client)).median()
-    return np.asarray(medians.reindex(range(clients)), dtype=np.float64)
+def _middle(values: Floats, client: Ints, clients: int, how: str = "median") -> Floats:
+    """The median, or the mean, of each client's values, NaN without any, [clients]."""
+    return np.asarray(pd.Series(values).groupby(np.asarray(client)).agg(how).reindex(range(clients)), dtype=np.float64)
 
 
 def _usual(values: Floats) -> Floats:
@@ -128,15 +126,13 @@ def _speeds(tasks: Tasks, clients: int) -> tuple[Floats, float]:
     tasks = tasks[~np.isnan(tasks.train.end) & (took(tasks.train) > 0)]
     client = tasks.client
     pace = np.log(took(tasks.train) / tasks.train.amount)
-    rest = pace - _median(pace, client, clients)[client]
+    rest = pace - _middle(pace, client, clients)[client]
     spread = math.sqrt(len(rest) / max(1, len(rest) - len(np.unique(client))))
     sigma = _SIGMA * float(np.median(np.abs(rest))) * spread
     near = np.abs(rest) <= max(_FAR * sigma, 1e-9)
     pace, own = pace[near], client[near]
-    count = np.bincount(own, minlength=clients)
-    with np.errstate(invalid="ignore"):
-        mean = np.bincount(own, pace, clients) / count  # NaN without any
-    if (free := len(pace) - np.count_nonzero(count)) > 0:  # the near ones say how far times spread, all together
+    mean = _middle(pace, own, clients, "mean")
+    if (free := len(pace) - len(np.unique(own))) > 0:
         sigma = math.sqrt(float(np.sum((pace - mean[own]) ** 2)) / free)
     jitter = math.sqrt(math.expm1(sigma**2) * float(np.median(tasks.epochs)))
     return np.exp(-mean - sigma**2 / 2), jitter if jitter > _NO_JITTER else 0.0
@@ -171,8 +167,7 @@ def _latencies(tasks: Tasks, clients: int, protocol: Protocol) -> Floats | None:
             return np.asarray(tried + sending < large)
 
         latency = _bisected(is_low, np.zeros_like(large), lines[0])
-    with np.errstate(invalid="ignore"):
-        return _usual(np.where(known, latency, 0.0).sum(axis=0) / known.sum(axis=0))
+    return _usual(pd.DataFrame(latency).where(known).mean().to_numpy())
 
 
 def _bisected(is_low: Callable[[Floats], Flags], low: Floats, high: Floats) -> Floats:
@@ -237,10 +232,7 @@ class _LinkSearch:
     def capacity(self) -> float:
         """Of the server's link, bytes/s; infinity if it limits nothing."""
         most = min(_MOST, len(self._client))
-        if (self._steps.start[1:] >= self._over[:-1]).all():
-            return math.inf
-        alone = self._error(math.inf, most)
-        if alone <= _WORTH:
+        if len(self._begins(most)) == most or (alone := self._error(math.inf, most)) <= _WORTH:
             return math.inf
         least = self._least(most)
         tried = {least * factor: self._error(least * factor, most) for factor in _WIDER}
@@ -267,7 +259,7 @@ class _LinkSearch:
         """Rates (bytes/s, [clients]) behind a server's link of this capacity, and how long the first transfers take (s)."""
         latency, clients = self._latency[self._client], len(self._latency)
         sending = np.maximum(took(self._steps) - latency, 1e-9)
-        rates = _median(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
+        rates = _middle(_rates(self._protocol, self._steps.amount, sending, latency), self._client, clients)
         steps, client, latency, real = self._steps[:most], self._client[:most], latency[:most], sending[:most]
         if capacity == math.inf:
             round_trip = 2 * latency + self._protocol.round_trip
@@ -278,8 +270,8 @@ class _LinkSearch:
             world = FittedWorld(known, known, self._latency, dict.fromkeys(_WAYS, capacity), self._protocol)
             took_s = transfers(world, self._way, steps, client)
             apart = np.log(np.maximum(took_s - latency, 1e-9) / real)
-            told = np.abs(apart) > _STILL  # those that the server's link holds up say nothing of their own
-            change = np.nan_to_num(_median(apart[told], client[told], clients))
+            own = np.abs(apart) > _STILL  # those that the server's link holds up do not depend on their own
+            change = np.nan_to_num(_middle(apart[own], client[own], clients))
             better = np.minimum(rates * np.exp(change), capacity)
             if np.nanmax(np.abs(np.log(better / rates))) < _STILL:
                 break

@@ -1,13 +1,10 @@
-"""Logs in other forms as rows of a log: of NVFlare's clients (``site-1/log.txt`` and so on), of APPFL's server and clients
-(``result_Server_*.txt``, ``result_Client1_*.txt``), and run folders of fedsim's own.
+"""Logs in other forms as rows of a log: NVFlare's clients (``site-1/log.txt`` and so on), APPFL's server and clients
+(``result_Server_*.txt``, ``result_Client1_*.txt``), and fedsim's run folders. Flower's server logs nothing of its clients.
 
-A client of NVFlare logs when it has received a task and when it has sent the result, how many bytes these were and how long
-that took. The training lies between the two. Rounds are counted, task by task; samples are not in these logs. The log of
-Flower's server has nothing of its clients, and is refused.
-
-A client of APPFL logs each epoch of a training at its end, with its duration, and the server the arrival of each update. So an
-upload begins when the training has ended. The next download begins when the server has the last update of the round, or the
-client's own one if it waits for no other, and it ends when the next training begins. Bytes and samples are not in these logs.
+A client of NVFlare logs when it has received a task and sent the result, with bytes and duration; it trains in between.
+A client of APPFL logs each epoch at its end, with its duration, and the server the arrival of each update. An upload begins
+when the training has ended. The next download begins when the server has the last update of the round, or this client's if it
+waits for no other, and ends when the next training begins.
 """
 
 import json
@@ -34,10 +31,10 @@ _UPDATE = re.compile(r"Received UpdateGlobalModel request from client (.*\S)")
 
 
 def rows_of(path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]) -> Any:
-    """The data frame of a folder of APPFL's logs, of a workspace or one client's file of NVFlare; None if it is neither.
+    """The data frame of NVFlare's or APPFL's logs; None of other files and folders.
 
-    ``size`` is that of a message (bytes), ``samples`` and ``epochs`` are those of a training, where a log lacks them.
-    ``DataError``: it is Flower's, or what the log lacks is not said. ``notes`` get a line for the reader.
+    ``size`` of a message (bytes), ``samples`` and ``epochs`` of a training count where a log lacks them. ``notes`` get a line
+    for the reader. ``DataError``: the log is Flower's, or what it lacks is not given.
     """
     if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_text(path)):
         raise DataError(

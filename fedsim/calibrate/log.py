@@ -1,5 +1,4 @@
-"""Logs of real deployments: a CSV or Parquet file, the workspace of NVFlare's clients, a folder of APPFL's logs, or a
-run folder of fedsim's own.
+"""Logs of deployments: a CSV or Parquet file, NVFlare's workspace, a folder of APPFL's logs, or a run folder of fedsim.
 
 A row is an interval of one client, or of the server:
 
@@ -13,7 +12,7 @@ A row is an interval of one client, or of the server:
 | ``samples`` | that a training went through, each pass counted |
 | ``epochs`` | passes that it made; 1 if there is no such column |
 
-Rows may stand in any order. A task is a client's download, training and upload, one after the other.
+Rows have any order. A task is a client's download, training and upload, one after the other.
 """
 
 import math
@@ -78,7 +77,7 @@ def whole(tasks: Tasks) -> Flags:
 
 @dataclass(frozen=True)
 class Log:
-    """A log that makes sense."""
+    """A log without contradictions."""
 
     clients: tuple[str, ...]  # their names
     tasks: Tasks
@@ -103,21 +102,16 @@ class Log:
         return max(1, int(np.median(last - first)))
 
 
-def read_log(path: Path, said: LogDefaults) -> Log:
-    """Read a log file or a run folder.
-
-    Raises:
-        DataError: it is missing or malformed, or contradicts itself; names the row.
-        RunFolderError: it is a run folder that is damaged.
-    """
+def read_log(path: Path, defaults: LogDefaults) -> Log:
+    """Read a log; ``DataError``: it is missing, malformed, or contradicts itself; ``RunFolderError``: a damaged run folder."""
     where, notes = f"the log {str(path)!r}", list[str]()
-    rows = foreign.rows_of(path, where, said.bytes, said.samples, said.epochs, notes)
+    rows = foreign.rows_of(path, where, *defaults, notes)
     is_run = rows is None and path.is_dir()
     if rows is None:
-        rows = foreign.of_run(path) if is_run else _of_file(path, where, said, notes)
+        rows = foreign.of_run(path) if is_run else _of_file(path, where, defaults, notes)
     steps = rows[rows["what"].isin(_ORDER)]
     if not {"down", "up"} & set(steps["what"]) or "train" not in set(steps["what"]):
-        raise DataError(f"{where} tells of no training, or of no transfer; both are needed to fit devices and links")
+        raise DataError(f"{where} has no training, or no transfer; both are needed to fit devices and links")
     kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
     names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
@@ -151,7 +145,7 @@ def read_log(path: Path, said: LogDefaults) -> Log:
     )
 
 
-def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any:
+def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> Any:
     """The data frame of a log file, with ``place``: the number of the row, from 1."""
     table = _table(path, where)
     names = list(table.columns)
@@ -174,7 +168,7 @@ def _of_file(path: Path, where: str, said: LogDefaults, notes: list[str]) -> Any
             rows[name] = _numbers(table[name], or_dates=name in ("start", "end"))
             for row in np.flatnonzero(~np.isfinite(rows[name]) & (table[name] != ""))[:1]:
                 raise DataError(f"row {row + 1} of {where}: {name} is {shown(table[name][row])}, which cannot be read")
-        elif (usual := getattr(said, name)) is not None or name not in needed:
+        elif (usual := getattr(defaults, name)) is not None or name not in needed:
             rows[name] = np.nan if usual is None else float(usual)
         else:
             such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
@@ -252,10 +246,10 @@ def _tasks_of(whose: str, rows: Any, kinds: list[str]) -> list[_Task]:
             continue
         for one in (last, trained if row.what == "train" else None):
             if one is not None and row.start < one.end - _TOGETHER_S:
-                raise DataError(f"{whose} does two things at once: {_told(one)} and {_told(row)}")
+                raise DataError(f"{whose} does two things at once: {_named(one)} and {_named(row)}")
         if last is None or row.order <= last.order:
             if latest and row.round < next(reversed(latest)):
-                raise DataError(f"{whose} does {_told(row)} in a round that is over; rounds are to grow with time")
+                raise DataError(f"{whose} does {_named(row)} in a round that is over; rounds are to grow with time")
             latest[row.round] = task = {}
             tasks.append(task)
         task[row.what] = row
@@ -264,11 +258,11 @@ def _tasks_of(whose: str, rows: Any, kinds: list[str]) -> list[_Task]:
         there = [what for what in kinds if what in task]
         if there != kinds[: len(there)]:
             missing = next(what for what in kinds if what not in task)
-            raise DataError(f"{whose} has a hole: {_told(task[there[-1]])} without {missing!r} before it in the same round")
+            raise DataError(f"{whose} has a hole: {_named(task[there[-1]])} without {missing!r} before it in the same round")
     return tasks
 
 
-def _told(row: Any) -> str:
+def _named(row: Any) -> str:
     place = f", row {row.place}" if row.place else ""
     return f"{row.what!r} of round {row.round} (from {row.start:.6g} to {row.end:.6g} s{place})"
 

@@ -1,8 +1,8 @@
-"""The tasks of a log in a fitted world: the network of the simulator itself, without a strategy, and how good it predicts."""
+"""The tasks of a log in a fitted world, through the simulator's network without a strategy; errors of its predictions."""
 
-import itertools
 import math
 from collections.abc import Iterator, Sequence
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,12 +106,12 @@ def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0)
 
     ``tasks``: one of each client, in their order.
     """
-    play, over, draws, drawn = _Play(world, seed), list[float](), Streams(seed), itertools.count()
+    play, over, draws = _Play(world, seed), list[float](), Streams(seed).generator("world/calibrate")
     idle, before = list(range(len(tasks))), 3 * at_work
 
     def work() -> ProcessGenerator:
         while len(over) <= before + _UPDATES:
-            task = idle.pop(int(draws.uniform("world/calibrate", 0, next(drawn)) * len(idle)))
+            task = idle.pop(int(draws.integers(len(idle))))
             yield from play.carry_out(tasks, task)
             over.append(play.env.now)
             idle.append(task)
@@ -130,13 +130,13 @@ class Prediction(NamedTuple):
     predicted: Floats  # s; NaN where a round cannot be predicted
     updates: tuple[float, float] | None  # updates a second, measured and predicted; None of a synchronous server
 
-    def told(self, whose: str) -> Iterator[str]:
+    def summary(self, whose: str) -> Iterator[str]:
         """Lines for people; ``whose`` values predicted it."""
         if self.updates is not None:
             measured, predicted = self.updates
             what = "held out" if self.held_out.any() else "fitted"
-            error = abs(predicted / measured - 1)
-            yield f"{what:<10} {measured:.4g} updates/s measured, {predicted:.4g} predicted {whose}: error {error:.1%}"
+            rates = f"{measured:.4g} updates/s measured, {predicted:.4g} predicted"
+            yield f"{what:<10} {rates} {whose}: error {abs(predicted / measured - 1):.1%}"
             return
         known = ~np.isnan(self.predicted)
         if not known.any():
@@ -146,8 +146,8 @@ class Prediction(NamedTuple):
                 continue
             errors = np.abs(self.predicted[part] / self.measured[part] - 1)
             means = f"{self.measured[part].mean():.4g} s on the mean, {self.predicted[part].mean():.4g} s predicted"
-            error_told = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
-            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error_told}"
+            error = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
+            yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error}"
 
 
 def held_out(log: Log) -> Flags:
@@ -163,9 +163,8 @@ def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
     if log.synchronous:
         cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
         known = np.array([len(cohort) > 0 and done[cohort].all() for cohort in cohorts])
-        predicted, chosen = np.full(len(cohorts), np.nan), [cohort for cohort, can in zip(cohorts, known, strict=True) if can]
-        if chosen:
-            predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
+        predicted, chosen = np.full(len(cohorts), np.nan), list(compress(cohorts, known))
+        predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
         return Prediction(held, measured, predicted, None)
     scored = log.rounds[held if held.any() else ~held]
     first, last, over = scored.start.min(), scored.end.max(), tasks.up.end[done]

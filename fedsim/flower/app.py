@@ -7,7 +7,7 @@ import threading
 import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from pkgutil import resolve_name
@@ -144,7 +144,7 @@ class Turns:
         self.thread = threading.Thread(target=self._run, name="ServerApp", daemon=True)
         self._turn = threading.Semaphore(0)
         self._back: Future[None] = Future()
-        self._within: AbstractContextManager[Any]
+        self._within = ExitStack()
         self.closing = self.over = False
         self.error: BaseException | None = None
 
@@ -172,8 +172,7 @@ class Turns:
         self._turn.acquire()
         if self.closing:
             raise Over
-        self._within = self._around()
-        self._within.__enter__()
+        self._within.enter_context(self._around())
 
     def close(self) -> None:
         """End it, if it waits; what computes without end is left alone."""
@@ -183,12 +182,10 @@ class Turns:
             self.thread.join(_GRACE_S)
 
     def _run(self) -> None:
-        self._within = self._around()
-        self._within.__enter__()
+        self._within.enter_context(self._around())
         try:
-            self._function()
-        except Over:
-            pass
+            with suppress(Over):
+                self._function()
         except BaseException as error:
             self.error = error
         finally:
@@ -197,6 +194,6 @@ class Turns:
                 self._give_back()
 
     def _give_back(self) -> None:
-        self._within.__exit__(None, None, None)
+        self._within.close()
         if not self._back.done():
             self._back.set_result(None)

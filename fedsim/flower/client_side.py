@@ -1,5 +1,6 @@
 """The ClientApp at work: a message and a device's context in, a reply and the context out. It runs in any process."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from copy import deepcopy
@@ -14,6 +15,7 @@ from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.errors import SimulationError, shown
 from fedsim.flower.app import App, carried_out, place_in
@@ -23,7 +25,7 @@ from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
 
 @dataclass(frozen=True)
 class AppJob:
-    """A message to be answered by the ClientApp of a device."""
+    """A message that a device's ClientApp must answer."""
 
     params: FlowerParams
     app: App
@@ -38,12 +40,12 @@ class AppJob:
 
 @dataclass(frozen=True)
 class AppReply:
-    """The reply, and what is known of the work."""
+    """The reply, and its cost."""
 
     reply: Message
     bytes: int  # of the reply
     state: RecordDict
-    examples: float | None  # that the reply tells of
+    examples: float | None  # the reply's ``num-examples``
     counted: float | None
     slept_s: float
 
@@ -80,35 +82,29 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
     if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message.metadata.message_id:
         wrong = f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message that is a reply to the one that it got"
         raise SimulationError(f"{called} answered with {wrong}{_place_of(app, message)}")
-    told = own if isinstance(own, Message) and own.has_content() else reply
-    examples = None if told.has_error() else figure(told.content, "num-examples", "num_examples")
-    examples = examples if examples is not None and examples >= 0 else None
+    source = own if isinstance(own, Message) and own.has_content() else reply
+    examples = None if source.has_error() else figure(source.content, "num-examples", "num_examples")
+    examples = None if examples is not None and examples < 0 else examples
     return AppReply(deepcopy(reply), bytes_of(reply), context.state, examples, counted(), sleeper.slept_s)
 
 
 def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
-    """Count until ``around`` is left; returns a function that tells the count."""
+    """Count until ``around`` is left; returns a function that returns the count."""
     if job.counts is None:
         return lambda: None
     if job.counts == "flops":
-        from torch.utils.flop_counter import FlopCounterMode
-
         mode = around.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
-    first: list[Module] = []  # the module that is called first: not those that it calls
-    given = [0]
+    given = Counter[Module]()  # samples; the first module called is the whole model
     trains = job.message.metadata.message_type.partition(".")[0] == "train"
 
     def count(module: Module, inputs: tuple[Any, ...]) -> None:
         batch = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
-        if batch is not None and (torch.is_grad_enabled() or not trains):  # a test of what is trained is no training
-            if not first:
-                first.append(module)
-            if module is first[0]:
-                given[0] += len(batch) if batch.dim() > 1 else 1
+        if batch is not None and (torch.is_grad_enabled() or not trains):  # a test within a training does not count
+            given[module] += len(batch) if batch.dim() > 1 else 1
 
     around.callback(register_module_forward_pre_hook(count).remove)
-    return lambda: float(given[0])
+    return lambda: float(next(iter(given.values()), 0))
 
 
 def _place_of(app: Any, message: Message) -> str:
@@ -120,8 +116,8 @@ def _place_of(app: Any, message: Message) -> str:
 
 def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:
     """The configs of a message, before the app's run configuration."""
-    told = {key: value for record in message.content.config_records.values() for key, value in record.items()}
-    return {**told, **run_config, **told}
+    own = {key: value for record in message.content.config_records.values() for key, value in record.items()}
+    return {**own, **run_config, **own}
 
 
 def figure(content: Mapping[str, Any], *names: str) -> float | None:

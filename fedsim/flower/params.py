@@ -19,15 +19,12 @@ from fedsim.world.task import Work
 
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")  # the last word of a dotted key
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")  # likewise
-_FORWARD_SHARE = 1 / 3  # of a training step: forward, and backward at twice that
-_FAR = 1.5  # a factor between the samples that count and those that a model was given
+_FORWARD_SHARE = 1 / 3  # of a training step, whose backward pass takes twice as long
+_FAR = 1.5  # the ratio of the samples that count to those that a model was given, from which a run warns
 
 
 class SamplesTime(Spec):
-    """As long as training takes on the examples that the reply tells of (``num-examples``), by the device's speed.
-
-    A message that is no training takes a third of that an example, as a forward pass does.
-    """
+    """The time of training on the reply's ``num-examples``, by the device's speed; a third of it where nothing is trained."""
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
@@ -50,7 +47,7 @@ class SamplesTime(Spec):
 
 
 class SamplesTaken:
-    """The work that devices were taken to do where time goes by samples, and whether that can be true."""
+    """The samples that messages count as under ``time = "samples"``, and warnings where that is doubtful."""
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
@@ -58,10 +55,7 @@ class SamplesTaken:
         self._warnings: dict[str, str] = {}
 
     def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
-        """Note the ``examples`` of a reply to a message of a kind with such a config, and how many samples the model was given.
-
-        ``given`` is None if that was not counted, and 0 where torch was not used.
-        """
+        """Note a reply's ``examples`` and the samples ``given`` to its model: None if not counted, 0 without torch."""
         if examples is None:
             message = f"replies to {kind!r} messages give no num-examples: they take the time of population.samples, if any"
             self._warnings.setdefault(kind, message)
@@ -73,12 +67,13 @@ class SamplesTaken:
         self._ranges[kind] = min(least, examples), max(most, examples), factor
         taken = examples * passes
         if given and not taken / _FAR <= given <= taken * _FAR:
-            wrong = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
+            far = f"{given / max(taken, 1):.3g} times too short" if given > taken else f"{taken / given:.3g} times too long"
+            message = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
             hint = f"; strategy.time.passes = {given / examples:g} would fit" if trains and examples else ""
-            self._warnings.setdefault(kind, f"{wrong} (is num-examples a count of samples?){hint}")
+            self._warnings.setdefault(kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}")
 
     def facts(self) -> dict[str, list[str]]:
-        """By kind of message: the time that was taken (``notes``), and where it is doubtful (``warnings``)."""
+        """Lines for each kind of message: ``notes`` and ``warnings``."""
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
             between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
@@ -127,13 +122,12 @@ class FlowerParams(StrategyParams):
 
     Attributes:
         app: its folder, with a ``pyproject.toml`` as ``flwr run`` reads it.
-        run_config: keys of its run configuration that are to differ.
-        node_config: what the ClientApp finds in ``context.node_config`` beside ``partition-id`` and ``num-partitions``; a list
-            has a value for each device.
-        time: how long a device computes for a message: ``samples`` (by the examples that it says it has worked on), ``flops``
-            (torch's operations, counted once for each kind of message), or ``stated``.
-        accuracy, loss, train_loss: the names of the app's metrics that are meant; of clients the mean by examples.
-        unavailable_after: how long the server waits for a device that has vanished until it takes it as unavailable.
+        run_config: changes of its run configuration.
+        node_config: additions to ``context.node_config`` of the ClientApp; a list has a value for each device.
+        time: how long a device computes for a message: by ``samples`` (the reply's ``num-examples``), ``flops`` (torch's
+            operations, counted once for each kind of message), or as ``stated``.
+        accuracy, loss, train_loss: names of the app's metrics; those of clients are averaged by examples.
+        unavailable_after: how long the server waits for a device that has vanished.
         real_patience: real time for which either app may compute at a stretch.
     """
 
@@ -155,12 +149,6 @@ class FlowerParams(StrategyParams):
     def _allowed(cls, app: str) -> str:
         refuse_code(app, "app")  # the section's name comes before it
         return app
-
-    def check(self, devices: int) -> None:
-        for key, value in self.node_config.items():
-            if isinstance(value, list) and len(value) != devices:
-                wrong = f"strategy.node_config.{key} has {len(value)} values, and population.devices is {devices}"
-                raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
         own = {key: value[device] if isinstance(value, list) else value for key, value in self.node_config.items()}
@@ -190,6 +178,10 @@ class FlowerParams(StrategyParams):
         return "a Flower app keeps what it knows in a running thread"
 
     def check_population(self, population: PopulationSpec) -> None:
+        for key, value in self.node_config.items():
+            if isinstance(value, list) and len(value) != population.devices:
+                wrong = f"strategy.node_config.{key} has {len(value)} values, and population.devices is {population.devices}"
+                raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
         if self.time.kind == "samples" and population.device is not None:
             why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
             raise ScenarioError(f"strategy.time is 'samples', but {why}")

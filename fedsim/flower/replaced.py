@@ -256,7 +256,7 @@ def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
         side.model = arrays
         measured = given(number, arrays)
         if measured is not None:
-            side.note_figures(number, dict(measured))
+            side.rounds.note_figures(number, dict(measured))
         return measured
 
     if given is not None:
@@ -318,5 +318,5 @@ def _note_state(real: Any, side: Any, grid: Any, context: Any) -> None:
 
 
 def _note_history(real: Any, side: Any, self: Any, server_round: int, **measured: Any) -> None:
-    side.note_figures(server_round, dict(measured.get("metrics", measured)))
+    side.rounds.note_figures(server_round, dict(measured.get("metrics", measured)))
     real(self, server_round, **measured)

@@ -19,32 +19,26 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
-from fedsim.flower.app import App, Over, Turns, place_in
+from fedsim.flower.app import Over, Turns, place_in, read_app
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of, figure
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 
 _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
-_COUNTED = {"done": "valid", "late": "slow", "memory": "slow"} | dict.fromkeys(("lost", "left", "battery"), "disconnected")
+_COUNTED = {"valid": ("done",), "slow": ("late", "memory"), "disconnected": ("lost", "left", "battery")}
 
 
 @dataclass(eq=False)
 class Round:
-    """A round."""
+    """A round, open or over."""
 
     number: int  # from 0
     told: int | None  # its number as the app has it
-    # Tasks by how they ended; a device that went on with another message counts once.
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("selected", "valid", "slow", "disconnected"), 0))
+    ends: Counter[str] = field(default_factory=Counter)  # tasks by outcome; one that another continues is left out
     used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
     sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
     weights: Counter[str] = field(default_factory=Counter)  # and examples
     own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
-
-    def count(self, outcome: str, by: int = 1) -> None:
-        if outcome in _COUNTED:
-            self.counts["selected"] += by
-            self.counts[_COUNTED[outcome]] += by
 
 
 class AppRounds:
@@ -70,7 +64,7 @@ class AppRounds:
             return None
         told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
-        again = not _alike(arrays, self._sent) or (arrays is None and asked in self._asked)
+        again = asked in self._asked if arrays is None else arrays != self._sent
         if not self._trains and _trains(message):
             self._trains = True
             if self._open is not None:  # messages before prepare the first training, and are of its round
@@ -123,15 +117,6 @@ def _told(message: Message) -> int | None:
     return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
 
 
-def _alike(one: ArrayRecord | None, other: ArrayRecord | None) -> bool:
-    """Whether a message says the same as the one before: has no arrays, or equal ones."""
-    if one is None or one is other:
-        return True
-    if other is None or list(one) != list(other):
-        return False
-    return all(one[name].data is other[name].data or one[name].data == other[name].data for name in one)
-
-
 _POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
 _MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
 
@@ -157,21 +142,16 @@ class Sent:
 
 
 class Session(Grid):  # type: ignore[misc]
-    """Flower's Grid, and the ServerApp that uses it; ``nodes`` are the devices' ids in Flower.
+    """Flower's Grid, and the ServerApp that uses it; its thread and the simulation take turns, so nothing needs a lock."""
 
-    Its thread and the simulation take turns, so nothing needs a lock.
-    """
-
-    def __init__(self, params: FlowerParams, server: Server, app: App, nodes: list[int], run_id: int) -> None:
-        self._params, self._server, self._app = params, server, app
-        self.folder = app.folder
-        self.nodes, self.run_id = nodes, run_id
-        self._facts_of_run = Run.create_empty(run_id)
-        self._device_of = {node: device for device, node in enumerate(nodes)}
-        self.turns = Turns(self._run, self._around, server.result, app.folder, params.real_patience)
+    def __init__(self, params: FlowerParams, server: Server) -> None:
+        self._params, self._server, self._app = params, server, read_app(params.app, params.run_config)
+        self.folder = self._app.folder
+        *self._nodes, self.run_id = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
+        self._device_of = {node: device for device, node in enumerate(self._nodes)}
+        self.turns = Turns(self._run, self._around, server.result, self.folder, params.real_patience)
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
-        self.note_figures = self.rounds.note_figures
         self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
         self.strategy: Any = None  # the app's own, if it has one
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
@@ -264,7 +244,8 @@ class Session(Grid):  # type: ignore[misc]
             tasks, weights = zip(*one.used, strict=True)
             self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
         means: dict[str, float | None] = {name: one.sums[name] / weight for name, weight in one.weights.items() if weight}
-        if not self._server.note_round(one.number, means | one.own, **one.counts):  # its own measurements go first
+        counts = {name: sum(one.ends[outcome] for outcome in outcomes) for name, outcomes in _COUNTED.items()}
+        if not self._server.note_round(one.number, means | one.own, selected=sum(counts.values()), **counts):
             raise Over
 
     def set_run(self, run: Run) -> None:
@@ -272,7 +253,7 @@ class Session(Grid):  # type: ignore[misc]
 
     @property
     def run(self) -> Run:
-        return self._facts_of_run
+        return Run.create_empty(self.run_id)
 
     def create_message(
         self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
@@ -280,7 +261,7 @@ class Session(Grid):  # type: ignore[misc]
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> list[int]:
-        return [self.nodes[device] for device in self._server.clients.reachable()]
+        return [self._nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; returns their ids at once."""
@@ -392,14 +373,14 @@ class Session(Grid):  # type: ignore[misc]
 
     def _settle(self) -> None:
         while self._continued:
-            self._continued.pop().count("done", -1)
+            self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
         """A device has answered, or it will not."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
-            sent.round.count(end.outcome)
+            sent.round.ends[end.outcome] += 1
         if end.outcome == "done":
             if sent.round is not None:
                 self._finished[end.device] = sent.round

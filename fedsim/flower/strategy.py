@@ -78,8 +78,7 @@ class Flower(Strategy[FlowerParams]):
         except ImportError as error:
             what = "pip install 'fedsim-des[flower]' does it"
             raise ScenarioError(f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}") from error
-        ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
-        self.session = Session(params, server, read_app(params.app, params.run_config), ids[:-1], ids[-1])
+        self.session = Session(params, server)
 
     async def on_start(self) -> None:
         await self.session.begin()

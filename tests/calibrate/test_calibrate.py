@@ -159,7 +159,6 @@ def test_rounds_without_noise(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["nowhere.csv"], "there is no log 'nowhere.csv'"),
         (["log.csv", "--bytes", "2"], "'2'"),
         (["log.csv", "--latency", "2 parsecs"], "a time is a number and a unit out of"),
         (["log.csv", "--protocol", "udp"], "tcp"),

@@ -18,7 +18,7 @@ import torch
 
 pytest.importorskip("flwr")
 
-from flwr.app import ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
@@ -28,7 +28,6 @@ from fedsim.executors import Threads
 from fedsim.flower.app import read_app
 from fedsim.flower.client_side import bytes_of, bytes_of_content
 from fedsim.flower.replaced import AppHalf
-from fedsim.records.reading import RunFolder
 from fedsim.testing import FIGURES, assert_sound
 from tests.calls import done
 from tests.flower.runs import APPS, eventful, execute, last_arrays, run_plain, scenario, seed_all
@@ -76,15 +75,6 @@ def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_pa
         assert [other[name] for name in FIGURES] == [one[name] for name in FIGURES]
 
 
-def test_the_run_folder_says_it_again(tmp_path: Path) -> None:
-    execute(scenario("numpy_app"), tmp_path / "one")
-    text = (tmp_path / "one" / "scenario.toml").read_text()
-    assert "[model]" not in text
-    assert "[data]" not in text
-    again = fedsim.run(fedsim.load(tmp_path / "one" / "scenario.toml", allow_code=True), tmp_path / "two", executor="inline")
-    assert again.summary["events_sha256"] == RunFolder(tmp_path / "one").summary["events_sha256"]
-
-
 # Every strategy that Flower has runs among stragglers and devices that come and go.
 
 
@@ -127,7 +117,7 @@ def test_a_partition_of_flower_s_deals_fedsim_s_own_data(tmp_path: Path, monkeyp
 # The other verbs on runs of Flower apps: they are as any other.
 
 
-def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
+def test_report_compare_audit_trace_and_run_again(tmp_path: Path) -> None:
     for name in ("FedAvg", "FedAdam"):
         config = {"strategy": name, "size": 2_000, "num-server-rounds": 3, "fraction-train": 0.3}
         execute(eventful("numpy_app", devices=8, run_config=config), tmp_path / name)
@@ -143,6 +133,10 @@ def test_report_compare_audit_and_trace(tmp_path: Path) -> None:
     done("trace", tmp_path / "FedAvg", "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
+    text = (tmp_path / "FedAvg" / "scenario.toml").read_text()
+    assert not {"[model]", "[data]"} & set(text.splitlines())
+    again = fedsim.run(fedsim.load(tmp_path / "FedAvg" / "scenario.toml", allow_code=True), executor="inline")
+    assert again.summary["events_sha256"] == one.summary["events_sha256"]
 
 
 def test_check_and_a_study_of_strategies(tmp_path: Path) -> None:
@@ -231,13 +225,3 @@ def test_bytes_are_those_that_flower_writes(content: dict[str, Any]) -> None:
     assert bytes_of(message) == bytes_of(message, bytes_of_content(message.content)) == written(message)
     for reply in (Message(RecordDict(content), reply_to=message), Message(Error(5, "gone"), reply_to=message)):
         assert bytes_of(reply) == written(reply)
-
-
-def test_a_deep_copy_shares_only_what_cannot_change() -> None:
-    config = ConfigRecord({"round": 1, "names": ["a"]})
-    message = Message(RecordDict({"arrays": ArrayRecord([ONE]), "config": config}), 7, "train")
-    sent = deepcopy(message)
-    config["round"], sent.metadata.dst_node_id = 2, 8
-    config["names"].append("b")
-    assert (sent.content["config"], message.metadata.dst_node_id) == ({"round": 1, "names": ["a"]}, 7)
-    assert sent.content["arrays"]["0"].data is message.content["arrays"]["0"].data

@@ -179,8 +179,8 @@ def test_what_was_taken_is_printed_and_an_app_that_replies_batches_is_warned_of(
     sections["strategy"]["run_config"]["algorithm.local-epochs"] = 2
     output = played(sections, tmp_path).splitlines()
     assert [line for line in output if line.startswith("warning: ")] == [
-        "warning: a 'train' message counts as 40 samples, but the ClientApp's model was given 1280 (is num-examples a count of "
-        "samples?); strategy.time.passes = 64 would fit"
+        "warning: a 'train' message counts as 40 samples, but the ClientApp's model was given 1280: its time is 32 times too "
+        "short (is num-examples a count of samples?); strategy.time.passes = 64 would fit"
     ]
     assert "time by samples: a 'train' message took num-examples (20) x 2 (algorithm.local-epochs)" in output
     assert "time by samples: a 'evaluate' message took num-examples (20) / 3 (no training)" in output
