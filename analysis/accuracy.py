@@ -67,7 +67,7 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         row[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}{cut}")
     if len(runs) == 1:
         return style.finished(figure, runs, _draw_epsilon(grid[0], curves[0][0], axes) + _mark(grid[0], runs[0], axes))
-    return style.finished(figure, runs, _handles([one.name for one in series], series, curves, marker="o", markersize=3.5))
+    return style.finished(figure, runs, _handles(series, curves, marker="o", markersize=3.5))
 
 
 @style.styled
@@ -92,7 +92,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
             panel.plot(drawn["at"] / axis.unit, drawn["mean"], gid="other", **_OTHERS)
         _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis)
     panels[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}")
-    handles = _handles([one.label for one in series[:_TOGETHER]], series, curves)
+    handles = _handles(series[:_TOGETHER], curves[:_TOGETHER])
     words = "from the lowest to the highest of the seeds; lines are means"
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
     if len(series) > _TOGETHER:
@@ -191,10 +191,9 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
         panel.set_xlabel(axis.label)
 
 
-def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
-    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=False)]
-    lines = zip(labels, series, strict=False)
-    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
+def _handles(series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
+    lines = [(one, one.label + ("" if own else " (not evaluated)")) for one, own in zip(series, curves, strict=True)]
+    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for one, label in lines]
 
 
 def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:

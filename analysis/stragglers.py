@@ -21,7 +21,13 @@ from fedsim.analysis import style
 from fedsim.lab.reading.history import History, parsed
 from fedsim.records.reading import RunFolder
 
-OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
+OUTCOMES = {  # colour and meaning of each
+    "valid": (style.GREEN, "valid"),
+    "slow": (style.ORANGE, "slow: a straggler, answered untrained"),
+    "late": (style.VERMILLION, "late: ended, nothing arrived"),
+    "lost": (style.BLACK, "lost: disconnected"),
+    "stopped": (style.GREY, "cut off by the end of the run"),
+}
 _OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 MOST_PANELS, MOST_LANES = 8, 60
@@ -30,14 +36,6 @@ _COLUMNS = 4
 _LANE_IN = 0.13  # a lane's height
 _FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
-_COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
-_MEANING = {
-    "valid": "valid",
-    "slow": "slow: a straggler, answered untrained",
-    "late": "late: ended, nothing arrived",
-    "lost": "lost: disconnected",
-    "stopped": "cut off by the end of the run",
-}
 _ENDS: dict[str, dict[str, Any]] = {
     "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
     "deadline": {"label": "the round's deadline", "color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))},
@@ -172,7 +170,7 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
 
 
 def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
-    for outcome, colour in _COLOURS.items():
+    for outcome, (colour, _) in OUTCOMES.items():
         rows = lanes[lanes["outcome"] == outcome]
         _draw_bars(panel, rows, unit, colour)
         never = rows[rows["train_end"].isna()]
@@ -228,7 +226,7 @@ def _handles(attempts: pd.DataFrame) -> list[Artist]:
     no_download = Line2D([], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK})
     cut = Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT)
     keys = [
-        *((attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES),
+        *((attempts["outcome"] == name, Patch(facecolor=look, label=words)) for name, (look, words) in OUTCOMES.items()),
         (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **style.HATCHED)),
         (attempts["train_end"].isna(), no_download),
         (attempts["begun"] > 0, Patch(facecolor=style.STEPS["download"], label="download")),

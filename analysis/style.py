@@ -31,6 +31,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
+from fedsim.lab.reading.study_folder import names_apart
 from fedsim.output.harmless import clean
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
@@ -211,11 +212,8 @@ def as_file_name(name: str) -> str:
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
-    """Names of runs side by side: their folders, with the parent's name where two are called the same."""
-    paths = [run.path.resolve() for run in runs]
-    pairs = [(path.name, f"{path.parent.name}/{path.name}") for path in paths]
-    names, longer = zip(*pairs, strict=True)
-    return [short(long if names.count(name) > 1 and longer.count(long) == 1 else name) for name, long in pairs]
+    """Names of runs side by side: those of their folders, with parent folders where names are the same."""
+    return [short(name) for name in names_apart([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
@@ -264,7 +262,7 @@ _APART = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs whose scenarios are the same but for the seed; its look is that of ``number`` (``line_of``) in all pictures."""
+    """Runs whose scenarios differ only in the seed; ``number`` sets its look (``line_of``) in all pictures."""
 
     name: str
     runs: tuple[RunFolder, ...]
@@ -272,14 +270,14 @@ class Series:
 
     @property
     def label(self) -> str:
-        """Its name, and how many seeds it has if there are several."""
+        """The name, with the number of seeds if there are several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
 
 def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
-    """The series, in the order of their first runs. A second run of the same scenario and seed begins a series of its own.
+    """The series in the order of their first runs; a second run of the same scenario and seed begins another series.
 
-    A series is named after its strategy; several of one strategy have the folders of their first runs in their names.
+    Series are named after their strategies, those that share one after the folders of their first runs too.
     """
     seen: Counter[tuple[str, Any]] = Counter()
     found: dict[tuple[str, int], list[RunFolder]] = {}
@@ -298,16 +296,13 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
-    """A series a run, called after its folder and strategy."""
-    names = [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
-    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, names, strict=True))]
+    """One series per run, named after its folder and strategy."""
+    named = zip(run_names(runs), runs, strict=True)
+    return [Series(with_strategy(name, run), (run,), number) for number, (name, run) in enumerate(named)]
 
 
 def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:
-    """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
-
-    ``seeds`` has a row a run and a column a part, in units of the axis.
-    """
+    """Draw a stacked bar of means, a line over the range of totals, and words; ``seeds`` [runs, parts] in units of the axis."""
     base = 0.0
     for part, mean in seeds.mean().items():
         panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])

@@ -21,7 +21,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
-from fedsim.arrays import Floats
 from fedsim.lab.reading.history import History, parsed
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
@@ -96,17 +95,12 @@ def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str])
     end = float(parts["end"].max())
     time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
-
-    def moved_by(own: pd.DataFrame) -> Floats:
-        ordered = own.sort_values("end", kind="stable")
-        sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
-        return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")] / size.size
-
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
     layers = [(useful[kind], {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful]
     base = np.zeros_like(moments)
     for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
-        top = base + moved_by(own)
+        moved = own.groupby("end")["bytes"].sum().cumsum().reindex(moments, method="ffill", fill_value=0.0)
+        top = base + moved.to_numpy() / size.size
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)

@@ -74,18 +74,20 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
-            answers: dict[str, tuple[str, Callable[[], str]]] = {
-                "/": ("text/html; charset=utf-8", lambda: asset("watch.html")),
-                "/report": ("text/html; charset=utf-8", lambda: growing.page),
-                "/state": ("application/json", lambda: json.dumps(growing.state)),
+            answers = {
+                "/": ("text/html; charset=utf-8", asset("watch.html")),
+                "/report": ("text/html; charset=utf-8", growing.page),
+                "/state": ("application/json", json.dumps(growing.state)),
             }
-            status, (kind, content) = 200, answers.get(self.path, ("text/plain", lambda: "there is nothing here\n"))
             if self.headers.get("Host") not in {f"{name}:{made.server_port}" for name in (HOST, "localhost")}:
-                status, kind, content = 403, "text/plain", lambda: "only 127.0.0.1 and localhost are answered\n"
-            elif self.path not in answers:
-                status = 404
-            body = content().encode()
-            self.send_response(status)
+                self.send_error(403, "only 127.0.0.1 and localhost are answered")
+                return
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            kind, content = answers[self.path]
+            body = content.encode()
+            self.send_response(200)
             for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -120,12 +122,8 @@ def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Ev
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
     """Another process serves the report of a run that this one does; it ends with this one, however that ends."""
-    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        try:
-            yield
-        finally:
-            process.stdin.close()
+    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):  # leaving it closes the pipe
+        yield
 
 
 def main() -> None:

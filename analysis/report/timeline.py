@@ -34,11 +34,10 @@ TimelineColumns = dict[str, NDArray[Any]]
 
 
 class TimelineData(NamedTuple):
-    """A run for the page: a header for JSON, arrays for ``markup.pack``, and how many steps there are, drawn or not."""
+    """A run for the page: a header for JSON, and arrays for ``markup.pack``."""
 
     header: dict[str, Any]
     columns: TimelineColumns
-    steps: int
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
@@ -57,7 +56,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
     }
-    return TimelineData(header, columns, len(history.steps))
+    return TimelineData(header, columns)
 
 
 def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
