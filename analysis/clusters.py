@@ -23,12 +23,12 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """A ``cluster`` or ``tiers`` record for a ``round``, with what each device had reported by then.
+    """A ``cluster`` or ``tiers`` record for a ``round``, with the sizes reported by then.
 
     Attributes:
-        low, high: the range of sizes (samples) without outliers, which is cut into groups of equal width.
-        members: devices in each group, as recorded.
-        sizes: what each connected device had reported (samples), int64 [n].
+        low, high: the range of sizes (samples) without outliers, cut into groups of equal width.
+        members: number of devices in each group, as recorded.
+        sizes: reported by each connected device (samples), int64 [n].
     """
 
     word: str
@@ -58,7 +58,7 @@ class ReportedGrouping:
 
 
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
-    """Every grouping of the run by data size, in order; tiers of latency are none.
+    """Every grouping of the run by data size, in order; tiers by latency are left out.
 
     A device reports all its samples by a task outside of any round, its largest part by a split, and nothing once it is lost.
     """

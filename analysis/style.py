@@ -4,7 +4,6 @@ Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind
 dark ones for work that is wasted.
 """
 
-import io
 import json
 import math
 import re
@@ -110,10 +109,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path, kind in zip(paths, formats, strict=True):
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
         with writing(path) as beside:  # no link is followed
-            beside.write_bytes(content.getvalue())
+            figure.savefig(beside, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
     return paths
 
 
@@ -156,10 +153,9 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
-def lighten(colour: str, share: float) -> tuple[float, float, float]:
+def lighten(colour: str, share: float) -> str:
     """The colour mixed with a share (0..1) of white."""
-    red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
-    return red, green, blue
+    return to_hex([part + (1 - part) * share for part in to_rgb(colour)])
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
@@ -176,12 +172,17 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
 def group_colour(group: int) -> str:
     """The colour of a group of devices, the same in all pictures; from the eleventh group on the colours come again, paler."""
     turn, place = divmod(group, len(GROUPS))
-    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
+    return lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2))
 
 
 def group_tint(group: int) -> str:
     """The colour of a group of devices, as pale as a background has to be."""
-    return to_hex(lighten(group_colour(group), 0.72))
+    return lighten(group_colour(group), 0.72)
+
+
+def group_name(group: int) -> str:
+    """``"group 3"``; ``"no group"`` for a negative number."""
+    return f"group {group}" if group >= 0 else "no group"
 
 
 def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) -> None:

@@ -157,9 +157,9 @@ def draw_timeline(
     population = len(history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
-    who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
-    out_of = "" if view.at_work == population else f", out of {population:,}"
-    return style.finished(figure, [run], handles, f"{span}: {part}{who}{out_of}")
+    worked = f"the {view.at_work:,} devices that worked, out of {population:,}"
+    who = f"all {population:,} devices" if view.at_work == population else worked
+    return style.finished(figure, [run], handles, f"{span}: {part}{who}")
 
 
 # Lanes: every step, over it what was wasted, and marks.

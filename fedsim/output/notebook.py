@@ -40,8 +40,6 @@ def as_line(what: str, facts: Mapping[str, str]) -> str:
 def as_html(title: str, facts: Mapping[str, str]) -> str:
     """A small table; what it shows may come from files of any origin."""
     left = 'style="text-align:left"'
-    rows = "".join(
-        f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(clean(value, 400))}</td></tr>"
-        for key, value in facts.items()
-    )
+    cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())
+    rows = "".join(f"<tr><th {left}>{key}</th><td {left}>{value}</td></tr>" for key, value in cells)
     return f"<table><caption>{html.escape(clean(title, 400))}</caption>{rows}</table>"
