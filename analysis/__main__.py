@@ -33,8 +33,6 @@ def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: st
     folders = [RunFolder(path) for path in runs]
     first = folders[0].path.resolve()
     target = first.with_name(f"{first.name}-figures") if out is None else out
-    if target.exists() and not target.is_dir():
-        raise PictureError(f"--out {str(target)!r} is a file; give a folder")
     for kind, name, draw in _pictures(folders):
         if kind in wanted:
             try:

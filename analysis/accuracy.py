@@ -1,4 +1,4 @@
-"""Accuracy against rounds, simulated time and bytes moved: run by run, and over seeds, what it costs."""
+"""Accuracy against rounds, simulated time and bytes: of single runs, and as means over seeds."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -48,9 +48,8 @@ class CurveAxis(NamedTuple):
 def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Test accuracy against rounds, simulated time, and the bytes moved until then; other metrics in rows of their own.
 
-    Of one run shifts of data, devices that come and go, and deadlines that were reached stand below the line, and a second axis
-    has the privacy that was spent. A run without any evaluation is only named. Runs are called after their folders, unless
-    ``series`` has one for each, with its name and look.
+    A single run has marks of data shifts, newcomers, leavers and reached deadlines, and a second axis for the privacy spent.
+    Runs without evaluation are only named. ``series``, one per run, sets names and looks; by default folders give the names.
     """
     series = each_alone(runs) if series is None else series
     names = figures_of(runs)
@@ -67,16 +66,15 @@ def draw_accuracy(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
         row[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}{cut}")
     if len(runs) == 1:
         return style.finished(figure, runs, _draw_epsilon(grid[0], curves[0][0], axes) + _mark(grid[0], runs[0], axes))
-    return style.finished(figure, runs, _handles([one.name for one in series], series, curves, marker="o", markersize=3.5))
+    return style.finished(figure, runs, _handles(series, curves, marker="o", markersize=3.5))
 
 
 @style.styled
 def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Mean test accuracy against bytes, simulated time and rounds; bands go from the lowest to the highest of the seeds.
 
-    Of runs without any accuracy the first metric is drawn. A band begins where every seed has been evaluated, and ends where
-    the first seed does, so all of it is of the same runs. Runs of one scenario are a series, unless ``series`` says which are.
-    Of more than eight the first are drawn, over the means of the others in grey.
+    Without accuracy, the first metric is drawn. A band covers the range in which every seed has values. ``series`` defaults to
+    the runs of each scenario; of more than eight, the others are grey means.
     """
     series = group_by_scenario(runs) if series is None else series
     every = [run for one in series for run in one.runs]
@@ -92,7 +90,7 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
             panel.plot(drawn["at"] / axis.unit, drawn["mean"], gid="other", **_OTHERS)
         _plot(panel, series[:_TOGETHER], curves[:_TOGETHER], axis)
     panels[0].set_ylabel(f"test {name}{' (0 to 1)' if name == 'accuracy' else ''}")
-    handles = _handles([one.label for one in series[:_TOGETHER]], series, curves)
+    handles = _handles(series[:_TOGETHER], curves[:_TOGETHER])
     words = "from the lowest to the highest of the seeds; lines are means"
     handles.append(Patch(facecolor=style.GREY, alpha=2 * _BAND, label=words))
     if len(series) > _TOGETHER:
@@ -101,16 +99,16 @@ def draw_costs(runs: Sequence[RunFolder], series: Sequence[Series] | None = None
 
 
 def figures_of(runs: Iterable[RunFolder]) -> list[str]:
-    """The figures of tests that runs have, at most three: accuracy and metrics, or without any the loss."""
+    """At most three test figures that the runs have: accuracy and metrics; without any, the loss."""
     rows = [row for run in runs for row in run.rounds]
     names = ["accuracy", *dict.fromkeys(name for run in runs for name in run.summary.get("metrics", {}))]
     return [name for name in names if any(row.get(name) is not None for row in rows)][:3] or ["loss"]
 
 
 def curves_of(series: Sequence[Series], name: str) -> list[list[pd.DataFrame]]:
-    """The curves of a test's figure, of each series' runs that were evaluated; ``NothingToDrawError`` if none was.
+    """The curves of a test figure, of each series' evaluated runs; ``NothingToDrawError`` if there are none.
 
-    A curve has the evaluated rounds: ``rounds`` aggregated until then, ``time`` (s), ``bytes``, the ``value`` and ``epsilon``.
+    A curve has a row per evaluated round: ``rounds`` aggregated so far, ``time`` (s), ``bytes``, ``value`` and ``epsilon``.
     """
     every = [[_course(run, name).dropna(subset="value") for run in one.runs] for one in series]
     curves = [[curve for curve in own if len(curve)] for own in every]
@@ -191,10 +189,9 @@ def _plot(panel: Axes, series: Sequence[Series], curves: Sequence[Sequence[pd.Da
         panel.set_xlabel(axis.label)
 
 
-def _handles(names: list[str], series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
-    labels = [name + ("" if own else " (not evaluated)") for name, own in zip(names, curves, strict=False)]
-    lines = zip(labels, series, strict=False)
-    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for label, one in lines]
+def _handles(series: Sequence[Series], curves: Sequence[Sequence[Any]], **look: Any) -> list[Artist]:
+    lines = [(one, one.label + ("" if own else " (not evaluated)")) for one, own in zip(series, curves, strict=True)]
+    return [Line2D([], [], label=label, **style.line_of(one.number, _WIDTH) | look) for one, label in lines]
 
 
 def _mark(panels: Sequence[Axes], run: RunFolder, axes: Sequence[CurveAxis]) -> list[Line2D]:

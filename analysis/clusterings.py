@@ -12,6 +12,7 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
+from fedsim.analysis.style import group_name
 from fedsim.arrays import Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.lab.reading.history import History
@@ -39,8 +40,8 @@ _MEAN: dict[str, Any] = {"marker": "+", "color": style.BLACK, "linestyle": "", "
 class Clustering:
     """One ``clustering`` record: the ``groups`` of ``devices``, int64 [n], by the strategy's ``measure``.
 
-    The ``matrix`` of every two [n, n] is a similarity if ``alike``, else a distance; None, as the ``features`` [n, m] that were
-    clustered, where it was not recorded.
+    The pairwise ``matrix`` [n, n] is a similarity if ``alike``, else a distance. It and the clustered ``features`` [n, m] are
+    None if not recorded.
     """
 
     title: str
@@ -94,9 +95,8 @@ def draw_similarity(run: RunFolder) -> Figure:
     """The similarities or distances of every two devices that the server saw, ordered by the groups it made of them; below
     them, where that was recorded, how alike updates were in each round, within groups and across them.
 
-    Above the matrix stands the mean within groups and across them, without the diagonal. All panels have one scale. Of more
-    than six clusterings the first, the last and some between are drawn. Cosines of updates (``evaluation.cosines``) are drawn
-    as in Fig. 3 of the CFL paper.
+    Titles have the means within and across groups, without the diagonal. All panels share one scale; of more than six
+    clusterings six are drawn, evenly spread. Cosines of updates (``evaluation.cosines``) are drawn as in CFL's Fig. 3.
     """
     history = History(run)
     found = [clustering for clustering in read_clusterings(history) if clustering.matrix is not None]
@@ -167,7 +167,7 @@ def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices
         style.rectangles(panel, far, near, low, high, **look)
         style.rectangles(panel, low, high, far, near, **look)
         if len(own) >= n / 30:
-            panel.text(n - 0.5 + wide / 2, own.mean(), _name(group), va="center", ha="left", fontsize=9, rotation=270)
+            panel.text(n - 0.5 + wide / 2, own.mean(), group_name(group), va="center", ha="left", fontsize=9, rotation=270)
     panel.set(xlim=(far, n - 0.5), ylim=(n - 0.5, far))
     same, known = groups[:, None] == groups[None], np.isfinite(matrix)
     within, across = matrix[same & known], matrix[~same & known]
@@ -185,10 +185,6 @@ def _finish_panel(panel: Axes, title: str, groups: Ints, matrix: Floats, devices
 
 def _colour(group: int) -> str:
     return style.group_colour(int(group)) if group >= 0 else style.GREY
-
-
-def _name(group: int) -> str:
-    return f"group {group}" if group >= 0 else "none"
 
 
 # Devices as points.
@@ -216,7 +212,7 @@ def draw_embedding(run: RunFolder) -> Figure:
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
     groups = sorted({int(group) for one in chosen for group in one.groups})
-    handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, label=_name(group), **_look(group)) for group in groups]
+    handles: list[Artist] = [Line2D([], [], linestyle="", markersize=7, **_look(group)) for group in groups]
     handles.append(Line2D([], [], label="a group's mean", markersize=14, **_MEAN))
     first = chosen[0]
     seen = "features" if first.features is not None else "similarities" if first.alike else "distances"
@@ -224,7 +220,7 @@ def draw_embedding(run: RunFolder) -> Figure:
 
 
 def _coordinates(clustering: Clustering) -> Floats:
-    """Points [n, m] whose distances are those that the server saw, or come near them; of no size where it recorded none."""
+    """Points [n, m] with the distances that the server saw, or near them; [n, 0] if it recorded none."""
     if clustering.features is not None:
         return clustering.features
     n = len(clustering.devices)
@@ -232,7 +228,7 @@ def _coordinates(clustering: Clustering) -> Floats:
         return np.empty((n, 0))
     near = clustering.matrix if clustering.alike else -(clustering.matrix**2) / 2
     near = np.where(np.isfinite(near), near, near.T)
-    near = np.where(np.isfinite(near), near, near[np.isfinite(near)].min(initial=0.0))  # who cannot be compared is far away
+    near = np.where(np.isfinite(near), near, near[np.isfinite(near)].min(initial=0.0))  # pairs without a value lie far apart
     centre = np.eye(n) - 1 / n
     values, vectors = np.linalg.eigh(centre @ (near + near.T) @ centre / 2)
     points: Floats = vectors[:, ::-1] * np.sqrt(np.maximum(values[::-1], 0.0))
@@ -240,9 +236,9 @@ def _coordinates(clustering: Clustering) -> Floats:
 
 
 def principal_components(features: Floats) -> tuple[Floats, float]:
-    """The centred features [n, m] along their first two principal axes, [n, 2], and the share of the variance along these.
+    """The centred features [n, m] along their first two principal axes [n, 2], and the share of variance along these.
 
-    The sign of an axis is that with which its largest entry is positive.
+    The largest entry of each axis is positive.
     """
     centred = np.pad(features - features.mean(axis=0), ((0, 0), (0, max(0, 2 - features.shape[1]))))
     _, values, axes = np.linalg.svd(np.vstack([centred, np.zeros((2, centred.shape[1]))]), full_matrices=False)
@@ -266,4 +262,5 @@ def _draw_points(panel: Axes, groups: Ints, points: Floats) -> None:
 
 
 def _look(group: int) -> dict[str, Any]:
-    return {"marker": style.SHAPES[group % len(style.SHAPES)] if group >= 0 else ".", "color": _colour(group)}
+    marker = style.SHAPES[group % len(style.SHAPES)] if group >= 0 else "."
+    return {"label": group_name(group), "marker": marker, "color": _colour(group)}

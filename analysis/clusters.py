@@ -23,12 +23,12 @@ _OUTLIER: dict[str, Any] = {"marker": "v", "color": style.BLACK, "linestyle": ""
 
 @dataclass(frozen=True)
 class ReportedGrouping:
-    """A ``cluster`` or ``tiers`` record for a ``round``, with what each device had reported by then.
+    """A ``cluster`` or ``tiers`` record for a ``round``, with the sizes reported by then.
 
     Attributes:
-        low, high: the range of sizes (samples) without outliers, which is cut into groups of equal width.
-        members: devices in each group, as recorded.
-        sizes: what each connected device had reported (samples), int64 [n].
+        low, high: the range of sizes (samples) without outliers, cut into groups of equal width.
+        members: number of devices in each group, as recorded.
+        sizes: reported by each connected device (samples), int64 [n].
     """
 
     word: str
@@ -58,7 +58,7 @@ class ReportedGrouping:
 
 
 def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
-    """Every grouping of the run by data size, in order; tiers of latency are none.
+    """Every grouping of the run by data size, in order; tiers by latency are left out.
 
     A device reports all its samples by a task outside of any round, its largest part by a split, and nothing once it is lost.
     """
@@ -116,20 +116,16 @@ def draw_clusters(run: RunFolder) -> Figure:
 
 def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: float) -> None:
     """Draw bars stacked by cluster; ``top`` is the axis's end."""
-    base = np.zeros(len(bars) - 1)
-    for group in range(len(grouping.members)):
-        above = base + np.histogram(grouping.sizes[grouping.groups == group], bars)[0]
-        some = above > base
-        if some.any():
-            look = {"facecolor": _PALETTE[group % len(_PALETTE)], "gid": "sizes"}
-            style.rectangles(panel, bars[:-1][some], bars[1:][some], base[some], above[some], **look)
-        base = above
+    members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
+    colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
+    tops, *_ = panel.hist(members, bars, stacked=True, color=colours)
+    heights = np.atleast_2d(tops)[-1]
     panel.set(xlim=(2 * bars[0] - bars[1], 2 * bars[-1] - bars[-2]), ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)
     style.whole_ticks(panel.xaxis, 9)
     style.across([panel], grouping.edges, gid="borders", **_BORDER)
     far = np.unique(grouping.sizes[grouping.outliers])
-    style.marks_at(panel, far, base[np.searchsorted(bars, far) - 1] + top * 0.03, gid="outliers", **_OUTLIER)
+    style.marks_at(panel, far, heights[np.searchsorted(bars, far) - 1] + top * 0.03, gid="outliers", **_OUTLIER)
     middles = (grouping.edges[:-1] + grouping.edges[1:]) / 2  # over each cluster its number and its members
     shown = range(len(middles)) if grouping.high > grouping.low else [len(middles) - 1]
     above_panel = panel.secondary_xaxis("top")

@@ -29,8 +29,8 @@ _FLAT: dict[str, Any] = {"marker": "s", "color": style.OUTCOMES["battery"], "lin
 def draw_energy(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Joules that devices drew by phase, and with those of the server's side; what was wasted, and the carbon.
 
-    A bar a scenario, of several seeds the mean, with a line from the least to the most. Runs of one scenario are a series,
-    unless ``series`` says which are. Runs in which energy was not counted are left out.
+    One bar per series, by default the runs of a scenario: their mean, with a line over their range. Runs without energy are
+    left out.
     """
     series = group_by_scenario(runs) if series is None else series
     every = [[run.summary["energy"] for run in one.runs if "energy" in run.summary] for one in series]
@@ -107,7 +107,7 @@ def draw_batteries(run: RunFolder) -> Figure:
 
 
 def read_levels(history: History) -> dict[int, list[list[float]]]:
-    """The path of each battery of which the records tell: breakpoints, [time (s), level (J)], in order of time."""
+    """The level of each recorded battery over time: breakpoints [time (s), level (J)], ascending."""
     paths: dict[int, list[list[float]]] = {}
     for row in history.data("battery"):
         paths.setdefault(int(row["device"]), []).extend([*row["data"]["path"], [row["time"], row["data"]["level"]]])

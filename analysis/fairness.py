@@ -32,12 +32,12 @@ _FAILED = "not valid: slow, late, lost or cut off"
 def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Fairness of selection: Jain's index and waiting times as the run goes on, and selections by device and by group.
 
-    Runs that differ much in their numbers of rounds, as those without rounds do, are drawn over simulated time. They are called
-    after their folders, unless ``series`` has one for each, with its name and look.
+    Runs with very different numbers of rounds are drawn over simulated time. ``series``, one per run, sets names and looks; by
+    default folders give the names.
     """
     series = each_alone(runs) if series is None else series
     if not all(run.has_all_devices for run in runs):
-        raise style.NothingToDrawError("only the devices that were asked have rows, so nobody knows how long all wait")
+        raise style.NothingToDrawError("only asked devices have rows, so the waiting times of all are unknown")
     counts = [selections_of_devices(run) for run in runs]
     rounds = [int(run.summary["rounds"]) for run in runs]
     if not any(number and count.any() for number, count in zip(rounds, counts, strict=True)):
@@ -58,10 +58,10 @@ def draw_fairness(runs: Sequence[RunFolder], series: Sequence[Series] | None = N
 
 
 def waiting_times(run: RunFolder, clock: Clock) -> pd.DataFrame:
-    """Time that devices have waited at the end of at most 800 rounds, evenly spread: in rounds, or simulated time (s).
+    """Waiting times of devices at the ends of at most 800 rounds, evenly spread: in rounds, or simulated time (s).
 
-    Columns: ``at``, rounds that had ended or the time; over all devices that are there ``mean``, ``tenth`` (90th percentile)
-    and ``longest`` of the time since a device's last selection (0 rounds for this one), or since its arrival without any.
+    Columns: ``at``, ended rounds or the time; over all present devices ``mean``, ``tenth`` (90th percentile) and ``longest`` of
+    the time since a device's last selection (0 rounds for this one), or else since its arrival.
     """
     kinds, columns = ("task-start", "arrival", "departure", "round"), ("time", "kind", "device", "round")
     population = run.table(DEVICES)
@@ -93,7 +93,7 @@ def selections_of_devices(run: RunFolder) -> Ints:
 
 
 def selections_of_groups(run: RunFolder) -> pd.DataFrame:
-    """Selections by the cluster or tier (-1 for none) that the device was in at that time: ``valid`` and ``failed``."""
+    """Selections by the device's cluster or tier at that time (-1 for none): ``valid`` and ``failed``."""
     asked = selections(run)
     valid = asked["valid"].groupby(asked["group"].fillna(-1).astype(int)).agg(["sum", "size"])
     return pd.DataFrame({"valid": valid["sum"], "failed": valid["size"] - valid["sum"]})
@@ -134,7 +134,7 @@ def _draw_over_rounds(panels: Sequence[Axes], series: Sequence[Series], clock: C
 
 
 def _draw_devices(panel: Axes, counts: Sequence[Ints], looks: Sequence[dict[str, Any]]) -> None:
-    """Selections of each device, the most often selected at the left; populations of any size have one width."""
+    """Draw selections of each device, the most often selected at the left, over a share of the population."""
     for count, look in zip(counts, looks, strict=True):
         begins = np.concatenate([[0], np.flatnonzero(np.diff(count)) + 1])  # a step a value: there are few, of any population
         edges = np.append(begins, len(count)) * (100 / len(count))

@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from fedsim.analysis import style
+from fedsim.analysis.style import group_name
 from fedsim.analysis.timeline import MOST_LANES, mark_rows, number_rounds
 from fedsim.arrays import Ints
 from fedsim.errors import RunFolderError
@@ -39,8 +40,7 @@ def draw_membership(run: RunFolder) -> Figure:
     """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers. Below it
     stand the sizes of the groups, and how well they agree with the true ones where these are known.
 
-    Rows are ordered by the devices' last groups, then by when they first had one; at most 1,500 are shown, evenly spread over
-    that order. Group sizes count all devices.
+    Rows are ordered by last group, then first assignment; at most 1,500 are shown, evenly spread. Sizes count all devices.
     """
     history = History(run)
     if history.moves.empty or not history.end:
@@ -90,7 +90,7 @@ def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[
             rows = own["device"].map(row)
             style.bars(panel, own["start"] / unit, own["end"] / unit, rows, half, gid=f"group-{group}", facecolor=colour)
         if len(own) if group == NO_GROUP else len(history.groups) <= _MOST_NAMED:
-            handles.append(Patch(label=_name(group), facecolor=colour))
+            handles.append(Patch(label=group_name(group), facecolor=colour))
     panel.set_ylim(len(shown) - 0.5, -0.5)
     return handles + mark_rows(panel, history, row, unit)
 
@@ -99,12 +99,8 @@ def _colour(group: int) -> str:
     return "#DDDDDD" if group == NO_GROUP else style.group_colour(group)
 
 
-def _name(group: int) -> str:
-    return "no group" if group == NO_GROUP else f"group {group}"
-
-
 def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> None:
-    """Device numbers on the left if there is room, and on the right each last group's block with its members."""
+    """Name devices on the left if there is room, and on the right the last groups with their sizes."""
     if len(shown) <= _NAMED_ROWS:
         panel.set_yticks(range(len(shown)), [str(device) for device in shown], fontsize=7)
         panel.tick_params(axis="y", length=0, pad=6)  # room for marks at the very beginning
@@ -120,7 +116,7 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
     labels = style.spread(middles, len(shown) * 0.17 / height)
     labels -= max(0.0, labels.max(initial=0) - (len(shown) - 0.5))
     for group, y in zip(blocks, labels, strict=True):
-        style.write_beside(panel, y, f"{_name(group)}: {totals[group]:,}", 8, fontsize=9)
+        style.write_beside(panel, y, f"{group_name(group)}: {totals[group]:,}", 8, fontsize=9)
 
 
 def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
@@ -148,10 +144,10 @@ _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 
 @dataclass
 class TreeCluster:
-    """A cluster from its making to its split or to the run's end, by rounds that had ended, ``split_round`` included.
+    """A cluster from its creation (``born``) to its split or the run's end, in ended rounds, ``split_round`` included.
 
-    A child may carry on its parent's number. Its ``members`` are those at its making, a root's when it was split. ``told`` says
-    when it was split, and by which norms.
+    A child may keep its parent's number. ``members`` counts those at its creation, a root's at its split. ``told`` has the
+    time and norms of the split.
     """
 
     group: int
@@ -162,7 +158,7 @@ class TreeCluster:
     children: list["TreeCluster"] = field(default_factory=list)
 
     def below(self) -> list["TreeCluster"]:
-        """Itself and all below it; the first child and all below it come before the second."""
+        """This cluster and its descendants, depth first."""
         return [self, *(cluster for child in self.children for cluster in child.below())]
 
 
@@ -191,8 +187,8 @@ def read_splits(history: History) -> list[TreeCluster]:
 def draw_split_tree(run: RunFolder) -> Figure:
     """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
 
-    They are CFL's bipartitions (Sattler et al. 2020). A line is as thick as its cluster has members. Splits have numbers; the
-    legend has their rounds and times, and the two norms that decided them.
+    They are CFL's bipartitions (Sattler et al. 2020). A line's width grows with its members. The legend has the round, time and
+    the two deciding norms of each numbered split.
     """
     history = History(run)
     roots = read_splits(history)
@@ -219,7 +215,7 @@ def draw_split_tree(run: RunFolder) -> Figure:
 
 
 def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int) -> dict[int, float]:
-    """Clusters as lines, the leaves one below the other; returns where each lies, in leaves from the top, by its id."""
+    """Draw clusters as lines, leaves one below the other; returns the row of each by its id."""
     most, crowded = max(cluster.members for cluster in clusters), len(leaves) > _CROWDED
     places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
     butt: dict[str, Any] = {"solid_capstyle": "butt"}

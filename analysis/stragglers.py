@@ -21,7 +21,13 @@ from fedsim.analysis import style
 from fedsim.lab.reading.history import History, parsed
 from fedsim.records.reading import RunFolder
 
-OUTCOMES = ("valid", "slow", "late", "lost", "stopped")
+OUTCOMES = {  # colour and meaning of each
+    "valid": (style.GREEN, "valid"),
+    "slow": (style.ORANGE, "slow: a straggler, answered untrained"),
+    "late": (style.VERMILLION, "late: ended, nothing arrived"),
+    "lost": (style.BLACK, "lost: disconnected"),
+    "stopped": (style.GREY, "cut off by the end of the run"),
+}
 _OF_TASK = {"done": "valid", "late": "late", "lost": "lost", "left": "lost", "battery": "lost", "memory": "late"}
 _TIMES = ("train_end", "sends", "answered", "cut", "limit", "deadline", "ended")
 MOST_PANELS, MOST_LANES = 8, 60
@@ -30,14 +36,6 @@ _COLUMNS = 4
 _LANE_IN = 0.13  # a lane's height
 _FEW_LANES = 16  # up to here texts and marks are large
 _LEAST_EPOCH = 1 / 60  # of the axis: shorter epochs run into one bar
-_COLOURS = dict(zip(OUTCOMES, (style.GREEN, style.ORANGE, style.VERMILLION, style.BLACK, style.GREY), strict=True))
-_MEANING = {
-    "valid": "valid",
-    "slow": "slow: a straggler, answered untrained",
-    "late": "late: ended, nothing arrived",
-    "lost": "lost: disconnected",
-    "stopped": "cut off by the end of the run",
-}
 _ENDS: dict[str, dict[str, Any]] = {
     "limit": {"label": "T, the deadline of training", "color": style.BLUE, "linewidth": 1.6},
     "deadline": {"label": "the round's deadline", "color": style.BLUE, "linewidth": 1.6, "linestyle": (0, (2, 1))},
@@ -52,9 +50,8 @@ _SPLITS = _PART | {"markerfacecolor": "white"}
 def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) -> Figure:
     """Each selected device's epochs against its deadline, a panel a round: how far it came, and what became of it.
 
-    Of rounds ``rounds[0]`` to ``rounds[1] - 1`` at most the first eight with training are drawn; by default the three in which
-    most tasks were not done, and the median one. The devices with the most samples are on top; of more than 60 some are drawn,
-    evenly spread.
+    Of rounds ``rounds[0]`` to ``rounds[1] - 1`` the first eight with training are drawn; by default the three with the most
+    failed tasks, and the median one. Devices with the most samples are on top; of more than 60, 60 are drawn, evenly spread.
     """
     history = History(run)
     trained = trained_rounds(history)
@@ -93,7 +90,7 @@ def draw_stragglers(run: RunFolder, *, rounds: tuple[int, int] | None = None) ->
 
 
 def _choice(history: History, trained: list[int], rounds: tuple[int, int] | None) -> tuple[dict[int, str], str]:
-    """The rounds to draw, in order, with why each is drawn, where that is not what was asked for; and words that name them."""
+    """The rounds to draw, in order, each with the reason of an automatic choice; and words for the title."""
     if not trained:
         raise style.NothingToDrawError(f"{str(history.run.path)!r} has no rounds in which devices trained against a deadline")
     every = len(trained)
@@ -118,17 +115,17 @@ def trained_rounds(history: History) -> list[int]:
 
 
 def read_attempts(history: History, rounds: Sequence[int]) -> pd.DataFrame:
-    """One row a selected device of these rounds, in the order of their tasks; times in seconds since the start of the round.
+    """One row per selected device of these rounds, in the order of tasks; times in seconds since the round's start.
 
-    Columns; a time is NaN where the device did not come so far:
-        task, round, device, group: whose; ``group`` is NaN where the device was in none.
-        outcome: one of ``OUTCOMES``; ``late``: the server ended it, by its time, or for want of memory.
-        samples, part: what it was to train on; the number of the part of its data from 1 on, or 0 where they are in one piece.
+    Columns; a time is NaN if the device did not get so far:
+        task, round, device, group: ``group`` is NaN for none.
+        outcome: one of ``OUTCOMES``; ``late`` if the server ended it, or memory was short.
+        samples, part: samples to train on; the number of the part of its data from 1 on, or 0 for undivided data.
         splits: whether it split its data after this.
-        epoch_ends, epochs: when epochs ended (a list), and how many counted for the device.
+        epoch_ends, epochs: the ends of epochs (a list), and the number that counted.
         begun, done, train_end: begin of training (0 if none), end of its last whole epoch, end of training.
-        sends, answered, cut: begin of the upload, and its end if it was done and if it was not.
-        limit, deadline, ended: the end of the time to train, of the round, and of the task.
+        sends, answered, cut: begin of the upload, its end if complete, and its end if cut.
+        limit, deadline, ended: the deadline of training, of the round, and the end of the task.
     """
     events = history.events[history.events["round"].isin(list(rounds))]
     opened = {int(row["round"]): row for row in events[events["kind"] == "round-start"].to_dict("records")}
@@ -172,7 +169,7 @@ def _course(records: pd.DataFrame, start: float, limits: dict[str, Any]) -> dict
 
 
 def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
-    for outcome, colour in _COLOURS.items():
+    for outcome, (colour, _) in OUTCOMES.items():
         rows = lanes[lanes["outcome"] == outcome]
         _draw_bars(panel, rows, unit, colour)
         never = rows[rows["train_end"].isna()]
@@ -190,8 +187,7 @@ def _draw_round(panel: Axes, lanes: pd.DataFrame, unit: float) -> None:
 
 
 def _draw_bars(panel: Axes, rows: pd.DataFrame, unit: float, colour: str) -> None:
-    """A bar an epoch, with gaps between them; where epochs are too short for that, one bar of them all. Before them the
-    download; after them one that was not finished, the wait in a queue, and the upload, cut or not."""
+    """Draw the download, a bar per epoch (one for all if epochs are short), an unfinished epoch, the queue and the upload."""
     least = panel.get_xlim()[1] * unit * _LEAST_EPOCH
     spans = []
     for lane, begun, ends in zip(rows.index, rows["begun"], rows["epoch_ends"], strict=True):
@@ -228,7 +224,7 @@ def _handles(attempts: pd.DataFrame) -> list[Artist]:
     no_download = Line2D([], [], label="ended during its download", **_NO_DOWNLOAD | {"markeredgecolor": style.BLACK})
     cut = Patch(label="upload that was cut short", edgecolor=style.GREY, **_CUT)
     keys = [
-        *((attempts["outcome"] == name, Patch(facecolor=_COLOURS[name], label=_MEANING[name])) for name in OUTCOMES),
+        *((attempts["outcome"] == name, Patch(facecolor=look, label=words)) for name, (look, words) in OUTCOMES.items()),
         (attempts["train_end"] > attempts["done"], Patch(label="epoch begun, not finished", **style.HATCHED)),
         (attempts["train_end"].isna(), no_download),
         (attempts["begun"] > 0, Patch(facecolor=style.STEPS["download"], label="download")),

@@ -4,7 +4,6 @@ Colours are those of Okabe and Ito (2008), which stay apart for the colour-blind
 dark ones for work that is wasted.
 """
 
-import io
 import json
 import math
 import re
@@ -31,6 +30,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from fedsim.arrays import Floats
 from fedsim.errors import FedsimError
+from fedsim.lab.reading.study_folder import names_apart
 from fedsim.output.harmless import clean
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
@@ -109,10 +109,8 @@ def save(figure: Figure, stem: Path, formats: Sequence[str] = FORMATS) -> list[P
     """Write the figure as ``stem.png``, ``stem.svg``; the same figure gives the same bytes."""
     paths = [stem.with_name(f"{stem.name}.{kind}") for kind in formats]
     for path, kind in zip(paths, formats, strict=True):
-        content = io.BytesIO()
-        figure.savefig(content, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
         with writing(path) as beside:  # no link is followed
-            beside.write_bytes(content.getvalue())
+            figure.savefig(beside, format=kind, metadata={"Date": None} if kind == "svg" else {}, dpi=DPI)
     return paths
 
 
@@ -155,10 +153,9 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
-def lighten(colour: str, share: float) -> tuple[float, float, float]:
+def lighten(colour: str, share: float) -> str:
     """The colour mixed with a share (0..1) of white."""
-    red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
-    return red, green, blue
+    return to_hex([part + (1 - part) * share for part in to_rgb(colour)])
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
@@ -175,12 +172,17 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
 def group_colour(group: int) -> str:
     """The colour of a group of devices, the same in all pictures; from the eleventh group on the colours come again, paler."""
     turn, place = divmod(group, len(GROUPS))
-    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
+    return lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2))
 
 
 def group_tint(group: int) -> str:
     """The colour of a group of devices, as pale as a background has to be."""
-    return to_hex(lighten(group_colour(group), 0.72))
+    return lighten(group_colour(group), 0.72)
+
+
+def group_name(group: int) -> str:
+    """``"group 3"``; ``"no group"`` for a negative number."""
+    return f"group {group}" if group >= 0 else "no group"
 
 
 def write_beside(panel: Axes, y: float, text: str, apart: float, **look: Any) -> None:
@@ -211,11 +213,8 @@ def as_file_name(name: str) -> str:
 
 
 def run_names(runs: Iterable[RunFolder]) -> list[str]:
-    """Names of runs side by side: their folders, with the parent's name where two are called the same."""
-    paths = [run.path.resolve() for run in runs]
-    pairs = [(path.name, f"{path.parent.name}/{path.name}") for path in paths]
-    names, longer = zip(*pairs, strict=True)
-    return [short(long if names.count(name) > 1 and longer.count(long) == 1 else name) for name, long in pairs]
+    """Names of runs side by side: those of their folders, with parent folders where names are the same."""
+    return [short(name) for name in names_apart([run.path for run in runs])]
 
 
 def with_strategy(name: str, run: RunFolder) -> str:
@@ -264,7 +263,7 @@ _APART = ("seed", "name")  # keys in which runs of one series may differ
 
 @dataclass(frozen=True)
 class Series:
-    """Runs whose scenarios are the same but for the seed; its look is that of ``number`` (``line_of``) in all pictures."""
+    """Runs whose scenarios differ only in the seed; ``number`` sets its look (``line_of``) in all pictures."""
 
     name: str
     runs: tuple[RunFolder, ...]
@@ -272,14 +271,14 @@ class Series:
 
     @property
     def label(self) -> str:
-        """Its name, and how many seeds it has if there are several."""
+        """The name, with the number of seeds if there are several."""
         return self.name if len(self.runs) == 1 else f"{self.name} ({len(self.runs)} seeds)"
 
 
 def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
-    """The series, in the order of their first runs. A second run of the same scenario and seed begins a series of its own.
+    """The series in the order of their first runs; a second run of the same scenario and seed begins another series.
 
-    A series is named after its strategy; several of one strategy have the folders of their first runs in their names.
+    Series are named after their strategies, those that share one after the folders of their first runs too.
     """
     seen: Counter[tuple[str, Any]] = Counter()
     found: dict[tuple[str, int], list[RunFolder]] = {}
@@ -298,16 +297,13 @@ def group_by_scenario(runs: Sequence[RunFolder]) -> list[Series]:
 
 
 def each_alone(runs: Sequence[RunFolder]) -> list[Series]:
-    """A series a run, called after its folder and strategy."""
-    names = [with_strategy(name, run) for run, name in zip(runs, run_names(runs), strict=True)]
-    return [Series(name, (run,), number) for number, (run, name) in enumerate(zip(runs, names, strict=True))]
+    """One series per run, named after its folder and strategy."""
+    named = zip(run_names(runs), runs, strict=True)
+    return [Series(with_strategy(name, run), (run,), number) for number, (name, run) in enumerate(named)]
 
 
 def draw_mean_bar(panel: Axes, place: int, seeds: pd.DataFrame, looks: Mapping[str, dict[str, Any]], words: str) -> None:
-    """Draw a stacked bar of means over seeds, a line from the least to the largest total, and words beside it.
-
-    ``seeds`` has a row a run and a column a part, in units of the axis.
-    """
+    """Draw a stacked bar of means, a line over the range of totals, and words; ``seeds`` [runs, parts] in units of the axis."""
     base = 0.0
     for part, mean in seeds.mean().items():
         panel.barh(place, mean, left=base, height=0.6, gid=str(part), **looks[str(part)])

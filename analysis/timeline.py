@@ -24,7 +24,6 @@ from fedsim.language.units import BytesPerSecond, read_quantity, show_seconds
 from fedsim.records.reading import RunFolder
 
 _ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}
-ORDERS = tuple(_ORDERS)
 TimeSpan = tuple[float, float]
 
 MOST_LANES = 1500  # more would be thinner than a pixel
@@ -67,20 +66,20 @@ MEANING = {
 class View:
     """The part of a run within a ``span`` (from and to, s), with at most ``most`` devices that worked, evenly spread.
 
-    If it is known of some devices when they could be reached, only those have lanes. Records at the span's start belong to the
-    time before. ``PictureError`` for no such order, span or number of devices, ``NothingToDrawError`` if nobody worked.
+    Where availability is known of some devices, only those have lanes. Records at the span's start belong to the time before.
+    ``PictureError``: a wrong order, span or number of devices; ``NothingToDrawError``: no device worked.
 
     Attributes:
-        devices, lane: the devices shown, from the top lane to the bottom one, and the lane of each.
-        at_work: how many devices worked within the span, shown or not.
-        there, away, steps, tasks: tables of the history cut to the devices, with ``lane``, the last two to the span as well;
-            ``away`` is None where nobody knows.
+        devices, lane: the devices shown, from the top lane down, and the lane of each.
+        at_work: the number of devices that worked within the span, shown or not.
+        there, away, steps, tasks: tables of the history for these devices, with ``lane``; the last two cut to the span.
+            ``away`` is None if availability is unknown.
         rounds, acts: tables of the history cut to the span.
     """
 
     def __init__(self, history: History, span: TimeSpan | None = None, most: int = MOST_LANES, order: str = "speed") -> None:
-        if order not in ORDERS:
-            raise PictureError(f"the order is {order!r}; allowed are {', '.join(ORDERS)}{nearest(order, ORDERS)}")
+        if order not in _ORDERS:
+            raise PictureError(f"the order is {order!r}; allowed are {', '.join(_ORDERS)}{nearest(order, _ORDERS)}")
         if most < 1:
             raise PictureError(f"the number of devices is {most}; allowed is 1 or more")
         start, end = span or (0.0, history.end)
@@ -137,10 +136,10 @@ def draw_timeline(
 
     Args:
         run: the run.
-        rounds: show rounds ``rounds[0]`` to ``rounds[1] - 1`` only, numbered from 0 as in the records.
-        window: show this span only, from and to in simulated seconds; ``rounds`` goes before it.
-        devices: show at most so many, evenly spread over the order.
-        order: ``speed`` (fastest on top), ``first`` (who worked first on top) or ``number``.
+        rounds: show only rounds ``rounds[0]`` to ``rounds[1] - 1``, numbered from 0 as in the records.
+        window: show only this span, from and to (simulated s); ``rounds`` overrides it.
+        devices: show at most this many, evenly spread over the order.
+        order: ``speed`` (fastest on top), ``first`` (first at work on top) or ``number``.
     """
     history = History(run)
     view = View(history, window if rounds is None else span_of_rounds(history, *rounds), devices, order)
@@ -158,9 +157,9 @@ def draw_timeline(
     population = len(history.population)
     span = f"{show_seconds(view.span)} of simulated time" + (f" from {show_seconds(view.start)} on" if view.start else "")
     part = f"{len(view.devices):,} of " if len(view.devices) < view.at_work else ""
-    who = f"all {population:,} devices" if view.at_work == population else f"the {view.at_work:,} devices that worked"
-    out_of = "" if view.at_work == population else f", out of {population:,}"
-    return style.finished(figure, [run], handles, f"{span}: {part}{who}{out_of}")
+    worked = f"the {view.at_work:,} devices that worked, out of {population:,}"
+    who = f"all {population:,} devices" if view.at_work == population else worked
+    return style.finished(figure, [run], handles, f"{span}: {part}{who}")
 
 
 # Lanes: every step, over it what was wasted, and marks.

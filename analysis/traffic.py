@@ -1,8 +1,7 @@
 """Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
-A byte is wasted when the task that moved it did not end as ``done``, or trained without an epoch that counts, as in the ledger
-(``fedsim.records.ledger``). Bytes between parts of the server's side belong to no task, are never wasted, and are drawn as a
-direction of their own; the ledger counts them as up.
+A byte is wasted when its task did not end as ``done``, or trained no epoch that counts, as in ``fedsim.records.ledger``. Bytes
+between parts of the server's side belong to no task and are never wasted; the ledger counts them as up.
 """
 
 import json
@@ -21,7 +20,6 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
-from fedsim.arrays import Floats
 from fedsim.lab.reading.history import History, parsed
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
@@ -59,7 +57,7 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """One row a part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
+    """Each part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
     history, payloads = History(run), cache(json.loads)
     trained = history.steps.query("step == 'train' and data.notna()")
@@ -78,7 +76,7 @@ def read_parts(run: RunFolder) -> pd.DataFrame:
 
 
 def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
-    """A colour a kind of traffic: those down first, the largest first."""
+    """The colour of each kind of traffic: by direction, the largest first."""
     sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
     return {
         (way, str(purpose)): hues[place] if place < len(hues) else style.GREY
@@ -92,21 +90,16 @@ def _label(kind: _Kind) -> str:
 
 
 def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
-    """Stacked areas: what counted, a kind on the other, and what was wasted on top, so that the top edge is everything."""
+    """Draw stacked areas: the useful bytes of each kind, and the wasted ones on top."""
     end = float(parts["end"].max())
     time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
-
-    def moved_by(own: pd.DataFrame) -> Floats:
-        ordered = own.sort_values("end", kind="stable")
-        sums = np.concatenate([[0.0], ordered["bytes"].cumsum().to_numpy()])
-        return sums[np.searchsorted(ordered["end"].to_numpy(), moments, side="right")] / size.size
-
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
     layers = [(useful[kind], {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful]
     base = np.zeros_like(moments)
     for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
-        top = base + moved_by(own)
+        moved = own.groupby("end")["bytes"].sum().cumsum().reindex(moments, method="ffill", fill_value=0.0)
+        top = base + moved.to_numpy() / size.size
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
@@ -148,8 +141,7 @@ _OTHERS = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELL
 def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
     """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
 
-    A bar a scenario, both ways together, with a line from the least to the most of its seeds. Runs of one scenario are a
-    series, unless ``series`` says which are.
+    One bar per series, by default the runs of a scenario: both directions together, with a line over the range of seeds.
     """
     series = group_by_scenario(runs) if series is None else series
     table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]

@@ -1,6 +1,6 @@
-"""The report of runs and studies that go on, made anew as they grow, served on the loopback address to this machine alone.
+"""The report of unfinished runs and studies, rebuilt as they grow and served on the loopback address only.
 
-The page around it asks every other second what there is, and takes the new report unless the reader is in the middle of it.
+The surrounding page polls every other second, and takes the new report unless the reader is using the old one.
 """
 
 import json
@@ -30,10 +30,10 @@ _HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "R
 
 
 class Growing:
-    """The newest report of some folders of runs or studies, which may not be there yet.
+    """The newest report of folders of runs or studies, which may not exist yet.
 
-    ``page`` is the report as HTML, empty as long as there is nothing to report. The page around it is told the ``state``: the
-    report's ``version`` and ``title``, and what it ``says``, a line for people.
+    ``page`` is the report as HTML, empty at first. ``state``, for the surrounding page, has its ``version`` and ``title``, and
+    a line for people, ``says``.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -41,7 +41,7 @@ class Growing:
         self.state: dict[str, Any] = {"version": 0, "says": "nothing to show yet: the first figures come after some seconds"}
 
     def look(self) -> bool:
-        """Make the report anew if something has changed; answers whether it was."""
+        """Rebuild the report if something has changed; returns whether it did."""
         now = self._stamps()
         if not now or now == self._seen:
             return False
@@ -58,7 +58,7 @@ class Growing:
         return True
 
     def _stamps(self) -> list[tuple[str, int]]:
-        """When each run last wrote its summary."""
+        """The time of each run's last summary."""
         patterns, found = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}"), []
         for summary in (summary for path in self._paths for pattern in patterns for summary in sorted(path.glob(pattern))):
             with suppress(OSError):  # it was removed meanwhile
@@ -74,18 +74,20 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 
         def do_GET(self) -> None:
             """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
-            answers: dict[str, tuple[str, Callable[[], str]]] = {
-                "/": ("text/html; charset=utf-8", lambda: asset("watch.html")),
-                "/report": ("text/html; charset=utf-8", lambda: growing.page),
-                "/state": ("application/json", lambda: json.dumps(growing.state)),
+            answers = {
+                "/": ("text/html; charset=utf-8", asset("watch.html")),
+                "/report": ("text/html; charset=utf-8", growing.page),
+                "/state": ("application/json", json.dumps(growing.state)),
             }
-            status, (kind, content) = 200, answers.get(self.path, ("text/plain", lambda: "there is nothing here\n"))
             if self.headers.get("Host") not in {f"{name}:{made.server_port}" for name in (HOST, "localhost")}:
-                status, kind, content = 403, "text/plain", lambda: "only 127.0.0.1 and localhost are answered\n"
-            elif self.path not in answers:
-                status = 404
-            body = content().encode()
-            self.send_response(status)
+                self.send_error(403, "only 127.0.0.1 and localhost are answered")
+                return
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            kind, content = answers[self.path]
+            body = content.encode()
+            self.send_response(200)
             for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
                 self.send_header(name, value)
             self.end_headers()
@@ -102,9 +104,9 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
 
 
 def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0) -> None:
-    """Serve the growing report of ``paths`` until it is ``over``, and a little longer, so that open pages get what was last.
+    """Serve the growing report of ``paths`` until it is ``over``, and a little longer for open pages to get the last one.
 
-    ``told`` is called with the address. Port 0 is any that is free; ``FedsimError`` if it cannot be had.
+    Calls ``told`` with the address. Port 0 is any free one; ``FedsimError`` if it is taken.
     """
     growing = Growing(paths)
     with server_of(growing, port) as server:
@@ -119,13 +121,9 @@ def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Ev
 
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
-    """Another process serves the report of a run that this one does; it ends with this one, however that ends."""
-    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        try:
-            yield
-        finally:
-            process.stdin.close()
+    """Serve the report of this process's run from another process, which ends with this one."""
+    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):  # leaving it closes the pipe
+        yield
 
 
 def main() -> None:

@@ -1,16 +1,16 @@
-"""The answer of a comparison on its page: sentences, and pictures made of HTML alone.
+"""The answer of a comparison: sentences, and pictures in HTML alone, which fit any width and can be read aloud.
 
-A ranking is a table whose last column is drawn: a dot with its interval. A heat map is a table with shaded cells, and a Pareto
-front a drawing with numbers, whose names stand below. So they fit any width, follow the page's colours, and can be read aloud.
+A ranking is a table with a drawn column of dots and intervals, a heat map a table with shaded cells, a Pareto front a numbered
+drawing with names below.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
+from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
 from fedsim.lab.compare.explore import CostPoint, HeatMap, ParetoFront
 
 _MOST_WORLDS = 6
@@ -18,7 +18,7 @@ _UNLIKE = 12  # values further apart than this factor do not fit on one linear a
 
 
 def answers(found: Sequence[Answer], colours: dict[int, str]) -> Iterator[Markup]:
-    """Text and plots of each world's answer; ``colours`` are those of the lines, by place."""
+    """Text and plots of each world's answer; ``colours`` of the lines are by place."""
     for answer in found[:_MOST_WORLDS]:
         if answer.world:
             yield el("h3", answer.world)
@@ -30,9 +30,8 @@ def answers(found: Sequence[Answer], colours: dict[int, str]) -> Iterator[Markup
         if goal and goal.sentences:
             yield _card(answer, goal)
         cells, fronts = explore.heat_map(answer), [_front(one, colours) for one in explore.fronts(answer)]
-        yield _side_by_side(
-            _heat(cells) if cells else None, *fronts[:1], *(_plot(one, colours, _names(answer)) for one in answer.rankings)
-        )
+        rankings = (_plot(one, colours) for one in answer.rankings)
+        yield _side_by_side(_heat(cells) if cells else None, *fronts[:1], *rankings)
         if fronts[1:]:
             yield el("details", el("summary", "Other pairs of costs against each other"), _side_by_side(*fronts[1:]))
     if len(found) > _MOST_WORLDS:
@@ -56,27 +55,19 @@ def _card(answer: Answer, goal: Ranking) -> Markup:
 
 
 def tiles(figures: Sequence[tuple[str, str, str]]) -> Markup:
-    """Headline figures: a name, the figure, and a word more."""
+    """Headline figures: name, figure and a remark."""
     return el(
         "dl", *(el("div", el("dt", name), el("dd", said, el("small", more))) for name, said, more in figures), class_="tiles"
     )
 
 
-def _names(answer: Answer) -> dict[int, str]:
-    """The cells' names by place, without the key of their values where only one varies."""
-    keys = {key for cell in answer.cells.values() for key in cell} - {VARIANT, *PLACES}
-    values = {place: [cell.get(key, ANY) for key in keys] for place, cell in answer.cells.items()}
-    found = {place: ", ".join([answer.cells[place][VARIANT], *own]).removesuffix(f", {ANY}") for place, own in values.items()}
-    return found if len(keys) == 1 and len({*found.values()}) == len(found) else {}
-
-
-def _plot(ranking: Ranking, colours: dict[int, str], names: Mapping[int, str]) -> Markup:
+def _plot(ranking: Ranking, colours: dict[int, str]) -> Markup:
     there = [one for one in ranking.entries if one.values]
     low, high, is_log = _scale(there, ranking)
     rows = []
 
     def place(value: float) -> float:
-        """From 0 to 1000, at the axis's ends what lies beyond."""
+        """From 0 to 1000; values beyond the axis lie at its ends."""
         return round(1000 * _share(min(max(value, low), high), low, high, is_log), 1)
 
     for one in there:
@@ -85,7 +76,7 @@ def _plot(ranking: Ranking, colours: dict[int, str], names: Mapping[int, str]) -
         said = ranking.show(one.mean.mean) if whole else f"{len(one.values)} of {one.of}"
         best = ranking.is_sure and one is ranking.whole[0]
         row = (
-            el("th", plain(names.get(one.place, one.name), 40), scope="row", class_="text", title=plain(name, 200)),
+            el("th", plain(one.name, 40), scope="row", class_="text", title=plain(name, 200)),
             el("td", el("strong", said) if best else said),
             el("td", _dots(one, place, colours[one.place], low, min(high, ranking.measure.most)), class_="dots"),
         )
@@ -109,7 +100,7 @@ def _scale(entries: Sequence[RankedLine], ranking: Ranking) -> tuple[float, floa
 
 
 def _dots(one: RankedLine, place: Callable[[float], float], colour: str, least: float, most: float) -> Markup:
-    """A dot at the mean, a small tick for each seed, and a line for the interval, with an arrow where it leaves the axis."""
+    """A dot at the mean, a small tick per seed, and a line for the interval, with an arrow where it exceeds the axis."""
     mean, whole = one.mean, len(one.values) == one.of
 
     def line(first: float, last: float, y1: int, y2: int, look: str) -> Markup:
@@ -146,7 +137,7 @@ _BESIDE = ((7, -5), (7, 12), (-13, -5), (-13, 12), (-3, -9), (-3, 18))  # places
 
 
 def _front(found: ParetoFront, colours: dict[int, str]) -> Markup:
-    """Cells by two costs, those on the front joined and numbered, the runners-up numbered; their names below."""
+    """Cells by two costs: the front joined and numbered, the runners-up numbered; names below."""
     ends = [(min(own), max(own)) for own in zip(*((one.first, one.other) for one in found.points), strict=True)]
     (left, right), (low, high) = ends
     bottom, room = _HIGH - _ROOM, _HIGH - 2 * _ROOM - 16

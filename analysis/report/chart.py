@@ -42,11 +42,10 @@ def chart(series: Sequence[Series]) -> list[Markup]:
             known = [one if len(one) else one.reindex([0]) for one in bands]  # NaN outside of what is known
             values = [np.interp(grid, one["at"], one[part], left=np.nan, right=np.nan) for one in known]
             columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
-    looks = [style.line_of(one.number, 2.0) for one in series]
-    lines = [
-        {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
-        for one, look in zip(series, looks, strict=True)
-    ]
+    lines = []
+    for one in series:
+        look = style.line_of(one.number, 2.0)
+        lines.append({"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]})
     figure = "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
     header = {"points": _POINTS, "axes": [axis.label for axis in axes], "lines": lines, "figure": figure}
     options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
@@ -59,10 +58,8 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
     told = np.linspace(0, _POINTS - 1, _TOLD + 1, dtype=int)[1:]
     means = columns["mean0"].reshape(-1, _POINTS)[:, told]
-    rows = [
-        [line["name"], *("" if np.isnan(mean) else f"{mean:.3f}" for mean in own)]
-        for line, own in zip(lines, means, strict=True)
-    ]
+    cells = [["" if np.isnan(mean) else f"{mean:.3f}" for mean in own] for own in means]
+    rows = [[line["name"], *own] for line, own in zip(lines, cells, strict=True)]
     heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
     table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {axes[0].label}.")
     return [

@@ -33,9 +33,9 @@ class Subject:
     """The subject of a report: a comparison of lines, with their names, and all their ``runs``.
 
     Attributes:
-        order: the places of the lines, the best first; as they were given where nothing ranks them.
-        shown: the runs that can be chosen on the page: the first of each line, the best line first, then others.
-        title, about: a name for all of it, and what the studies say that they show.
+        order: the places of the lines, the best first; as given if nothing ranks them.
+        shown: the runs to choose from on the page: the first of each line, the best line first, then others.
+        title, about: the name of the whole, and the studies' descriptions.
     """
 
     comparison: Comparison
@@ -53,12 +53,12 @@ class Subject:
 
     @property
     def series(self) -> list[Series]:
-        """The lines that have runs, with the runs of all their seeds, the best first and with the clearest looks."""
+        """The lines with runs, as series of all seeds, the best first with the clearest looks."""
         lines = self.lines
         return [Series(self.names[at], lines[at].runs, rank) for rank, at in enumerate(self.order) if lines[at].runs]
 
     def alone(self, most: int) -> list[Series]:
-        """The first of the runs that are shown, a series each, with the looks of their lines."""
+        """The first ``most`` shown runs, one series each, with the looks of their lines."""
         rank = {id(self.lines[place]): rank for rank, place in enumerate(self.order)}
         return [Series(style.with_strategy(one.name, one.run), (one.run,), rank[id(one.line)]) for one in self.shown[:most]]
 

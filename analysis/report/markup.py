@@ -1,4 +1,4 @@
-"""HTML without surprises: every text is escaped unless it is marked as HTML already."""
+"""HTML: every text is escaped unless it is ``Markup``."""
 
 import base64
 import html
@@ -17,7 +17,7 @@ _LONGEST = 200  # of a name or another text from a scenario; the middle of longe
 
 
 class Markup(str):
-    """HTML, to be taken as it stands."""
+    """HTML, which is not escaped again."""
 
     __slots__ = ()
 

@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -14,7 +13,6 @@ from fedsim.analysis import style
 from fedsim.analysis.report import sections
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
-from fedsim.errors import RunFolderError
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.meters.energy import PHASES
 from fedsim.records.folder import refuse_within_run, writing
@@ -39,14 +37,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     target = default_out(folders[0]) if out is None else Path(out)
     if target.suffix.lower() not in ENDINGS:
         raise style.PictureError(f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}")
-    subject = gather(folders)
-    refuse_within_run(target)  # and what cannot be written, before the work of drawing
-    if target.is_dir():
-        raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
-    parent = next(folder for folder in target.resolve().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise RunFolderError(f"--out {str(target)!r} cannot be written: {str(parent)!r} is not a folder that you may write to")
-    text = build(subject)
+    refuse_within_run(target)
+    text = build(gather(folders))
     with writing(target) as beside:
         beside.write_text(text, encoding="utf-8")
     return target
@@ -60,7 +52,7 @@ def default_out(folder: Path) -> Path:
 
 
 def build(subject: Subject, *, live: bool = False) -> str:
-    """The page as HTML; ``live``: of runs that may go on, which the page's title says."""
+    """The page as HTML; ``live`` marks the title of runs that may go on."""
     several = len(subject.runs) > 1
     parts = [sections.answer(subject), *sections.comparison(subject)] if several else [sections.in_short(subject.shown[0])]
     parts.append(sections.timelines(subject.shown, len(subject.runs)))
@@ -84,13 +76,9 @@ def _frame(title: str, body: Markup) -> str:
     return Template(asset("page.html")).substitute(texts | parts) + "\n"
 
 
-def _name_of(strategy: str) -> str:
-    """A strategy as its paper writes it; one of the user's own by its class."""
-    return strategy_name(strategy) or plain(strategy.rpartition(":")[2], 60)
-
-
 def _header(subject: Subject, several: bool) -> Markup:
-    strategies = dict.fromkeys(_name_of(str(run.summary["strategy"])) for run in subject.runs)
+    kinds = dict.fromkeys(str(run.summary["strategy"]) for run in subject.runs)
+    strategies = [strategy_name(kind) or plain(kind.rpartition(":")[2], 60) for kind in kinds]  # the user's own by its class
     about = f"{', '.join(strategies)}, seed {subject.runs[0].summary['seed']}"
     if several:
         lines = [line for line in subject.lines if line.runs]

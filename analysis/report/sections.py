@@ -33,15 +33,8 @@ _HINT = (
     "seed in the same worlds; each comparison stands alone: the best of many looks a little better than it is."
 )
 _LONGEST = 3000  # characters of a scenario in short; only hostile ones are longer
-_COUNTED = (
-    "seed",
-    "learning",
-    "population.devices",
-    "population.host.",
-    "strategy.clients_per_round",
-    "strategy.local_epochs",
-    "strategy.deadline",
-)
+_COUNTED = ("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round")
+_COUNTED += ("strategy.local_epochs", "strategy.deadline", "stop.")
 
 
 def in_short(shown: Shown) -> Markup:
@@ -80,7 +73,8 @@ def _tiles(run: RunFolder) -> Markup:
 
 def _scenario(run: RunFolder) -> Iterator[Markup]:
     scenario = tables.without_places(run.scenario)
-    told = {key.removesuffix(".kind"): value for key, value in flat(scenario).items() if _tells(key, value)}
+    keys = {key: value for key, value in flat(scenario).items() if key.endswith(".kind") or key.startswith(_COUNTED)}
+    told = {key.removesuffix(".kind"): value for key, value in keys.items() if value != "constant"}
     acts = [str(act.get("kind")) for act in scenario.get("world", {}).get("processes", ())]
     told |= {"world.processes": ", ".join(acts)} if acts else {}
     yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
@@ -90,13 +84,8 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 
 
-def _tells(key: str, value: Any) -> bool:
-    """Whether a key of a scenario says in a word what it is about: its kinds, how many there are, and when it ends."""
-    return (key.endswith(".kind") and value != "constant") or key.startswith((*_COUNTED, "stop."))
-
-
 def answer(subject: Subject) -> Markup:
-    """Several runs: which is the best by what, by how much, and how sure that is."""
+    """Several runs: the best by each measure, by how much, and how certain."""
     lines = subject.lines
     colours = {place: str(style.line_of(rank, 1.0)["color"]) for rank, place in enumerate(subject.order)}
     done, planned = sum(len(line.runs) for line in lines), sum(line.planned for line in lines)
@@ -112,7 +101,7 @@ def answer(subject: Subject) -> Markup:
 
 
 def comparison(subject: Subject) -> Iterator[Markup]:
-    """Several runs: the pictures of all, the scenario and what differs, and their figures side by side."""
+    """Several runs: pictures of all, the scenario and its differences, and tables."""
     few, every = min(len(subject.shown), MOST_DRAWN), len(subject.runs)
     text = f"Where single runs are drawn, they are {few} of {every}: the first of the best. Means are over all of them."
     hint = el("p", text, class_="soft") if few < every else None
@@ -129,7 +118,7 @@ def comparison(subject: Subject) -> Iterator[Markup]:
 
 
 def timelines(shown: tuple[Shown, ...], of: int) -> Markup:
-    """The timeline of each run that can be chosen, out of so many: the work of each device over time."""
+    """The timelines of the runs ``shown``, out of ``of``: the work of each device over time."""
     at_once = min(len(shown), AT_ONCE)
     found = [read_timeline(one.run, _MOST_LANES // at_once, _MOST_STEPS // len(shown)) for one in shown]
     parts: list[Markup] = [el("h2", "Timeline", id="timeline")]
@@ -182,7 +171,7 @@ def details(place: int, shown: Shown, several: bool) -> Markup:
 
 
 def waiting(run: RunFolder) -> Markup | None:
-    """The critical paths of a run in short, and those of its longest and a usual round; None without rounds, or time."""
+    """The critical path of a run in short, with its longest and a usual round; None without rounds or time."""
     paths = CriticalPaths(run)
     if not paths.rounds or not paths.end:
         return None
@@ -216,12 +205,12 @@ _IN_CHART = ("costs", "accuracy")  # of several runs
 
 
 def _key_of(run: RunFolder) -> str:
-    """The picture that a run's page begins with: what accuracy or loss it reached, or, without learning, what it moved."""
+    """The first picture of a run's page: accuracy or loss, or traffic for a run without learning."""
     return "traffic" if all(row["loss"] is None for row in run.rounds) else "accuracy"
 
 
 def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") -> Iterator[Markup]:
-    """Pictures, except ``but``, of the runs in ``alone``, a series each, and of the means over seeds of ``series``."""
+    """Pictures, except ``but``, of the single runs in ``alone``, and of the means over seeds of ``series``."""
     every = [run for one in series for run in one.runs]
     runs = [run for one in alone for run in one.runs]
     left_out = {but, *(_IN_CHART if len(every) > 1 else ())}
@@ -231,8 +220,7 @@ def _of_all(alone: Sequence[Series], series: Sequence[Series], but: str = "") ->
 
 
 def _drawn(name: str, what: Any, *series: Any) -> Iterator[Markup]:
-    """A picture of a run or of several, if it applies, as a figure with its heading: as PNG with 128 colours, a quarter of the
-    size with all."""
+    """A picture, if it applies, as a heading and a figure; a PNG with 128 colours has a quarter of the size."""
     kind: PictureKind = (OF_ONE | OF_SEVERAL)[name]
     try:
         figure = kind.draw(what, *series)

@@ -22,7 +22,7 @@ _FEW_DIFFERENCES, _MOST_DIFFERENCES = 8, 60
 
 
 class TableCell(NamedTuple):
-    """A cell of a table: what stands in it, the number that it is sorted by, and whether it is the best of its column."""
+    """A cell of a table: its text, its sort key, and whether it is the best of its column."""
 
     text: str
     value: float | None = None
@@ -32,7 +32,7 @@ class TableCell(NamedTuple):
 def grid(
     heads: Sequence[str], rows: Sequence[Sequence[str | TableCell]], words: Sequence[bool], caption: str | None = None
 ) -> Markup:
-    """A table that a reader can sort by any column; ``words`` says which are text, and the first is the head of its row."""
+    """A table that the reader can sort; ``words`` marks text columns, and the first column heads its row."""
     looks = ["text" if word else None for word in words]
     head = el("tr", *(el("th", text, scope="col", class_=look) for text, look in zip(heads, looks, strict=True)))
     body = []
@@ -50,7 +50,7 @@ def grid(
 
 
 def comparison(table: ComparedTable, order: Sequence[int]) -> Iterator[Markup]:
-    """A comparison as a table a topic, and its notes; rows stand in the ``order`` of the lines, where it has them all."""
+    """A comparison as one table per topic, and its notes; rows are in the ``order`` of the lines, if it is complete."""
     count = len(table.columns[0].cells)
     for topic, columns in by_topic(table):
         if topic:
@@ -83,7 +83,7 @@ _OF_DEVICES: tuple[_TableColumn, ...] = (
 
 
 def devices(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Work and waste of each device that worked, most waste on top, under a summary; its number shows it in the timeline."""
+    """Summary and table of each active device's work and waste, most waste first; None if no device worked."""
     found = read_devices(run)
     if found.empty:
         return None
@@ -121,8 +121,8 @@ def _with_buttons(
 
 
 def read_devices(run: RunFolder) -> pd.DataFrame:
-    """A row a device that worked, who wasted most first: some columns of the devices' table; ``tasks``, and how many ended in
-    each way; ``worked_s``, ``wasted_s`` (for tasks that were not done) and its ``share``; ``bytes``."""
+    """One row per active device, most waste first: columns of the devices' table, ``tasks`` and their count by outcome,
+    ``worked_s``, ``wasted_s`` (of tasks that were not done) and its ``share``, ``bytes``."""
     history = History(run)
     steps = history.steps.assign(length=history.steps["end"] - history.steps["start"])
     of_tasks = steps.drop_duplicates("task").groupby(["device", "outcome"]).size().unstack(fill_value=0)
@@ -152,7 +152,7 @@ _OF_ROUNDS = {
 
 
 def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
-    """Events and results of each round, under a summary; its number shows it in the timeline. None for a run without rounds."""
+    """Summary and table of each round's events and results; None for a run without rounds."""
     starts = [0.0, *(row["time"] for row in run.rounds)]
     rows = [row | {"lasted": max(0.0, row["time"] - start)} for row, start in zip(run.rounds, starts, strict=False)]
     if not rows:
@@ -177,7 +177,7 @@ def rounds(run: RunFolder, timeline: str) -> tuple[str, Markup] | None:
 
 
 def without_places(value: Any) -> Any:
-    """A scenario without the folders of the machine that it was run on."""
+    """A scenario without the folders of its machine."""
     if isinstance(value, dict):
         return {key: without_places(item) for key, item in value.items() if key != "root"}
     if isinstance(value, list):

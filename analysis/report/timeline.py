@@ -1,7 +1,7 @@
-"""The interactive timeline: every step of every lane as arrays for ``lanes.js``, its controls and its key.
+"""The interactive timeline: every step of every lane (a device) as arrays for ``lanes.js``, its controls and its key.
 
-A lane is a device. Steps stand lane by lane in order of time, in whole ticks, each as its distance from the end of the one
-before and its length, which are small numbers and therefore compress well.
+Steps are in order of lane and time, in whole ticks, each as its gap to the one before and its length: small numbers, which
+compress well.
 """
 
 import html
@@ -30,19 +30,16 @@ _LEAST_TICKS, _MOST_TICKS = 2**20, 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
 _AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}  # of a message the bytes delivered, of all
 
-TimelineColumns = dict[str, NDArray[Any]]
-
 
 class TimelineData(NamedTuple):
-    """A run for the page: a header for JSON, arrays for ``markup.pack``, and how many steps there are, drawn or not."""
+    """A run for the page: a header for JSON, and arrays for ``markup.pack``."""
 
     header: dict[str, Any]
-    columns: TimelineColumns
-    steps: int
+    columns: dict[str, NDArray[Any]]
 
 
 def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineData:
-    """Read what a run's timeline shows; of too many devices or steps only devices that worked, evenly spread by number."""
+    """Read a run's timeline; beyond a limit only active devices, evenly spread by number."""
     history = History(run)
     tick = max(min(_TICK_S, history.end / _LEAST_TICKS), history.end / _MOST_TICKS) or 1.0
     devices = _shown(history, most_lanes, most_steps)
@@ -57,7 +54,7 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
         "capacity": capacity(run),
         "evaluated": bool(np.isfinite(columns["round_accuracy"]).any()),
     }
-    return TimelineData(header, columns, len(history.steps))
+    return TimelineData(header, columns)
 
 
 def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
@@ -69,7 +66,7 @@ def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
     return worked[style.evenly(len(worked), room)] if len(worked) else everyone[:most_lanes]
 
 
-def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]") -> TimelineColumns:
+def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]") -> dict[str, NDArray[Any]]:
     run = history.run
 
     def ticks(times: Any) -> NDArray[np.uint32]:

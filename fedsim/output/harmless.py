@@ -1,6 +1,6 @@
-"""Text made harmless: it comes from files of any origin, and may hold what a terminal, a spreadsheet or Markdown obeys.
+"""Sanitised text: from files of any origin, for terminals, spreadsheets and Markdown.
 
-All that the command lines print goes through ``say``, or where it is drawn through ``terminal.Console``.
+The command lines print through ``say``, or draw through ``terminal.Console``.
 """
 
 import html
@@ -20,7 +20,7 @@ def say(*lines: object, err: bool = False) -> None:
 
 
 def visible(text: str) -> str:
-    r"""A text with an escape such as ``\u001b`` for each character that has no sign of its own: TOML stays what it is."""
+    r"""The text with an escape such as ``\u001b`` for each unprintable character; TOML keeps its meaning."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
 
 
@@ -29,17 +29,17 @@ def _escape(code: int) -> str:
 
 
 def clean(text: str, longest: int = _LONGEST) -> str:
-    """A text on one line, of printable characters, the middle left out when it is long."""
+    """The text on one line of printable characters, without the middle if it is long."""
     line = " ".join("".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text).split())
     return line if len(line) <= longest else f"{line[: longest // 2]}\u2026{line[len(line) - (longest - 1) // 2 :]}"
 
 
 def for_csv(text: str) -> str:
-    """A text that no spreadsheet takes for a formula, visible, so that two names stay two."""
+    """The visible text, quoted where a spreadsheet would take it for a formula."""
     line = clean(visible(text))
     return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 def for_markdown(line: str) -> str:
-    """A line that Markdown, and the HTML made of it, show as it is."""
+    """The line, escaped for Markdown and the HTML made of it."""
     return _MARKDOWN.sub(r"\\\1", html.escape(line, quote=False))

@@ -16,11 +16,11 @@ from fedsim.errors import FedsimError, SimulationError, is_full, on_command_line
 from fedsim.output.harmless import say
 
 INTERRUPTED = 130
-_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # no file can have such a name, whatever there is on the disk
+_NO_NAME = (errno.ENAMETOOLONG, errno.ELOOP)  # names that no file can have
 
 
 def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..., None]]:
-    """Turns errors of a command into one message and an exit status; one that reads ``run`` or ``runs`` writes into none."""
+    """Turns errors of a command into one message and an exit status; refuses ``out`` within a run folder if it reads runs."""
 
     def wrap(command: Callable[..., int | None]) -> Callable[..., None]:
         @wraps(command)
@@ -37,8 +37,8 @@ def explained(program: str) -> Callable[[Callable[..., int | None]], Callable[..
                 status = error.exit_status
             except KeyboardInterrupt:
                 status = INTERRUPTED
-            except BrokenPipeError:  # who reads has seen enough (``| head``)
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nor is the rest flushed when Python ends
+            except BrokenPipeError:  # the reader has ended (``| head``)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # so that Python does not flush the rest
             except OSError as error:
                 complain(told(error, options.get("out")))
                 status = 2 if error.errno in _NO_NAME else 1

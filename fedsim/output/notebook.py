@@ -27,7 +27,7 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def strategy_of(summary: Mapping[str, Any]) -> str:
-    """The strategy of a run: its kind, and what that runs if it runs different ones: ``flower (FedAdam)``."""
+    """The kind of a run's strategy, with the algorithm that it runs, if any: ``flower (FedAdam)``."""
     algorithm = summary.get("algorithm")
     return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
 
@@ -40,12 +40,6 @@ def as_line(what: str, facts: Mapping[str, str]) -> str:
 def as_html(title: str, facts: Mapping[str, str]) -> str:
     """A small table; what it shows may come from files of any origin."""
     left = 'style="text-align:left"'
-    rows = "".join(
-        f"<tr><th {left}>{html.escape(key)}</th><td {left}>{html.escape(_short(value))}</td></tr>"
-        for key, value in facts.items()
-    )
-    return f"<table><caption>{html.escape(_short(title))}</caption>{rows}</table>"
-
-
-def _short(text: str) -> str:
-    return clean(text, 400)
+    cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())
+    rows = "".join(f"<tr><th {left}>{key}</th><td {left}>{value}</td></tr>" for key, value in cells)
+    return f"<table><caption>{html.escape(clean(title, 400))}</caption>{rows}</table>"

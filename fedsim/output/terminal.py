@@ -1,4 +1,4 @@
-"""Output to a terminal: a console that lets nothing harmful through, and the progress and results of a run."""
+"""Output to a terminal: a console with sanitised text, and the progress and results of a run."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -25,27 +25,21 @@ _SAVED_EVERY_S = 1.0
 
 
 class Console(rich.console.Console):
-    """rich's console, which takes no text for markup, and lets none through that a terminal would obey."""
+    """rich's console without markup, which replaces characters that a terminal would obey."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Replaces unprintable characters in each segment; rich's own control codes are no text, and stay."""
+        """Replaces unprintable characters in each segment; rich's own control codes stay."""
         for segment in super().render(renderable, options):
             harmless = segment.control or segment.text.isprintable() or segment.text == "\n"
-            yield segment if harmless else segment._replace(text="".join(map(_sign, segment.text)))
-
-
-def _sign(letter: str) -> str:
-    return letter if letter.isprintable() or letter == "\n" else "\N{REPLACEMENT CHARACTER}"
+            printable = (c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in segment.text)
+            yield segment if harmless else segment._replace(text="".join(printable))
 
 
 class RunProgress:
-    """A sink that shows simulated time, round, accuracy, and the real time left.
-
-    ``facts`` are those of the strategy; new ``warnings`` among them are shown after each round.
-    """
+    """A sink that shows simulated time, round, accuracy, real time left, and new ``warnings`` of the strategy's ``facts``."""
 
     def __init__(self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict) -> None:
         self._stop, self._console, self._facts, self._warned = stop, console, facts, 0
@@ -70,7 +64,7 @@ class RunProgress:
             self._show(record.time, real - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
-        """Say that the run can be resumed from here, whatever happens; on lines of their own not more than once a second."""
+        """Say that the run can be resumed from here; without a live line at most once a second."""
         self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
         real = time.perf_counter()
         if self._live is None and real - self._said_saved >= _SAVED_EVERY_S:

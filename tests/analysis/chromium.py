@@ -140,14 +140,9 @@ def browser(profile: Path) -> Iterator[Page]:
         os.dup2(theirs_in, 3)
         os.dup2(theirs_out, 4)
 
-    process = subprocess.Popen(
-        [path, *_FLAGS, f"--user-data-dir={profile}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=connect,
-        pass_fds=(3, 4),
-        start_new_session=True,
-    )
+    how: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (3, 4)}
+    command = [path, *_FLAGS, f"--user-data-dir={profile}"]
+    process = subprocess.Popen(command, preexec_fn=connect, start_new_session=True, **how)
     page = Page(ours_in, ours_out)
     try:
         yield page

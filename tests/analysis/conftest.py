@@ -120,14 +120,8 @@ def grouped_scenario() -> dict[str, Any]:
             "departures": {"kind": "exponential", "mean_stay": "60 s", "share": 0.3},
         },
         "network": {"kind": "star", "server": {"down": "1 Mbit/s", "up": "400 kbit/s"}},
-        "strategy": {
-            "kind": "flexcfl",
-            "groups": 2,
-            "moment": {"devices": 6},
-            "clients_per_round": 6,
-            "local_epochs": 2,
-            "eta_g": 0.1,
-        },
+        "strategy": {"kind": "flexcfl", "groups": 2, "moment": {"devices": 6}, "eta_g": 0.1}
+        | {"clients_per_round": 6, "local_epochs": 2},
         "drift": {"kind": "swap-all", "probability": 0.6, "at": {"every_rounds": 4}},
         "stop": {"rounds": 12},
     }

@@ -14,23 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 
 import fedsim
 from fedsim.analysis.report import write_report
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.analysis.watch import HOST, Growing, server_of, watch
-from fedsim.cli import main
 from fedsim.errors import FedsimError
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
+from tests.calls import call, done
 from tests.lab.conftest import finish, write
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
-
-
-def call(*words: str | Path) -> Result:
-    return CliRunner().invoke(main, ["report", *map(str, words)])
 
 
 class Document(HTMLParser):
@@ -120,22 +115,15 @@ def check_frame(document: Document, timelines: int) -> None:
 
 def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
     before = fingerprints(run.path)
-    result = call(run.path)
-    assert result.exit_code == 0, result.output
     path = tmp_path / "run.report.html"
-    assert str(path) in result.output
+    assert str(path) in done("report", run.path)
     assert fingerprints(run.path) == before
     assert not [name for name in tmp_path.iterdir() if name.name.endswith(".writing")]
     document = Document(path)
     check_frame(document, timelines=1)
     accuracy = run.summary["accuracy"]
-    for said in (
-        "population.devices: 20; ",
-        "strategy: fedavg; ",
-        f"{accuracy['final']:.4f}",
-        f"best {accuracy['best']:.4f}",
-        "Table of 8 rounds",
-    ):
+    reached = f"{accuracy['final']:.4f}", f"best {accuracy['best']:.4f}"
+    for said in ("population.devices: 20; ", "strategy: fedavg; ", *reached, "Table of 8 rounds"):
         assert said in document.text
     assets = {path.stem for path in (Path(fedsim.__file__).parents[1] / "analysis" / "report" / "assets").glob("*.js")}
     assert assets == {*SCRIPTS, *CHART}
@@ -151,20 +139,13 @@ def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
 
 
 def test_a_study(study: Path) -> None:
-    result = call(study)
-    assert result.exit_code == 0, result.output
+    done("report", study)
     document = Document(study.with_name("st.report.html"))
     check_frame(document, timelines=4)
-    for said in (
-        "a study <b>of two</b>",
-        "It shows <i>little</i>.",
-        "4 runs of 2 variants: FedAvg",
-        "<i>longer</i>, seed 1",
-        "4 runs can be chosen",
-        "The baseline is plain.",
-    ):
+    names = "a study <b>of two</b>", "It shows <i>little</i>.", "<i>longer</i>, seed 1"
+    counts = "4 runs of 2 variants: FedAvg", "4 runs can be chosen"
+    for said in (*names, *counts, "The baseline is plain.", "difference to the baseline"):
         assert said in document.text
-    assert "difference to the baseline" in document.text
 
 
 def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None:
@@ -189,7 +170,7 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     ("words", "message"),
     [
         (["RUN", "--out", "TMP/report.txt"], "allowed is a file whose name ends in .html or .htm"),
-        (["RUN", "--out", "TMP/folder.html"], "is a folder"),
+        (["RUN", "--out", "TMP/folder.html"], "cannot be written: Is a directory"),
         (["RUN", "--out", "RUN/summary.json/report.html"], "lies in the run folder"),
         (["RUN", "--out", "TMP/a-file/report.html"], "cannot be written"),
         (["TMP"], "is not a run folder"),
@@ -198,7 +179,7 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
 def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, words: list[str], message: str) -> None:
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "a-file").write_text("")
-    result = call(*(word.replace("RUN", str(run.path)).replace("TMP", str(tmp_path)) for word in words))
+    result = call("report", *(word.replace("RUN", str(run.path)).replace("TMP", str(tmp_path)) for word in words))
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "Traceback" not in result.output
@@ -209,7 +190,7 @@ def test_a_damaged_run_leaves_the_old_report(run: RunFolder) -> None:
     path = default_out(run.path)
     path.write_text("an older report")
     (run.path / "events.parquet").write_bytes(b"PAR1 and then nothing")
-    result = call(run.path)
+    result = call("report", run.path)
     assert result.exit_code == 2
     assert "events.parquet" in result.output
     assert path.read_text() == "an older report"
