@@ -55,13 +55,12 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation.
+    """Asynchronous federated optimisation: each update makes a version, w <- (1 - alpha_t) w + alpha_t w_new.
 
-    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness
-    functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
-    tau is the number of versions made since the client's download, 0 for a fresh update.
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness functions of
+    section 5.2: alpha_t = alpha s(tau), tau the number of versions made since the client's download, 0 for a fresh update.
 
-    Each update makes a version. An ``evaluation.every`` of some tens lets updates be computed in cohorts, with the same result.
+    An ``evaluation.every`` of some tens lets updates be computed in cohorts, with the same result.
     """
 
     Params = FedAsyncParams

@@ -49,15 +49,15 @@ class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``contents``, ``aggregate`` and ``center``.
 
     State:
-        round: the number of the open round, from 0; ``cohort``, the devices it asks; ``selected``, how many; ``asked_at`` (s).
-        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
+        round: the number of the open round, from 0; ``cohort``, its devices; ``selected``, their number; ``asked_at`` (s).
+        open: open tasks, task -> device; ``slow`` and ``disconnected``, the numbers that have ended so.
         received: the round's updates in order of arrival (``entry``).
         limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
-        candidates: with a selection that asks first, those of each call and how many are wanted of them; ``questions``, tasks
-            that have not answered, task -> device; ``answers``, by device.
-        selection, deadline, aggregation, server: what these parts remember; the last two by group.
-        drawn: of an aggregation that ``accounts``, how many clients were drawn uniformly from how many, in a round where all
-            were; ``draws``, the number of rounds with each such pair, or with (1, 1).
+        candidates: of a selection that asks first, each call's devices and the wanted number; ``questions``, open tasks, task
+            -> device; ``answers``, by device.
+        selection, deadline, aggregation, server: memory of these parts; the last two by group.
+        drawn: (clients, devices) where an aggregation ``accounts`` and all clients were drawn uniformly; ``draws``, the number
+            of rounds with each such pair, or with (1, 1).
         slot: with a schedule, the multiple at which the round began.
     """
 
@@ -87,7 +87,7 @@ class Synchronous(Strategy[S]):
         return chosen
 
     async def before_asking(self) -> None:
-        """The round's cohort is known, and devices whose data shift in it have been told; nobody has been asked yet."""
+        """The round's cohort is known, and its data have shifted; nobody has been asked yet."""
 
     def contents(self, device: int) -> Contents:
         """Message to a device of the cohort."""
@@ -109,10 +109,9 @@ class Synchronous(Strategy[S]):
         return self._aggregation.weights(entries)
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The model that follows on ``model``: what the aggregation, and the server optimiser, make of ``entries``.
+        """The next model after ``model``, by aggregation and server optimiser, whose memories have ``slot`` as key.
 
-        ``slot`` tells models apart whose aggregations and server optimisers remember; ``record`` goes into the record
-        ``aggregate``.
+        ``record``: further fields of the record ``aggregate``.
         """
         assert self._aggregation is not None
         most = self.params.cohort_size(self.server.devices)

@@ -38,10 +38,10 @@ QUESTION = "question"
 
 
 class Selection(Spec):
-    """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
+    """The base of every client selection. Its memory is ``state``, one dict for the whole run.
 
-    Most need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; clients say more for
-    it by ``report``. With a ``question`` those of ``select`` are candidates, and ``choose`` takes some who have answered.
+    Most need ``select`` alone. ``heard`` and ``learn`` take in ends of tasks and clients' ``report``. With a ``question``
+    ``select`` gives candidates, of which ``choose`` takes some that have answered.
     """
 
     kind: str
@@ -84,9 +84,9 @@ class Selection(Spec):
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, the candidates, however many.
+        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, any number of candidates.
 
-        Called when a round opens; again, with the same number, if there was nobody.
+        Called when a round opens; again, with the same ``ids``, if nobody could be asked.
         """
         raise NotImplementedError
 
