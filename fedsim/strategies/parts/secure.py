@@ -174,7 +174,7 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Takes part in secure aggregation. State ``before_sum``: the state before the last answer, restored if that is not read."""
+    """Takes part in secure aggregation. ``before_sum``: the state before the last answer, restored if that is not read."""
 
     jobs = PHASES
     _part: SecureAggregation
