@@ -164,7 +164,7 @@ class Peer(Device):
         self._server.ask(self.number, {"model": Header(model)}, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents, encoded by ``messages.up``, to devices at once; ``on_message`` follows there, or ``on_lost`` on both."""
+        """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message`` there, or ``on_lost`` on both."""
         dispatch, parts = self._dispatch, payloads(contents, self._dispatch.up)
         contents, _ = dispatch.up.through(contents, {}, {})
         for device in devices:
