@@ -142,10 +142,9 @@ class Wire:
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
         """Steps by which a device writes or reads the models of contents; none where that takes no time."""
-        listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
-        models = sum(isinstance(item, Ref) for items in listed for item in items)
-        parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))
-        seconds = models * self.model_s + parts
+        listed = [item for value in contents.values() for item in (value if isinstance(value, Sequence) else [value])]
+        parts = sum(self._codec.seconds(item.count) for item in listed if isinstance(item, Partial))
+        seconds = sum(isinstance(item, Ref) for item in listed) * self.model_s + parts
         return (Code(name, seconds),) if seconds else ()
 
     def through(

@@ -94,7 +94,7 @@ class FedAvg(Synchronous[S]):
     def models(self) -> ModelAssignment:
         own = self.state.get("own", {})
         others = [device for device in range(self.server.devices) if device not in own] if own else None
-        served = {f"device/{device}": (own[device], [device]) for device in sorted(own)}
+        served = {f"device/{device}": (model, [device]) for device, model in sorted(own.items())}
         return {"global": (self.state["model"], others), **served}
 
     def _shared_models(self) -> ModelAssignment:

@@ -96,8 +96,8 @@ class Synchronous(Strategy[S]):
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         """An update that came, as aggregations take it: ``start`` is the model from which it was trained."""
         about = {"task": message.task, "device": message.device, "group": message.group, "contents": message.contents}
-        start = message.asked.get("model")
-        return {**about, "update": message["update"], "samples": self._samples(message), "start": start}
+        trained = {"update": message["update"], "samples": self._samples(message), "start": message.asked.get("model")}
+        return about | trained
 
     async def aggregate(self) -> None:
         """Put the round's ``received`` updates into the models."""
@@ -147,8 +147,7 @@ class Synchronous(Strategy[S]):
         """Duration after which the open round ends (s); None: it ends when all are done."""
         if self._deadline is None or self.params.bounds_training:
             return None
-        limit: float | None = self.state.get("limit", self._deadline.least_s())
-        return limit
+        return self.state.get("limit", self._deadline.least_s())  # type: ignore[no-any-return]
 
     def _shared_models(self) -> ModelAssignment:
         """The models that the server has to send, with the devices that each is for."""
@@ -254,10 +253,8 @@ class Synchronous(Strategy[S]):
     def _ask_cohort(self) -> None:
         server, number, devices, rule = self.server, self.state["round"], self.state["cohort"], self._deadline
         self.state["asked_at"] = server.now
-        training: dict[str, float] = {}
-        if rule is not None and self.params.bounds_training:
-            training = {"training_limit": rule.least_s()}
-        elif rule is not None:
+        training = {"training_limit": rule.least_s()} if rule is not None and self.params.bounds_training else {}
+        if rule is not None and not training:
             self.state["limit"] = rule.limit_s(self.remembered("deadline"), number)
         deadline = None if self._round_limit is None else server.timer("deadline", server.now + self._round_limit)
         told = None if self.params.late_goes_on else deadline
@@ -341,9 +338,8 @@ class Synchronous(Strategy[S]):
 
     async def _close_round(self) -> None:
         self.server.cancel_timer("deadline")
-        received = self.state["received"]
         if self.state.get("unread"):
-            self.record_aggregate(received, [0.0] * len(received))
+            self.record_aggregate(self.state["received"], [0.0] * len(self.state["received"]))
         else:
             await self.aggregate()
         if self.server.computing:

@@ -116,8 +116,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        came = device.state["inbox"].setdefault(contents["number"], {})
-        came.setdefault(sender, []).append(contents["known"])
+        device.state["inbox"].setdefault(contents["number"], {}).setdefault(sender, []).append(contents["known"])
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:

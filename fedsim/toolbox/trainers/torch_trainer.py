@@ -131,8 +131,7 @@ class TorchTrainer(Trainer):
             of = (at for at, group in enumerate(self.groups) if any(fnmatchcase(name, pattern) for pattern in group.match))
             parts[next(of, -1)]["params"].append(parameter)
         chosen = [part for part in parts if part["params"]]
-        made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)
-        return made
+        return getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)  # type: ignore[no-any-return]
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
