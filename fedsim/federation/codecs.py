@@ -79,10 +79,9 @@ class Codec(Spec):
         return self.bytes(count)
 
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """Encode and decode ``value``, of so many ``parameters``.
+        """Encode and decode ``value`` [parameters]; ``base`` is the start of an update's training, known to both sides.
 
-        ``base``: for an update the model from which it was trained, known to both sides. ``kept``: the sender's residual of
-        the last content of this name.
+        ``kept``: the sender's residual of the last content of this name.
         """
         raise NotImplementedError
 

@@ -120,10 +120,7 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 
 
 class Devices:
-    """The devices' knowledge, each of itself; ``label_counts`` (device, version) counts training samples of each class.
-
-    ``sizes``: of models on their way up. Version None: the present data.
-    """
+    """The devices' knowledge, each of itself; ``label_counts`` is by device and version (None: the present data)."""
 
     def __init__(
         self,

@@ -316,9 +316,9 @@ class ServerEdges:
     def carry(
         self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
     ) -> None:
-        """Send contents from the server ``down`` to an edge server, or ``up`` from it, one message at a time each way.
+        """Send contents ``down`` to an edge server, or ``up`` from it, one message at a time each way; ``on_carried`` follows.
 
-        ``on_carried`` follows once. ``start``: the model, known to both, from which those in contents were trained.
+        ``start``: the model, known to both, from which those in contents were trained.
         """
         dispatch = self._dispatch
         wire = dispatch.down if direction == "down" else dispatch.up

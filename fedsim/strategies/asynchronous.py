@@ -114,10 +114,7 @@ class Asynchronous(Strategy[A]):
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
-        """Make ``model`` the next version, from ``updates`` as ``_entry`` makes them, with ``weight`` and ``staleness``.
-
-        ``about``: further fields of the record ``aggregate``.
-        """
+        """Make ``model`` the next version, of ``updates`` (``_entry``, ``weight``, ``staleness``); ``about`` is recorded."""
         state, server = self.state, self.server
         state["model"] = model
         tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))

@@ -164,8 +164,7 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """The server half of a federated learning algorithm; ``Client`` is its client half.
 
-    A subclass keeps its memory in ``state`` (JSON-able values and refs), so that a run can be saved and resumed, and acts
-    through ``server`` alone.
+    A subclass keeps its memory in ``state`` (JSON-able values and refs, saved with a run) and acts through ``server`` alone.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams

@@ -68,7 +68,7 @@ class RoundParams(StrategyParams):
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
         """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
-        given = Fixed.of(self.deadline) if isinstance(self.deadline, float) else self.deadline
+        given = Fixed.model_construct(time=self.deadline) if isinstance(self.deadline, float) else self.deadline
         return given and given.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:

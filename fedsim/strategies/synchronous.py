@@ -109,10 +109,7 @@ class Synchronous(Strategy[S]):
         return self._aggregation.weights(entries)
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The next model after ``model``, by aggregation and server optimiser, whose memories have ``slot`` as key.
-
-        ``record``: further fields of the record ``aggregate``.
-        """
+        """The next model, by aggregation and server optimiser with the memory ``slot``; ``record`` goes into ``aggregate``."""
         assert self._aggregation is not None
         most = self.params.cohort_size(self.server.devices)
         how = self._aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))

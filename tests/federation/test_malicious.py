@@ -90,7 +90,6 @@ def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ({"share": 0.1}, r"malicious.attack is missing"),
         ({"share": 0.1, "attack": "signflip"}, r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'"),
         ({"attack": "sign-flip"}, r"malicious: 'share' and 'devices' both say"),
         ({"attack": "sign-flip", "share": 0.1, "devices": [1]}, r"malicious: 'share' and 'devices' both say"),

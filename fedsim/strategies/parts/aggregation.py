@@ -90,9 +90,9 @@ class Aggregation(Spec):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        """Combine the finite updates into one model, with the weights from ``weigh``.
+        """Combine the finite updates into one model, with the weights from ``weigh``; ``otherwise`` without any.
 
-        ``state``: its memory, one for each model, of JSON-able values and refs. ``otherwise``: the result without any update.
+        ``state``: its memory, one for each model, of JSON-able values and refs.
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)

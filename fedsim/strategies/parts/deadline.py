@@ -64,11 +64,6 @@ class Fixed(Deadline):
     its training alone; the round closes after the last upload (as in CATA-Fed). None: ``round``, but for CATA-Fed.
     """
 
-    @classmethod
-    def of(cls, time: float) -> "Fixed":
-        """From a number (s), which a scenario may not give without its unit."""
-        return cls.model_construct(kind="fixed", time=time)
-
     def least_s(self) -> float:
         return self.time
 
