@@ -48,15 +48,13 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``).
-
-    ``what``: ``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local
-    epoch; ``numbers``, the result of a function of models (``Device.numbers``).
-    """
+    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``)."""
 
     what: str
-    ref: Ref  #: what they are found from
-    count: int = 1  #: how many are sent
+    """``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local epoch;
+    ``numbers``, the result of a function of models (``Device.numbers``)."""
+    ref: Ref  #: the tested or trained model, or the result of the function
+    count: int = 1  #: numbers that are sent
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,7 +316,7 @@ class ServerEdges:
     def carry(
         self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
     ) -> None:
-        """Send contents ``down`` to an edge server, or ``up`` from it, one message at a time each way; ``on_carried`` follows.
+        """Send contents ``down`` to an edge server, or ``up`` from it; ``on_carried`` follows. One message at a time each way.
 
         ``start``: the model, known to both, from which those in contents were trained.
         """

@@ -1,7 +1,4 @@
-"""The registry of strategies: import path and title (report name: summary) of each by its ``kind``, imported on demand.
-
-A user's own is named by its import path, ``package.module:Class`` (``fedsim.language.imports``).
-"""
+"""The registry of strategies: import path and title (report name: summary) of each by its ``kind``, imported on demand."""
 
 from typing import TYPE_CHECKING, Any
 

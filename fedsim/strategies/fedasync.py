@@ -52,8 +52,7 @@ class FedAsync(Asynchronous[FedAsyncParams]):
 
     Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness functions of
     section 5.2: alpha_t = alpha s(tau), tau the number of versions made since the client's download, 0 for a fresh update.
-
-    An ``evaluation.every`` of some tens lets updates be computed in cohorts, with the same result.
+    With an ``evaluation.every`` of some tens updates are computed in cohorts, with the same result.
     """
 
     Params = FedAsyncParams

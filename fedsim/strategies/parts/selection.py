@@ -84,10 +84,7 @@ class Selection(Spec):
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, any number of candidates.
-
-        Called when a round opens; again, with the same ``ids``, if nobody could be asked.
-        """
+        """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round, again if there are none."""
         raise NotImplementedError
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
