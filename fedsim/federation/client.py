@@ -60,7 +60,7 @@ class Instruction:
 class Real(NamedTuple):
     """Real work for a device's answer: a function at the top of a module, and its arguments.
 
-    Another process may call it, on copies. It runs alone, and the states of global generators are restored afterwards.
+    It runs alone, maybe in another process and on copies, and restores the states of global generators that it uses.
     """
 
     function: Callable[..., Any]

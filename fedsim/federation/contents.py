@@ -54,7 +54,7 @@ class Lazy:
     """``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local epoch;
     ``numbers``, the result of a function of models (``Device.numbers``)."""
     ref: Ref  #: the tested or trained model, or the result of the function
-    count: int = 1  #: numbers that are sent
+    count: int = 1  #: length of the result that is sent
 
 
 @dataclass(frozen=True, slots=True)
