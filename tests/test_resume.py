@@ -28,6 +28,7 @@ import fedsim
 from fedsim.checkpoint import store
 from fedsim.errors import CheckpointError, RunFolderError
 from fedsim.records.lock import LOCK, locked
+from fedsim.records.reading import RunFolder
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from tests.calls import call
 from tests.test_runs import STRATEGIES
@@ -65,21 +66,35 @@ def test_any_world_any_instant(
     shutil.rmtree(place)
 
 
+def stopped_often(scenario: dict[str, Any], place: Path, records: int) -> list[dict[str, Any]]:
+    """The states of a run that was stopped after every few records, and ended as the run that was not."""
+    run(scenario, place / "whole")
+    status, states = run_until(scenario, place / "cut", records), []
+    while status == "interrupted":
+        states.append(store.read(store.latest(place / "cut"))[1]["root"])
+        status = run_until(scenario, place / "cut", records, resume=True)
+    assert_same_run(place / "whole", place / "cut")
+    return states
+
+
+def stopped_at(scenario: dict[str, Any], place: Path, *shares: float) -> None:
+    """Stop a run after shares of all its records, one after the other: it ends as the run that was not stopped."""
+    events = run(scenario, place / "whole")["events"]
+    assert_sound(place / "whole")
+    for at, share in enumerate(shares):
+        assert run_until(scenario, place / "cut", int(share * events), resume=at > 0) == "interrupted"
+    go_on(scenario, place / "cut")
+    assert_same_run(place / "whole", place / "cut")
+
+
 @pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in ("fedbuff", "refl")])
 def test_while_the_server_computes_and_waits_for_the_lost(strategy: dict[str, Any], tmp_path: Path) -> None:
-    """Stopped after every few records; the two of all strategies that do something of their own then."""
+    """The two of all strategies that do something of their own then."""
     sections = eventful_world(strategy, seed=5, rounds=2) | {"learning": "off", "server": {"speed": 1e-6, "patience": "9 s"}}
     sections["population"]["availability"] = {"kind": "renewal", "mean_on": "10 s", "mean_off": "10 s"}
-    run(sections, tmp_path / "whole")
-    seen = {"unnoticed": 0, "busy_until": 0}
-    status = run_until(sections, tmp_path / "cut", 5)
-    while status == "interrupted":
-        root = store.read(store.latest(tmp_path / "cut"))[1]["root"]
-        seen["unnoticed"] += bool(root["server"]["unnoticed"])
-        seen["busy_until"] += root["server"]["busy_until"] > root["now"]
-        status = run_until(sections, tmp_path / "cut", 5, resume=True)
-    assert min(seen.values()) > 0, seen
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    states = stopped_often(sections, tmp_path, 5)
+    assert any(root["server"]["unnoticed"] for root in states)
+    assert any(root["server"]["busy_until"] > root["now"] for root in states)
 
 
 BUSY = ("cata-fed", "cfl", "tifl", "lcfl", "flexcfl", "fedat")
@@ -89,13 +104,7 @@ BUSY = ("cata-fed", "cfl", "tifl", "lcfl", "flexcfl", "fedat")
 def test_where_the_server_has_costs(strategy: dict[str, Any], tmp_path: Path) -> None:
     """Of strategies that cluster, test tiers or wait for their own timers when the server computes or hears of a loss."""
     sections = eventful_world(strategy, seed=5, rounds=3) | {"server": {"speed": 1e-6, "patience": "4 s"}}
-    events = run(sections, tmp_path / "whole")["events"]
-    assert_sound(tmp_path / "whole")
-    for at, records in enumerate((events // 3, events // 4, events // 4)):
-        status = run_until(sections, tmp_path / "cut", records, resume=at > 0)
-        assert status == "interrupted"
-    go_on(sections, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    stopped_at(sections, tmp_path, 1 / 3, 1 / 4, 1 / 4)
 
 
 @pytest.mark.parametrize("kind", ["feddyn", "scaffold"])
@@ -103,11 +112,8 @@ def test_models_have_the_names_that_they_would_have(kind: str, tmp_path: Path) -
     """Records name models that are not finite; the zeros with which clients begin were named before the interrupt."""
     scenario = eventful_world({"kind": kind, "clients_per_round": 4}, rounds=4)
     scenario["training"] = {"lr": 1e6, "weight_decay": 1e3}
-    events = run(scenario, tmp_path / "whole")["events"]
-    assert "non-finite" in {event["kind"] for event in assert_sound(tmp_path / "whole").events}
-    assert run_until(scenario, tmp_path / "cut", events // 2) == "interrupted"
-    go_on(scenario, tmp_path / "cut")
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    stopped_at(scenario, tmp_path, 1 / 2)
+    assert "non-finite" in {event["kind"] for event in RunFolder(tmp_path / "whole").events}
 
 
 TCP = {"kind": "tcp", "segment": "100 B", "initial_window": 1, "round_trip": "1 s", "weight_spread": 2.0}
@@ -116,17 +122,10 @@ TCP = {"kind": "tcp", "segment": "100 B", "initial_window": 1, "round_trip": "1 
 
 @pytest.mark.parametrize("network", ["star", "tree"])
 def test_in_slow_start(network: str, tmp_path: Path) -> None:
-    """Stopped after every few records: where windows are open, they go on to double when they would have."""
+    """Windows that are open go on to double when they would have."""
     scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=2)
     scenario |= {"learning": "off", "network": (TREE if network == "tree" else scenario["network"]) | {"protocol": TCP}}
-    run(scenario, tmp_path / "whole")
-    status, windows = run_until(scenario, tmp_path / "cut", 7), 0
-    while status == "interrupted":
-        _, tree, _ = store.read(store.latest(tmp_path / "cut"))
-        windows += bool(tree["root"]["network"]["windows"])
-        status = run_until(scenario, tmp_path / "cut", 7, resume=True)
-    assert windows > 3
-    assert_same_run(tmp_path / "whole", tmp_path / "cut")
+    assert sum(bool(root["network"]["windows"]) for root in stopped_often(scenario, tmp_path, 7)) > 3
     assert_sound(tmp_path / "cut")
 
 

@@ -58,9 +58,9 @@ class Instruction:
 
 
 class Real(NamedTuple):
-    """Real work on which a device's answer rests: a function at the top of a module, and its arguments.
+    """Real work for a device's answer: a function at the top of a module, and its arguments.
 
-    Another process may call it, on copies and alone. It may use global generators, whose states are restored afterwards.
+    It runs alone, maybe in another process and on copies, and restores the states of global generators that it uses.
     """
 
     function: Callable[..., Any]
@@ -87,10 +87,7 @@ class Client(Generic[P]):
         self.params, self.setting = params, setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Real work whose result, ``instruction.value`` from ``work`` on, decides what the device computes or answers.
-
-        None for none. With several workers it may begin as soon as the message is sent.
-        """
+        """Real work, if any, begun after the message is sent; its result is ``instruction.value`` from ``work`` on."""
         return None
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:

@@ -34,10 +34,7 @@ class TaskContext:
 
 
 class ClientSide:
-    """Asks the client half of a strategy, and brings its answers through the codec.
-
-    ``added_up``: see ``StrategyParams``. ``attack``: what the ``malicious`` devices do to their updates (``[malicious]``).
-    """
+    """Calls the client half of a strategy, and encodes its answers, which ``malicious`` devices change by ``attack``."""
 
     client: Client[Any]
 

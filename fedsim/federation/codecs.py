@@ -79,10 +79,9 @@ class Codec(Spec):
         return self.bytes(count)
 
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """Encode and decode ``value``, of so many ``parameters``.
+        """Encode and decode ``value`` [parameters]; ``base`` is the start of an update's training, known to both sides.
 
-        ``base``: for an update the model from which it was trained, known to both sides. ``kept``: the sender's residual of
-        the last content of this name.
+        ``kept``: the sender's residual of the last content of this name.
         """
         raise NotImplementedError
 
@@ -142,10 +141,9 @@ class Wire:
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
         """Steps by which a device writes or reads the models of contents; none where that takes no time."""
-        listed = [value if isinstance(value, Sequence) else [value] for value in contents.values()]
-        models = sum(isinstance(item, Ref) for items in listed for item in items)
-        parts = sum(self._codec.seconds(item.count) for items in listed for item in items if isinstance(item, Partial))
-        seconds = models * self.model_s + parts
+        listed = [item for value in contents.values() for item in (value if isinstance(value, Sequence) else [value])]
+        parts = sum(self._codec.seconds(item.count) for item in listed if isinstance(item, Partial))
+        seconds = sum(isinstance(item, Ref) for item in listed) * self.model_s + parts
         return (Code(name, seconds),) if seconds else ()
 
     def through(

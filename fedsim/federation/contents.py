@@ -48,15 +48,13 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``).
-
-    ``what``: ``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local
-    epoch; ``numbers``, the result of a function of models (``Device.numbers``).
-    """
+    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``)."""
 
     what: str
-    ref: Ref  #: what they are found from
-    count: int = 1  #: how many are sent
+    """``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local epoch;
+    ``numbers``, the result of a function of models (``Device.numbers``)."""
+    ref: Ref  #: the tested or trained model, or the result of the function
+    count: int = 1  #: length of the result that is sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +83,9 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
-    """The parts of a message and their bytes, without those that are not counted.
-
-    Raises:
-        SimulationError: something cannot be sent.
-    """
-    parts = []
-    for name, value in contents.items():
-        kind = type(value)
-        if kind is not Header:
-            parts.append(_payload(name, sizes.model_bytes if kind is Ref else _bytes(name, value, sizes)))
-    return tuple(parts)
+    """The parts of a message whose bytes are counted; ``SimulationError`` if a content cannot be sent."""
+    counted = [(name, value) for name, value in contents.items() if type(value) is not Header]
+    return tuple([_payload(name, _bytes(name, value, sizes)) for name, value in counted])
 
 
 def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
@@ -108,10 +98,8 @@ def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
             return value.bytes
         case Lazy():
             return value.count * _NUMBER_BYTES
-        case int() | float() | np.number():
-            return _NUMBER_BYTES
-        case np.ndarray():
-            return value.size * _NUMBER_BYTES
+        case int() | float() | np.number() | np.ndarray():
+            return np.size(value) * _NUMBER_BYTES
         case Sequence() if not isinstance(value, str):
             return sum([_bytes(name, item, sizes) for item in value])
     raise SimulationError(

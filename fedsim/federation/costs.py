@@ -14,9 +14,7 @@ class ServerSpec(Spec):
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
     """how fast it computes (``cost_s``), in units of the core on which that was measured; None: in no time."""
     patience: Seconds = 0.0
-    """that a device has vanished it notices so long (s) after the task was lost, or when the device is there again. 0 s: at
-    once.
-    """
+    """it notices the loss of a task after this time (s), or when the device is back."""
 
 
 _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {

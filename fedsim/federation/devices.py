@@ -47,7 +47,7 @@ class Device:
         return float(population.training_s(self.number, epoch, self.samples, batch_size=1))  # its size counts for steps alone
 
     def model_s(self, direction: Direction) -> float:
-        """Time of a model on its own link with nothing else on the way, with decoding or encoding it (s)."""
+        """Time of a model on its own, otherwise idle link, with decoding or encoding it (s)."""
         return self._devices.model_s(self.number, direction)
 
     @property
@@ -120,11 +120,7 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 
 
 class Devices:
-    """Knowledge of all devices, each of itself.
-
-    ``label_counts``: training samples of each class that a device holds, in a version of its data (None: the present one).
-    ``sizes``: of models on their way up.
-    """
+    """The devices' knowledge, each of itself; ``label_counts`` is by device and version (None: the present data)."""
 
     def __init__(
         self,

@@ -1,8 +1,4 @@
-"""Between the strategy's two halves and the world: messages become tasks, tasks become messages.
-
-The server half asks; the world carries the message; the client half says what is computed and what is answered
-(``client_side``); the world carries the answer; the server half is told. Neither half holds the other.
-"""
+"""The way of a message: from the server half by the world to the client half (``client_side``), and of the answer back."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,15 +12,7 @@ from fedsim.evaluation.evaluator import Evaluator
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
-from fedsim.federation.contents import (
-    Carried,
-    Contents,
-    Handlers,
-    PeerMessage,
-    TaskEnd,
-    has_model,
-    received,
-)
+from fedsim.federation.contents import Carried, Contents, Handlers, PeerMessage, TaskEnd, has_model, received
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
@@ -38,7 +26,7 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
-_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # a device that vanishes does not say for how long, or why
+_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # the server does not learn why a device vanishes
 _KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")  # keys of a snapshot, after the attributes
 
 
@@ -82,7 +70,7 @@ class Dispatch:
         client: Client[Any],
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides that need this to be made. ``begin_round`` is told of each round; None: nobody is."""
+        """Join the sides that need this object. ``begin_round`` is called with each round's number."""
         self.tasks, self.messages, self.strategy, self.begin_round = tasks, messages, strategy, begin_round
         self.client_side.client = client
 
@@ -125,7 +113,7 @@ class Dispatch:
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
-        """The world says that a task has ended: tell the strategy, of a lost device after the server's ``patience`` (s)."""
+        """Tell the strategy that a task has ended, of a lost device after the server's ``patience`` (s)."""
         instruction, outcome = task.context.instruction, task.outcome or "done"
         contents = self.client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
@@ -139,7 +127,7 @@ class Dispatch:
         self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
 
     def _notice(self, task: int) -> None:
-        """The server gives a lost task up: it has waited long enough, needs it no more, or the device is there again."""
+        """The server gives up a lost task, as its patience ends, it needs the task no more, or the device is back."""
         if (end := self.unnoticed.pop(task, None)) is not None:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
@@ -151,7 +139,7 @@ class Dispatch:
             self.tasks.end(task, cause)
 
     def is_idle(self, device: int) -> bool:
-        """Whether a device can be reached and, for all that the server knows, has nothing to do."""
+        """Whether a device can be reached and, as far as the server knows, has nothing to do."""
         return self.tasks.is_idle(device) and all(end.device != device for end in self.unnoticed.values())
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -160,7 +148,7 @@ class Dispatch:
         return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
 
     def on_message_end(self, message: "Message", outcome: Outcome) -> None:
-        """The world says that a message outside of tasks has ended: of an edge server, or from device to device."""
+        """Tell the strategy that a message of an edge server, or from device to device, has ended."""
         contents, keeping = self.sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
         up = message.destination == SERVER
@@ -177,13 +165,13 @@ class Dispatch:
         self.simulation.post(partial(self.strategy.on_carried, carried))
 
     def on_edge_lost(self, edge: int) -> None:
-        """The world says that an edge server is lost."""
+        """Tell the strategy that an edge server is lost."""
         self.kept_at.pop(edge, None)
         self.bases_at.pop(edge, None)
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
     def on_switched_on(self, device: int) -> None:
-        """The world says that a device is switched on again: what was to be said of it when it can be reached is said then."""
+        """Send the messages about a device that waited until it was switched on."""
         for task in [task for task, end in self.unnoticed.items() if end.device == device]:
             self._notice(task)
         kinds = [kind for kind, number in self.untold if number == device]
@@ -202,7 +190,7 @@ class Dispatch:
             self.rearm(kind, device, when)
 
     def on_shift(self, device: int) -> None:
-        """The world says that a device's data have changed; it hears of it now, or when it can be reached again."""
+        """Tell a device that its data have changed, now or when it can be reached again."""
         when = self.tasks.next_on(device, self.simulation.now)
         if when <= self.simulation.now:
             self.tell("shift", device)
@@ -210,7 +198,7 @@ class Dispatch:
             self.rearm("shift", device, when)
 
     async def tell_shift(self, device: int) -> None:
-        """Let a device whose data have changed say what it has to say of that."""
+        """Let a device whose data have changed send its message (``Client.on_shift``)."""
         if (told := self.client_side.client.on_shift(self.devices.of(device))) is not None:
             await self.strategy.on_shift(device, received(told))
 

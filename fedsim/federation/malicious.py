@@ -1,7 +1,4 @@
-"""``[malicious]``: devices that attack the learning, by false labels or by what they make of their updates.
-
-No half of a strategy knows of it: the client half answers with the attacked update as if it were its own.
-"""
+"""``[malicious]``: devices that attack by false labels or updates, which neither half of a strategy notices."""
 
 from typing import Annotated, Any, Self
 
@@ -33,9 +30,7 @@ class MaliciousSpec(Spec):
     attack: Annotated[Any, ATTACKS]
     """how (a kind, or a table with one)."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """a share of the devices, rounded: the first of a random order, so that a larger share in the same world has the same ones
-    and more. Newcomers may be among them.
-    """
+    """the first devices (rounded share, with newcomers) of a random order: a larger share in the same world adds to them."""
     devices: list[int] | None = None
     """these instead."""
 

@@ -1,7 +1,6 @@
-"""The server: all that the server half of a strategy may call.
+"""The server's API for the server half of a strategy: messages, and nothing of the world behind them (data, speed, labels).
 
-It sees messages, and nothing of the world behind them: no device's data, speed or labels. Its handlers begin and end in one
-instant; they may await values (real work), never simulated time.
+Its handlers begin and end in one instant; they may await values (real work), never simulated time.
 """
 # ruff: noqa: A002 - a round is called ``round``
 
@@ -71,8 +70,8 @@ class Clients:
     def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
         """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
 
-        Takes the first that can be had along a random permutation of all, or of those ``among`` which to choose (the stream
-        ``strategy/purpose``, ids): the cost does not grow with the population, and who is away changes no other's place.
+        Takes the first available ones along a random permutation of all devices, or of ``among`` (stream ``strategy/purpose``,
+        ids), at a cost independent of the population; absent devices do not change the order of the others.
         """
         generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
         shuffle = Shuffle(generator, self.count if among is None else len(among))
@@ -108,10 +107,9 @@ class Clients:
     def await_return(self, device: int, delay: float = 0.0) -> bool:
         """Call ``on_return(device)`` when it can be reached, ``delay`` (s) from now at the earliest; False: that is never."""
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
-        if when == math.inf:
-            return False
-        self._dispatch.rearm("return", device, when)
-        return True
+        if when < math.inf:
+            self._dispatch.rearm("return", device, when)
+        return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
         """Let a device that could not tell before see whether its data have changed; then ``on_shift`` follows at once."""
@@ -166,10 +164,7 @@ class Peer(Device):
         self._server.ask(self.number, {"model": Header(model)}, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents to other devices, all at once on its link up; models in the form that ``messages.up`` says.
-
-        ``on_message`` of each of them follows, or ``on_lost`` here and there.
-        """
+        """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message`` there, or ``on_lost`` on both."""
         dispatch, parts = self._dispatch, payloads(contents, self._dispatch.up)
         contents, _ = dispatch.up.through(contents, {}, {})
         for device in devices:
@@ -177,7 +172,7 @@ class Peer(Device):
             dispatch.sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
-        """A model, or a part of one, as others read it in the form that ``messages.up`` says, and its bytes."""
+        """A model, or a part of one, as others read it after ``messages.up``, and its bytes."""
         up, contents = self._dispatch.up, {"part": value}
         return up.through(contents, {}, {})[0]["part"], sum(part.bytes for part in payloads(contents, up))
 
@@ -190,12 +185,12 @@ class Peer(Device):
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A generator named by a purpose and counts. Devices that ask for the same have the same: a seed that all know."""
+        """A generator named by a purpose and counts, the same for all devices, as from a common seed."""
         return self._server.rng(purpose, *ids)
 
 
 class ServerModels:
-    """Arithmetic with models, and their values. What is named is computed when a value is asked for."""
+    """Deferred arithmetic with models, and their values."""
 
     def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
         self._dispatch, self._learner, self._parameters = dispatch, dispatch.learner, parameters
@@ -207,9 +202,9 @@ class ServerModels:
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
         """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
 
-        Updates that are not finite are left out, the other coefficients rescaled to the same sum (``rescale = False``: left
-        as they are, right for a sum of differences). ``otherwise`` stands in when nothing is left, or when what is left sums
-        to 0; without it the mix is then itself not finite.
+        Models that are not finite are left out, the other coefficients rescaled to the same sum (``rescale = False``, for sums
+        of differences: left as they are). ``otherwise``: the result if no coefficients, or such of sum 0, are left; by default
+        one that is not finite.
         """
         self._dispatch.compute("mix", len(parts), self._parameters, 1)
         return self._learner.mix(parts, otherwise, rescale=rescale)
@@ -236,13 +231,13 @@ class ServerModels:
         """The result of a pure function of models; not computed until it is needed.
 
         Args:
-            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives an array [d]. It stands at
-                the top of a module, is marked by ``@pure``, changes nothing that it is given, and may run in any process.
-            stream: a purpose, and numbers: the function is given ``rng`` too, the generator of the strategy's so named.
-            otherwise: stands in where one of ``models`` is not finite; without it the result is then itself not finite.
-            leave_out: a model that is not finite is left out instead, as in ``mix``; ``otherwise`` stands in for none at all.
-            size: how many numbers the function gives; None for a model. With a number it is given all models, finite or not.
-            constants: what else the function is given; JSON-able.
+            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives an array [d]. It is defined
+                at the top of a module, marked by ``@pure``, does not change its arguments, and may run in any process.
+            stream: a purpose and numbers, which name the strategy's generator that the function gets as ``rng``.
+            otherwise: the result if one of ``models`` is not finite; by default one that is not finite.
+            leave_out: leave out models that are not finite, as in ``mix``; then ``otherwise`` is the result without any.
+            size: length of the result; None: a model. With a number the function gets all models, finite or not.
+            constants: further arguments; JSON-able.
         """
         self._dispatch.compute("mix", len(models), self._parameters, 1)
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
@@ -251,7 +246,7 @@ class ServerModels:
 
     @property
     def learns(self) -> bool:
-        """Whether models have weights; not with ``learning = "off"``, where who decides by values must decide otherwise."""
+        """Whether models have weights; not with ``learning = "off"``."""
         return self._learner.learns
 
     async def value(self, model: Ref) -> NDArray[np.float32]:
@@ -263,7 +258,7 @@ class ServerModels:
         return await self._learner.values(models)
 
     async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
-        """Numbers that devices have sent, an array each; all of one kind. ``SimulationError``: without learning."""
+        """Numbers sent by devices, an array each; all of one kind. ``SimulationError``: without learning."""
         learner, refs = self._learner, [content.ref for content in sent]
         if not sent:
             return []
@@ -283,11 +278,11 @@ class ServerModels:
         return [value.astype(np.float64) for value in values]
 
     async def choices(self, sent: Sequence[Lazy]) -> list[int]:
-        """The one whole number that each device has sent: which model it chose, say."""
+        """The one whole number sent by each device, such as the position of its model."""
         return [int(numbers[0]) for numbers in await self.numbers(sent)]
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """The weighted mean of what devices report as their training loss; None where there is none."""
+        """The weighted mean of devices' training losses; None where there is none."""
         return await self._learner.train_loss(updates)
 
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
@@ -321,10 +316,9 @@ class ServerEdges:
     def carry(
         self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
     ) -> None:
-        """Send contents from the server ``down`` to an edge server, or ``up`` from it; one message at a time each way.
+        """Send contents ``down`` to an edge server, or ``up`` from it; ``on_carried`` follows. One message at a time each way.
 
-        ``on_carried`` tells how that ended, once. ``start``: the model from which those in contents were trained, which both
-        have: a codec that encodes changes needs it.
+        ``start``: the model, known to both, from which those in contents were trained.
         """
         dispatch = self._dispatch
         wire = dispatch.down if direction == "down" else dispatch.up
@@ -354,10 +348,10 @@ class Server:
         return self._dispatch.simulation.now
 
     def timer(self, name: str, when: float) -> float:
-        """Call the strategy's ``on_timer(name)`` at the absolute time ``when`` (s). One timer a name; a new one replaces it.
+        """Call ``on_timer(name)`` at the absolute time ``when`` (s), in place of the name's earlier timer.
 
-        At a time that is now, it goes off in this instant, after every message that is already there, but never before the
-        server has computed (``compute``). Returns the time, on the clock's grid.
+        At ``now`` it follows the messages that are already there. It waits until the server has computed (``compute``).
+        Returns the time, on the clock's grid.
         """
         return self._dispatch.set_timer(name, max(self.now, on_grid(when)))
 
@@ -398,8 +392,8 @@ class Server:
     ) -> int:
         """Send an idle device a message; its client half does the job and answers. Returns the task's number.
 
-        ``on_task_end`` tells how it ended, once. ``continues``: the device goes on with what its task before began (it had to
-        find its group, say); the two count as one selection. ``at_edge``: its edge server asks, and gets the answer.
+        ``on_task_end`` follows once. ``continues``: this task and the device's one before count as one selection. ``at_edge``:
+        its edge server asks, and gets the answer.
         """
         if not self.clients.exists(device):
             raise SimulationError(f"device {device!r} was asked; allowed are 0 to {self.devices - 1}")
@@ -449,7 +443,7 @@ class Server:
             self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
 
     def begin_round(self, number: int) -> None:
-        """A round is about to begin: its data shift now, once. After a timer at ``now`` devices know of it (``on_shift``)."""
+        """Shift the data of a round that begins, once. After a timer at ``now`` devices know of it (``on_shift``)."""
         if self._dispatch.begin_round is not None:
             self._dispatch.begin_round(number)
 
@@ -460,16 +454,14 @@ class Server:
     async def finish_round(
         self, number: int, models: ModelAssignment, updates: Sequence[Measured] = (), **counts: float
     ) -> bool:
-        """Record an aggregation: measure it when it is due, and end the run when a stop condition is met.
-
-        Measuring takes no simulated time and moves no bytes. Returns whether the run goes on.
+        """Record an aggregation, measured at no cost when due; end the run at a stop condition. Returns whether it goes on.
 
         Args:
             number: the round that has just been aggregated, from 0.
             models: the strategy's models and the devices that each serves (None: all).
-            updates: what was aggregated: for the training loss and the discrepancy.
-            counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent. The table of rounds
-                has its own columns (``records.schema.ROUNDS``) alone; other names stand in the record ``round``.
+            updates: the aggregated updates, for the training loss and the discrepancy.
+            counts: ``selected``, ``valid``, ``slow``, ``disconnected``; ``epsilon`` where privacy is spent. Columns of
+                ``records.schema.ROUNDS`` are in the table of rounds, other names in the record ``round`` alone.
         """
         evaluator, strategy = self._dispatch.evaluator, self._dispatch.strategy
         row = await evaluator.measure(number, models, updates, strategy)
@@ -480,7 +472,6 @@ class Server:
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
         """As ``finish_round``, with ``figures`` that were measured elsewhere: columns of the rounds' table, None where not."""
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        reason = self._dispatch.evaluator.reason_to_stop(number, figures)
-        if reason is not None:
+        if (reason := self._dispatch.evaluator.reason_to_stop(number, figures)) is not None:
             self.stop(reason)
         return self._dispatch.simulation.stopped is None

@@ -1,8 +1,4 @@
-"""The strategies, found by name: each has a server half and a client half, and lies in the file called like it.
-
-``STRATEGIES`` names every one, where it lives, and its title: the name that reports use, and what it does. Nothing is imported
-before it is asked for. A user's own is named by its import path, ``package.module:Class`` (``fedsim.language.imports``).
-"""
+"""The registry of strategies: import path and title (report name: summary) of each by its ``kind``, imported on demand."""
 
 from typing import TYPE_CHECKING, Any
 

@@ -52,13 +52,13 @@ A = TypeVar("A", bound=AsynchronousParams)
 class Asynchronous(Strategy[A]):
     """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its own if that is not plain SGD.
 
-    So many clients work at any time. Each downloads the model of its time (d parameters), trains, and uploads the result (d
-    parameters); its staleness is the number of versions that the server has made meanwhile. Clients who end in one instant are
-    replaced together. The run records each version as a round.
+    At any time ``concurrency`` clients work. Each downloads the current model (d parameters), trains, and uploads the result (d
+    parameters); its staleness is the number of versions made meanwhile. Clients that end in one instant are replaced together.
+    The run records each version as a round.
 
-    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> the version and the model that it
-    started from; ``draws``, how often clients were drawn, which names the stream; ``refilling``, whether replacements are to be
-    asked at the end of this instant; ``selection``; ``over``, whether the last version is made.
+    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> its version and model; ``draws``, the
+    number of draws so far, which names the stream; ``refilling``, whether replacements follow in this instant; ``selection``;
+    ``over``, whether the last version is made.
     """
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
@@ -79,8 +79,7 @@ class Asynchronous(Strategy[A]):
     def _refill(self) -> None:
         state, server = self.state, self.server
         missing = self.params.concurrency - len(state["open"])
-        state["refilling"] = False
-        selection = self.params.selection
+        state["refilling"], selection = False, self.params.selection
         devices = selection.select(server, self.remembered("selection"), missing, (state["draws"],))
         for device in server.clients.chosen(devices, type(selection).select):
             task = server.ask(device, {"model": state["model"]}, round=state["version"])
@@ -115,11 +114,7 @@ class Asynchronous(Strategy[A]):
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
-        """Make ``model`` the next version.
-
-        ``updates`` are dicts of ``task``, ``device``, ``update`` and ``base`` (refs), ``samples``, ``weight``, ``staleness``;
-        ``about`` is what else the record of the aggregation says.
-        """
+        """Make ``model`` the next version, of ``updates`` (``_entry``, ``weight``, ``staleness``); ``about`` is recorded."""
         state, server = self.state, self.server
         state["model"] = model
         tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))

@@ -27,19 +27,19 @@ class StrategyParams(Spec):
     at_edges: ClassVar[bool] = False  # needs edge servers in the network
     serverless: ClassVar[bool] = False  # devices send to each other, without a server
     brings_learning: ClassVar[bool] = False  # has models and data of its own; sections about learning are refused
-    needs_labels: ClassVar[bool] = False  # goes by the labels of devices
-    plain_down: ClassVar[bool] = False  # devices receive something else than a model that a codec could write
+    needs_labels: ClassVar[bool] = False  # uses the labels of devices
+    plain_down: ClassVar[bool] = False  # sends no model down that a codec could encode
     mixes_states: ClassVar[bool] = False
-    """Whether a model is the mean of a round's updates and no more, as ``training.state = "sent"`` needs; not inherited."""
+    """Whether a model is just the mean of a round's updates, as ``training.state = "sent"`` needs; not inherited."""
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that device and server each add up: what a lossy codec left out is in the next one anyway."""
+    """Contents of answers that device and server each add up, so that the next one has what a lossy codec left out."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
-    """Which side says that tensors of the model stay on the devices; the scenario does by ``model.keep`` or ``model.send``."""
+    """The side that decides which tensors stay on the devices; the scenario by ``model.keep`` or ``model.send``."""
 
     beside: ClassVar[str | None] = None
-    """Something that is made of answers beside the aggregation, which a private one does not protect."""
+    """A use of answers beside the aggregation, which a private one does not protect."""
 
     @property
     def resizes(self) -> bool:
@@ -162,10 +162,9 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 
 
 class Strategy(Generic[P]):
-    """A federated learning algorithm: its server half. What runs on the devices is its ``Client``.
+    """The server half of a federated learning algorithm; ``Client`` is its client half.
 
-    A subclass keeps everything that it must remember in ``state`` (JSON-able values and refs), so that a run can be saved and
-    continued, and acts in its handlers through ``server`` alone.
+    A subclass keeps its memory in ``state`` (JSON-able values and refs, saved with a run) and acts through ``server`` alone.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
@@ -174,7 +173,7 @@ class Strategy(Generic[P]):
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
-        """Its ``Client``, which also does what kept tensors, selection and secure aggregation want of it."""
+        """Its ``Client``, with the jobs of kept tensors, selection and secure aggregation."""
         own = cls.Client(params, setting)
         if (split := params.split_of(setting)) is not None:
             own = KeepingClient(own, split)
@@ -219,7 +218,7 @@ class Strategy(Generic[P]):
         """A newcomer can be reached for the first time; by default it may be drawn from now on, like any other."""
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
-        """A device whose data have changed says what its client half (``Client.on_shift``) has to say of it."""
+        """The message of a device whose data have changed (``Client.on_shift``) has arrived."""
 
     def models(self) -> ModelAssignment:
         """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
@@ -238,7 +237,7 @@ class Strategy(Generic[P]):
         return {}
 
     def on_end(self) -> None:
-        """The run is over, however it ended: let go of what is held (threads, files). Nothing is recorded any more."""
+        """Release threads and files at the end of the run, which records nothing any more."""
 
     def group_of(self, device: int) -> int | None:
         """The group that a device belongs to now, where the strategy has groups."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from fedsim.federation import Client, Device, Instruction, TaskEnd
 from fedsim.language.spec import OnlyWith
@@ -20,7 +20,7 @@ class FedAsyncParams(AsynchronousParams):
     alpha_decay: Annotated[float, OnlyWith("alpha_decay_at")] = Field(default=0.5, gt=0.0, le=1.0)
     """the factor of alpha at each of ``alpha_decay_at``."""
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
-    """numbers of versions, ascending (the paper: 0.5 at 800)."""
+    """numbers of versions (the paper: 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
     """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 / (a (tau - b) + 1)."""
     exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(default=0.5, ge=0.0)
@@ -31,13 +31,6 @@ class FedAsyncParams(AsynchronousParams):
     """b of ``hinge``, in versions."""
     rho: float = Field(default=0.0, ge=0.0, le=1e6)
     """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
-
-    @field_validator("alpha_decay_at")
-    @classmethod
-    def _ascending(cls, versions: list[int]) -> list[int]:
-        if versions != sorted(set(versions)):
-            raise ValueError(f"{versions} is not in ascending order; allowed are different numbers of versions from 1 on")
-        return versions
 
     def weight(self, version: int, staleness: int) -> float:
         """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have been made."""
@@ -55,13 +48,11 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation.
+    """Asynchronous federated optimisation: each update makes a version, w <- (1 - alpha_t) w + alpha_t w_new.
 
-    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness
-    functions of section 5.2: an update of staleness tau makes w <- (1 - alpha_t) w + alpha_t w_new with alpha_t = alpha s(tau).
-    tau is the number of versions made since the client's download, 0 for a fresh update.
-
-    Each update makes a version. An ``evaluation.every`` of some tens lets updates be computed in cohorts, with the same result.
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness functions of
+    section 5.2: alpha_t = alpha s(tau), tau the number of versions made since the client's download, 0 for a fresh update.
+    With an ``evaluation.every`` of some tens updates are computed in cohorts, with the same result.
     """
 
     Params = FedAsyncParams

@@ -29,12 +29,11 @@ class FedAvg(Synchronous[S]):
     epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by training
     samples over the clients whose update arrived in time. If none did, it stays as it is.
 
-    With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with those that it
-    receives: the others alone are sent and averaged. A device has the kept ones of the initial model until it has answered, and
-    is tested with its own. One whose answer is cut off goes back to those that it had.
+    With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with the received ones
+    and is tested with them. It begins with those of the initial model, and goes back one training if its answer is cut off.
 
     State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and ``own``, the models of devices
-    that have ever answered, device -> ref: no server's knowledge.
+    that have ever answered, device -> ref, which the server does not use.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
@@ -77,8 +76,7 @@ class FedAvg(Synchronous[S]):
     async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
         """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
 
-        With a robust aggregation (1 - K / N) mean + K / N times what it makes of the K states, not of changes: those of
-        malicious clients would add up.
+        With a robust aggregation (1 - K / N) mean + K / N times its result of the K states; malicious changes would add up.
         """
         mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
         if how.protection != "robust":
@@ -96,7 +94,7 @@ class FedAvg(Synchronous[S]):
     def models(self) -> ModelAssignment:
         own = self.state.get("own", {})
         others = [device for device in range(self.server.devices) if device not in own] if own else None
-        served = {f"device/{device}": (own[device], [device]) for device in sorted(own)}
+        served = {f"device/{device}": (model, [device]) for device, model in sorted(own.items())}
         return {"global": (self.state["model"], others), **served}
 
     def _shared_models(self) -> ModelAssignment:

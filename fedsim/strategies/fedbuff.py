@@ -28,10 +28,9 @@ class FedBuff(Asynchronous[FedBuffParams]):
     """Federated learning with buffered asynchronous aggregation.
 
     Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation" (AISTATS 2022), Algorithm 1: with K
-    updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i - w_i^received), where s(tau) = 1/sqrt(1 + tau) (its section
-    5, "staleness scaling") and tau_i is the number of versions made since client i's download. The mean is not weighted by
-    samples, and its weights do not sum to 1 when updates are stale: both as in the paper. An update that is not finite is left
-    out, and the others weigh more.
+    updates in the buffer, w <- w + eta_g / K sum_i s(tau_i) (w_i - w_i^received), where s(tau) = 1/sqrt(1 + tau) (section 5)
+    and tau_i is the number of versions made since client i's download. As in the paper the mean is not weighted by samples, and
+    with stale updates the weights do not sum to 1. Without an update that is not finite the others weigh more.
     """
 
     Params = FedBuffParams
@@ -45,8 +44,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
-        weight = discount / params.buffer
-        buffer.append(self._entry(message, base) | {"weight": weight, "staleness": staleness})
+        buffer.append(self._entry(message, base) | {"weight": discount / params.buffer, "staleness": staleness})
         if sum(each["weight"] > 0 for each in buffer) == params.buffer:
             self.state["buffer"] = []
             await self.publish(self._step(buffer), buffer)

@@ -40,9 +40,7 @@ class RoundParams(StrategyParams):
     local_epochs: Epochs = 1
     """E, passes over its own data that a client makes."""
     deadline: DeadlineKey = None
-    """clients have so long (s); unfinished clients are late. None: the round waits for all. A table with a ``kind`` is a rule
-    of its own, such as a multiple of the devices' mean time (``parts/deadline``).
-    """
+    """time of the clients (s), after which they are late, or a table with a rule (``parts/deadline``); None: no limit."""
     retry: PositiveSeconds = 60.0
     """with nobody to ask, look again after this time (s)."""
     every: PositiveSeconds | None = None
@@ -70,7 +68,7 @@ class RoundParams(StrategyParams):
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
         """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
-        given = Fixed.of(self.deadline) if isinstance(self.deadline, float) else self.deadline
+        given = Fixed.model_construct(time=self.deadline) if isinstance(self.deadline, float) else self.deadline
         return given and given.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
@@ -169,9 +167,7 @@ class AggregatingParams(SynchronousParams, CombiningParams):
     """Reason why the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
-    """what it costs that the server learns the sum of the updates alone (``parts/secure``); None: it sees each of them. Not
-    where something is made of single updates.
-    """
+    """cost of hiding all but the sum of the updates (``parts/secure``), where single ones are not needed; None: not hidden."""
 
     @model_validator(mode="after")
     def _a_sum_is_enough(self) -> Self:

@@ -23,9 +23,7 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
-    """a client renews c_i from how far its steps have led (``II``), or as its gradient over all of its data at the model that
-    it received, for which it goes through them once more (``I``).
-    """
+    """c_i is renewed from its model's change (``II``), or by one more pass as its gradient at the model received (``I``)."""
 
     @property
     def trains_more(self) -> str | None:
@@ -46,7 +44,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return Training(instruction["model"], self.params.local_epochs, linear=linear)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        """The update, and by how much c_i changes: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
+        """The update, and the change of c_i: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
         assert result.update is not None
         if result.earlier:
             parts = [(instruction["model"], 1.0), (result.earlier[0], -1.0), *self._own(device)]
@@ -70,10 +68,9 @@ class Scaffold(FedAvg[ScaffoldParams]):
     options I and II.
 
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
-    added to every gradient, and sends its update and by how much its own control variate changes (2 d parameters). The model
-    becomes the mean of the updates, c moves by the sum of the changes over the number N of all devices. With a robust
-    aggregation c <- (1 - K / N) c + K / N times what it makes of the c_i of the round's K clients. c and all c_i begin at 0,
-    also those of newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum`` makes K lr too
+    added to every gradient, and sends its update and the change of c_i (2 d parameters). The model becomes the mean of the
+    updates, c moves by the sum of the changes over the number N of all devices (``followed``). c and all c_i begin at 0, also
+    those of newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum`` makes K lr too
     short a measure of a step.
     """
 

@@ -49,15 +49,15 @@ class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``contents``, ``aggregate`` and ``center``.
 
     State:
-        round: the number of the open round, from 0; ``cohort``, the devices it asks; ``selected``, how many; ``asked_at`` (s).
-        open: tasks that have not ended, task -> device; ``slow`` and ``disconnected``, how many have ended so.
+        round: the number of the open round, from 0; ``cohort``, its devices; ``selected``, their number; ``asked_at`` (s).
+        open: open tasks, task -> device; ``slow`` and ``disconnected``, the numbers that have ended so.
         received: the round's updates in order of arrival (``entry``).
         limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
-        candidates: with a selection that asks first, those of each call and how many are wanted of them; ``questions``, tasks
-            that have not answered, task -> device; ``answers``, by device.
-        selection, deadline, aggregation, server: what these parts remember; the last two by group.
-        drawn: of an aggregation that ``accounts``, how many clients were drawn uniformly from how many, in a round where all
-            were; ``draws``, the number of rounds with each such pair, or with (1, 1).
+        candidates: of a selection that asks first, each call's devices and the wanted number; ``questions``, open tasks, task
+            -> device; ``answers``, by device.
+        selection, deadline, aggregation, server: memory of these parts; the last two by group.
+        drawn: (clients, devices) where an aggregation ``accounts`` and all clients were drawn uniformly; ``draws``, the number
+            of rounds with each such pair, or with (1, 1).
         slot: with a schedule, the multiple at which the round began.
     """
 
@@ -87,7 +87,7 @@ class Synchronous(Strategy[S]):
         return chosen
 
     async def before_asking(self) -> None:
-        """The round's cohort is known, and devices whose data shift in it have been told; nobody has been asked yet."""
+        """The round's cohort is known, and its data have shifted; nobody has been asked yet."""
 
     def contents(self, device: int) -> Contents:
         """Message to a device of the cohort."""
@@ -96,8 +96,8 @@ class Synchronous(Strategy[S]):
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         """An update that came, as aggregations take it: ``start`` is the model from which it was trained."""
         about = {"task": message.task, "device": message.device, "group": message.group, "contents": message.contents}
-        start = message.asked.get("model")
-        return {**about, "update": message["update"], "samples": self._samples(message), "start": start}
+        trained = {"update": message["update"], "samples": self._samples(message), "start": message.asked.get("model")}
+        return about | trained
 
     async def aggregate(self) -> None:
         """Put the round's ``received`` updates into the models."""
@@ -109,11 +109,7 @@ class Synchronous(Strategy[S]):
         return self._aggregation.weights(entries)
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The model that follows on ``model``: what the aggregation, and the server optimiser, make of ``entries``.
-
-        ``slot`` tells models apart whose aggregations and server optimisers remember; ``record`` goes into the record
-        ``aggregate``.
-        """
+        """The next model, by aggregation and server optimiser with the memory ``slot``; ``record`` goes into ``aggregate``."""
         assert self._aggregation is not None
         most = self.params.cohort_size(self.server.devices)
         how = self._aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
@@ -148,8 +144,7 @@ class Synchronous(Strategy[S]):
         """Duration after which the open round ends (s); None: it ends when all are done."""
         if self._deadline is None or self.params.bounds_training:
             return None
-        limit: float | None = self.state.get("limit", self._deadline.least_s())
-        return limit
+        return self.state.get("limit", self._deadline.least_s())  # type: ignore[no-any-return]
 
     def _shared_models(self) -> ModelAssignment:
         """The models that the server has to send, with the devices that each is for."""
@@ -255,10 +250,8 @@ class Synchronous(Strategy[S]):
     def _ask_cohort(self) -> None:
         server, number, devices, rule = self.server, self.state["round"], self.state["cohort"], self._deadline
         self.state["asked_at"] = server.now
-        training: dict[str, float] = {}
-        if rule is not None and self.params.bounds_training:
-            training = {"training_limit": rule.least_s()}
-        elif rule is not None:
+        training = {"training_limit": rule.least_s()} if rule is not None and self.params.bounds_training else {}
+        if rule is not None and not training:
             self.state["limit"] = rule.limit_s(self.remembered("deadline"), number)
         deadline = None if self._round_limit is None else server.timer("deadline", server.now + self._round_limit)
         told = None if self.params.late_goes_on else deadline
@@ -342,9 +335,8 @@ class Synchronous(Strategy[S]):
 
     async def _close_round(self) -> None:
         self.server.cancel_timer("deadline")
-        received = self.state["received"]
         if self.state.get("unread"):
-            self.record_aggregate(received, [0.0] * len(received))
+            self.record_aggregate(self.state["received"], [0.0] * len(self.state["received"]))
         else:
             await self.aggregate()
         if self.server.computing:

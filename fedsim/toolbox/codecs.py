@@ -208,10 +208,7 @@ class QSGD(Bucketed):
 
 
 class Sign(Bucketed):
-    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0.
-
-    Source: EF-SignSGD, Algorithm 1 of Karimireddy et al., "Error feedback fixes SignSGD" (ICML 2019), there without buckets.
-    """
+    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0 (EF-SignSGD, Algorithm 1 of Karimireddy et al.)."""
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     kind: Literal["sign"] = "sign"

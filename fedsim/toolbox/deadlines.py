@@ -38,7 +38,7 @@ class Relative(Deadline):
                 f"strategy.deadline.times is {self.times:g} in units of the mean training time, which is {mean_epoch_s:g} s in "
                 "this population; give 'population.speed' values above 0 and finite, or a time as 'deadline'"
             )
-        return Fixed.of(self.times * self.epochs * mean_epoch_s)
+        return Fixed.model_construct(time=self.times * self.epochs * mean_epoch_s)
 
 
 class Quantile(Deadline):

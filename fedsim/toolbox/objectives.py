@@ -85,10 +85,7 @@ under the ROC curve over those that some samples have and some lack."""
 
 
 class NextToken(Objective):
-    """The next token at each of a sequence, by softmax cross-entropy over the vocabulary.
-
-    Samples are tokens, [n, T + 1], of which a model sees all but the last.
-    """
+    """Prediction of the tokens after each of a sample's [T + 1] but the last, by softmax cross-entropy over the vocabulary."""
 
     kind: Literal["next-token"] = "next-token"
     metrics: list[str] = Field(default=["perplexity"])
@@ -111,10 +108,7 @@ class NextToken(Objective):
 
 
 class MaskedToken(NextToken):
-    """The hidden tokens of a sequence, in whose places stands a token above the vocabulary (Devlin et al. 2019).
-
-    Which of a sample are hidden is drawn once, at least one.
-    """
+    """Prediction of hidden tokens, drawn once, one or more a sample, replaced by a token above the vocabulary (Devlin 2019)."""
 
     kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
     share: float = Field(default=0.15, gt=0.0, lt=1.0)

@@ -8,18 +8,11 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.audit import audit
 from fedsim.federation.costs import cost_s
-from fedsim.records.reading import RunFolder
 from fedsim.simulation import TICK_S
 from fedsim.testing import eventful_world
+from tests.strategies.runs import made, ran
 from tests.strategies.worlds import file_data
-
-
-def run(scenario: dict[str, Any], folder: Path) -> RunFolder:
-    fedsim.run(fedsim.Scenario(**scenario), folder, executor="inline")
-    assert not any(audit(folder).values())
-    return RunFolder(folder)
 
 
 def world(strategy: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -43,9 +36,9 @@ def test_costs_grow_as_the_sizes_say() -> None:
 def test_every_round_takes_longer_by_one_aggregation(strategy: dict[str, Any], mixes: list[int], tmp_path: Path) -> None:
     """FedBuff mixes a difference for each update, these, and the step; it asks again when that is done."""
     scenario = world(strategy)
-    plain = [row["time"] for row in run(scenario, tmp_path / "plain").rounds]
-    slow = [row["time"] for row in run(scenario | {"server": {"speed": 1e-3}}, tmp_path / "slow").rounds]
-    parameters = fedsim.Simulation(fedsim.Scenario(**scenario)).installed.server.setting.parameters
+    plain = [row["time"] for row in ran(scenario, tmp_path / "plain").rounds]
+    slow = [row["time"] for row in ran(scenario | {"server": {"speed": 1e-3}}, tmp_path / "slow").rounds]
+    parameters = made(scenario).server.setting.parameters
     took = sum(cost_s("mix", count, parameters) for count in mixes) / 1e-3
     assert np.diff(slow) == pytest.approx(np.diff(plain) + took, abs=20 * TICK_S)
     assert slow[0] - plain[0] == pytest.approx(took if strategy["kind"] == "fedavg" else 0.0, abs=20 * TICK_S)
@@ -57,7 +50,7 @@ def test_flexcfl_asks_when_its_groups_are_made(tmp_path: Path) -> None:
     data = file_data(tmp_path, [(draw.normal(size=(20, 3)), np.arange(20) % 2) for _ in range(8)])
     strategy = {"kind": "flexcfl", "groups": 2, "moment": {"devices": 4}, "clients_per_round": 4, "local_epochs": 1}
     scenario = {"data": data, "population": {"devices": 8, "speed": "10 samples/s"}, "strategy": strategy}
-    found = run(scenario | {"server": {"speed": 1e-2}, "stop": {"rounds": 1}}, tmp_path / "run")
+    found = ran(scenario | {"server": {"speed": 1e-2}, "stop": {"rounds": 1}}, tmp_path / "run")
     ends = [event["time"] for event in found.events if event["kind"] == "task-end" and event["round"] is None]
     (start,) = [event["time"] for event in found.events if event["kind"] == "round-start"]
     d = 8  # two classes of three features and a bias
@@ -78,7 +71,7 @@ def test_a_lost_device_is_given_up_after_a_while(patience: str, deadline: str | 
     scenario["population"] |= {"devices": 2, "samples": [40, 60]}
     scenario["population"]["availability"] = {"kind": "intervals", "file": str(tmp_path / "on.csv")}
     scenario |= {"server": {"patience": patience}, "stop": {"rounds": 1}}
-    found = run(scenario, tmp_path / "run")
+    found = ran(scenario, tmp_path / "run")
     (row,) = found.rounds
     assert (row["valid"], row["disconnected"], row["slow"]) == (1, 1, 0)
     assert row["time"] == pytest.approx(closed, abs=1e-6)
@@ -120,6 +113,6 @@ def test_the_time_for_training_is_also_for_testing_models(seconds: float, ends: 
     deadline = {"kind": "fixed", "time": f"{seconds} s", "since": "download"}
     strategy = {"kind": "ifca", "groups": 3, "clients_per_round": 1, "local_epochs": 2, "deadline": deadline}
     scenario = {"data": data, "population": {"devices": 1, "speed": "10 samples/s"}, "strategy": strategy}
-    steps = run(scenario | {"stop": {"rounds": 1}}, tmp_path / "run").events
+    steps = ran(scenario | {"stop": {"rounds": 1}}, tmp_path / "run").events
     found = [(event["step"], event["outcome"]) for event in steps if event["kind"] == "step-end"]
     assert found == [("download", "done"), *ends]

@@ -10,11 +10,10 @@ import fedsim
 from fedsim.data.shifts import SwapAll
 from fedsim.federation.malicious import ATTACKS, MaliciousSpec
 from fedsim.learning.models import Logistic
-from fedsim.simulation import Simulation
 from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from tests.learning.small import federation, learning
-from tests.strategies.runs import played, ran, weights
+from tests.strategies.runs import made, played, ran, weights
 from tests.strategies.worlds import world
 
 FEDAVG: dict[str, Any] = {"kind": "fedavg", "clients_per_round": 8, "local_epochs": 1}
@@ -50,7 +49,7 @@ def test_a_larger_share_has_the_same_devices_and_more() -> None:
 
 def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged() -> None:
     sections = world(IID, 10, FEDAVG, 1, malicious={"attack": "label-flip", "devices": [2, 5]})
-    data, clean = (Simulation(fedsim.Scenario(**sections | extra)).installed.data for extra in ({}, {"malicious": None}))
+    data, clean = (made(sections | extra).data for extra in ({}, {"malicious": None}))
     for _ in range(2):
         for device in range(10):
             mine, theirs = data.current(device), clean.current(device)
@@ -90,7 +89,6 @@ def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ({"share": 0.1}, r"malicious.attack is missing"),
         ({"share": 0.1, "attack": "signflip"}, r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'"),
         ({"attack": "sign-flip"}, r"malicious: 'share' and 'devices' both say"),
         ({"attack": "sign-flip", "share": 0.1, "devices": [1]}, r"malicious: 'share' and 'devices' both say"),

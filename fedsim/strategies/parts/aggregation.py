@@ -90,19 +90,15 @@ class Aggregation(Spec):
     def combine(
         self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
     ) -> Ref:
-        """Combine the updates into one model; one that is not finite is left out.
+        """Combine the finite updates into one model, with the weights from ``weigh``; ``otherwise`` without any.
 
-        ``state`` is what it remembers, one a model: JSON-able values and refs. ``weights`` are as ``weigh`` gave them.
-        ``otherwise``, the model as it was, stands in where no update is left.
+        ``state``: its memory, one for each model, of JSON-able values and refs.
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
     async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        """The sum of ``share`` times each model that clients sent beside their updates, as parts of a linear combination.
-
-        An aggregation that tolerates malicious updates gives their number times its own result instead.
-        """
+        """``share`` times the (robust) sum of models that were sent beside updates, as parts of a linear combination."""
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:

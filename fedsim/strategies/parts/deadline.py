@@ -60,15 +60,9 @@ class Fixed(Deadline):
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
-    """``round``: the time counts from the begin of the round, for a whole task, and then ends what is open. ``download``: it
-    counts from the end of each client's own download and bounds its training alone; the round closes when the last upload
-    has come (CATA-Fed's reading). None: ``round``, but for CATA-Fed.
+    """``round``: from the begin of the round, for a whole task. ``download``: from the end of each client's own download, for
+    its training alone; the round closes after the last upload (as in CATA-Fed). None: ``round``, but for CATA-Fed.
     """
-
-    @classmethod
-    def of(cls, time: float) -> "Fixed":
-        """From a number (s), which a scenario may not give without its unit."""
-        return cls.model_construct(kind="fixed", time=time)
 
     def least_s(self) -> float:
         return self.time

@@ -50,12 +50,11 @@ class KeepingClient(PartClient):
         return self._own.computed(device, instruction, result._replace(update=update, start=instruction["model"]))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        reply = self._own.reply(device, instruction, result)
+        reply, places = self._own.reply(device, instruction, result), self._part.kept
         assert result.update is not None
         assert result.trained is not None
         models = [result.trained, self._whole(device, instruction)]  # the second where the first has diverged
-        size = sum(end - begin for begin, end in self._part.kept)
-        kept = device.apply(taken, models, places=self._part.kept, size=size)
+        kept = device.apply(taken, models, places=places, size=sum(end - begin for begin, end in places))
         update = Partial(result.update, instruction["model"], self._part.sent)
         return {**(reply or {}), "update": update, "kept": Header(kept)}
 

@@ -1,8 +1,5 @@
-"""The cost of secure aggregation (SecAgg+), by which the server learns only the sum of a round's updates.
-
-Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020), the semi-honest protocol;
-with all clients as neighbours it is that of Bonawitz et al. (CCS 2017).
-"""
+"""The cost of secure aggregation: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020),
+the semi-honest protocol; with all clients as neighbours that of Bonawitz et al. (CCS 2017)."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -23,14 +20,14 @@ NeighbourLists = Mapping[int, Sequence[int]]
 
 
 class SecureAggregation(Spec):
-    """``strategy.secure_aggregation``: the cost of SecAgg+.
+    """``strategy.secure_aggregation``: the cost of SecAgg+, by which the server learns only the sum of a round's updates.
 
     A round has three more phases. Before the training each client sends two public keys, receives those of its k neighbours,
     sends each of them a share of each of its two secrets, and receives theirs with the model. After the training, each client
     whose update came sends one share a neighbour. The server then removes the masks: one for each update, and one for each pair
-    of a client that dropped out and a neighbour whose update came. Over a whole round a client moves (2 k + 2) keys and 5 k
-    shares besides its model and update. Where fewer than ``threshold`` of the shares of some client's neighbours come, the sum
-    cannot be read: the round changes no model. Computations on devices take no time.
+    of a client that dropped out and a neighbour whose update came. In a round a client moves (2 k + 2) keys and 5 k shares.
+    With fewer than ``threshold`` of the shares of a client's neighbours the sum cannot be read, and no model changes.
+    Computations on devices take no time.
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
@@ -61,7 +58,7 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """The neighbours of each client, who stand in a random order; all others, where these are fewer than k."""
+        """The neighbours of each client in a ring of this (random) order; all others, if these are fewer than k."""
         count = len(clients)
         if self.neighbours is None or self.neighbours >= count:
             return {client: [other for other in clients if other != client] for client in clients}
@@ -107,9 +104,9 @@ class _Float32(NamedTuple):
 class SecurePhases:
     """Phases before and after the training; each ends when all clients have answered or are too late.
 
-    State, in that of the strategy: ``phase``; ``phase_open``, its open tasks, task -> device; ``phase_there``, devices that
+    State, in that of the strategy: ``phase``; ``phase_open``, open tasks, task -> device; ``phase_there``, devices that
     answered; ``graph``, the neighbours of each client; ``masked``, devices that shared their secrets; ``unread``, whether the
-    sum of the updates cannot be read; ``take_back``, devices that must still be told that their last sum could not be read.
+    sum cannot be read; ``take_back``, devices that do not know yet that their last sum could not be read.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
@@ -149,10 +146,7 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: open tasks are late; without open tasks the next phase begins, or timer ``close`` is set.
-
-        True: the cohort is known now, and is to be asked to train.
-        """
+        """Timer ``phase``: end open tasks, else begin the next phase or set timer ``close``. True: the cohort can be asked."""
         state, server = self._state, self._server
         if state["phase_open"]:
             for task in list(state["phase_open"]):
@@ -180,10 +174,7 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Takes part in secure aggregation; restores the state before its last answer where the server could not read that sum.
-
-    State: ``before_sum``, the device's whole state before its last answer.
-    """
+    """Takes part in secure aggregation. ``before_sum``: the state before the last answer, restored if that is not read."""
 
     jobs = PHASES
     _part: SecureAggregation

@@ -37,10 +37,10 @@ QUESTION = "question"
 
 
 class Selection(Spec):
-    """The base of every client selection. What it must remember is in ``state``, one dict for the whole run.
+    """The base of every client selection. Its memory is ``state``, one dict for the whole run.
 
-    Most need ``select`` alone. One that goes by what it has seen takes that in by ``heard`` and ``learn``; clients say more for
-    it by ``report``. With a ``question`` those of ``select`` are candidates, and ``choose`` takes some who have answered.
+    Most need ``select`` alone. ``heard`` and ``learn`` take in ends of tasks and clients' ``report``. With a ``question``
+    ``select`` gives candidates, of which ``choose`` takes some that have answered.
     """
 
     kind: str
@@ -83,10 +83,7 @@ class Selection(Spec):
         return count
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` devices to ask in a round, online and idle; if it ``asks``, the candidates, however many.
-
-        Called when a round opens; again, with the same number, if there was nobody.
-        """
+        """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round, again if there are none."""
         raise NotImplementedError
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:

@@ -1,8 +1,5 @@
-"""Differentially private averaging: DP-FedAvg, with clipping that is fixed or adapts, and its epsilon by ``dp-accounting``.
-
-Sources: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm 1; Andrew et al.,
-"Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1.
-"""
+"""DP-FedAvg and its epsilon: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm
+1; Andrew et al., "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1."""
 
 from collections.abc import Sequence
 from functools import lru_cache, reduce
@@ -37,9 +34,9 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
 def private_mean(
     models: WeightsList, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: Generator
 ) -> Floats:
-    """w + (sum of clipped changes + noise) / n of [w, change, ...], or of [w, C, change, ...] where C is ``adapted``; [d].
+    """w + (sum of changes clipped to C + ``noise`` C) / n of [w, change, ...], or of [w, C, change, ...] if ``adapted``; [d].
 
-    ``clip``: C where it is not adapted; None clips nothing. ``noise`` is in units of C. ``divide_by``: n; None: all changes.
+    ``clip``: C if not adapted; None clips nothing. ``divide_by``: n; None: the number of changes.
     """
     weights, moves = models[0].astype(np.float64), models[2:] if adapted else models[1:]
     limit = float(models[1][0]) if adapted else clip
@@ -125,15 +122,14 @@ class Private(Aggregation):
     All updates weigh the same. The server clips changes and adds the noise once to the sum (``central``), or each client clips
     its change and adds N(0, (z C)^2) to it before it answers (``local``). With adaptive clipping the count of short changes has
     its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
-    client that drops out does not change central noise: epsilon stays, and the step gets shorter. With local noise n is the
+    client that drops out changes neither central noise nor epsilon, and makes the step shorter. With local noise n is the
     number of updates that came; each is protected by its own noise alone.
 
     Each record of a round has the epsilon spent until then, between a run and one in which the updates of one device are 0, of
     the aggregates alone, without other contents of answers (group, number of samples). Groups are disjoint, so a round is one
-    release for each device, even if no update came. Where all clients of a round are drawn uniformly from available ones, each
-    takes part with probability q, their share (the paper's Poisson sampling, an approximation of draws of exactly K); in all
-    other rounds (another selection, a sweep, late updates), and with local noise, q is 1. Where updates or losses are looked at
-    before they are clipped, the account is refused.
+    release for each device, even without updates. If all clients of a round are drawn uniformly from available ones, each takes
+    part with probability q, their share (the paper's Poisson sampling approximates draws of exactly K); in all other rounds,
+    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse the account.
     """
 
     protection: ClassVar[Protection | None] = "private"
@@ -148,15 +144,11 @@ class Private(Aggregation):
     adaptive: AdaptiveClip | None = None
     """how C adapts; None: it does not. With central noise alone."""
     divide_by: int | None = Field(default=None, ge=1)
-    """n. None: with central noise the clients whose updates a round waits for, whichever come and whatever their group; with
-    local noise, and at edge servers, the number of updates that came.
-    """
+    """n. None: the wanted updates of a round, of all groups; with local noise, and at edge servers, the received ones."""
     account: bool = True
     """whether epsilon is computed (needs the package dp-accounting)."""
     accountant: Accountant = "rdp"
-    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact and so smaller, for a tenth of a
-    second a round.
-    """
+    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact, for .1 s a round."""
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
     """of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
@@ -192,7 +184,7 @@ class Private(Aggregation):
         return self.account and self.noise > 0
 
     def for_rounds_of(self, updates: int) -> Aggregation:
-        """With central noise n is known before anybody answers: a count of answers would tell of each one."""
+        """With central noise n is fixed before the answers, whose number would be private, too."""
         fixed = self.divide_by is None and self.where == "central"
         return self.model_copy(update={"divide_by": updates}) if fixed else self
 

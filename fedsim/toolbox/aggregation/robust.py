@@ -181,8 +181,8 @@ class Krum(_ByDistance):
     """The one update that is nearest to its n - f - 2 nearest others.
 
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017), section
-    4. It tolerates f malicious updates of n >= 2 f + 3. Where fewer come in a round, or to a group, the model stays as it was,
-    and the record ``aggregate`` says how many they would tolerate (``bears``).
+    4. It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group, the model does not change, and
+    the record ``aggregate`` has the tolerated number (``bears``).
     """
 
     kind: Literal["krum"] = "krum"

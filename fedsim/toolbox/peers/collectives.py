@@ -112,14 +112,12 @@ class AllReduce:
 
     def join(self, rank: int) -> simpy.Event:
         """A node takes part in its next all-reduce. The event fires when it holds the whole result."""
-        if not 0 <= rank < len(self._programs):
-            raise SimulationError(
-                f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {len(self._programs) - 1}"
-            )
+        last = len(self._nodes) - 1
+        if not 0 <= rank <= last:
+            raise SimulationError(f"there is no node of rank {rank} in the all-reduce; allowed are 0 to {last}")
         self._begun[rank] += 1
-        server = len(self._nodes) - 1
-        if self._nodes[server] == "server" and self._begun[server] < self._begun[rank]:
-            self.join(server)
+        if self._nodes[last] == "server" and self._begun[last] < self._begun[rank]:
+            self.join(last)
         env = self._world.env
         return env.all_of([env.process(self._play(rank, piece)) for piece in range(self._pieces)])
 

@@ -61,10 +61,9 @@ class _DiLoCoClient(PeerClient):
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Trains, averages the changes of a fragment, makes an outer step, and again.
+    """Trains, averages the changes of a fragment, makes an outer step, and again; one all-reduce at a time.
 
-    One all-reduce is under way at a time. The header of a message has the contributions behind its sum, which all devices add
-    up in one order.
+    The header of a message has the contributions behind its sum, which all devices add up in one order.
 
     State: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the next all-reduce is due;
     ``fresh``, whether the last result is not taken yet; ``reducing``, the number of the all-reduce under way, or None; ``step``
@@ -116,8 +115,7 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        came = device.state["inbox"].setdefault(contents["number"], {})
-        came.setdefault(sender, []).append(contents["known"])
+        device.state["inbox"].setdefault(contents["number"], {}).setdefault(sender, []).append(contents["known"])
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:

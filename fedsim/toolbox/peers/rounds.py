@@ -95,9 +95,7 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """A device's half in rounds of its own, up to ``stop.rounds``, at most one ahead of its senders.
-
-    After an absence a message of a later round takes a device to that round.
+    """A device's half in rounds of its own, at most one ahead of its senders; after an absence it joins the latest round.
 
     State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round
     received of each sender; ``lost``, senders not waited for in this round; ``late``, whether the deadline has passed.

@@ -1,7 +1,4 @@
-"""Local training by any optimiser of ``torch.optim``, with a schedule of its learning rate, clipping and accumulation.
-
-torch is loaded where it is needed, so that a scenario is read without.
-"""
+"""Local training by any optimiser of ``torch.optim``. torch is imported on demand: reading most scenarios needs none."""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -61,8 +58,8 @@ class ParameterGroup(Spec):
 class TorchTrainer(Trainer):
     """Local training by an optimiser of ``torch.optim``, as a plain loop in torch: loss, backward, clipping, step.
 
-    The loss has all terms that a strategy adds. With ``accumulate`` a step's gradient is the mean over the samples of so many
-    batches, fewer at the end of an epoch.
+    The loss has all terms of the strategy. A gradient is the mean over the samples of ``accumulate`` batches, fewer at the end
+    of an epoch.
     """
 
     kind: Literal["torch"] = "torch"
@@ -134,8 +131,7 @@ class TorchTrainer(Trainer):
             of = (at for at, group in enumerate(self.groups) if any(fnmatchcase(name, pattern) for pattern in group.match))
             parts[next(of, -1)]["params"].append(parameter)
         chosen = [part for part in parts if part["params"]]
-        made: torch.optim.Optimizer = getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)
-        return made
+        return getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)  # type: ignore[no-any-return]
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
