@@ -26,6 +26,7 @@ from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload,
 _DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
 _DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")
 _NONE = array("d")
+_AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of the devices' points
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
 
 
@@ -101,13 +102,10 @@ class Batteries:
         self, simulation: Simulation, columns: Mapping[str, NDArray[Any]], restart: float, charging: Charging, arrival: Floats
     ) -> None:
         self._simulation, self._columns, self._restart, self._charging = simulation, columns, restart, charging
-        # As of each one's last breakpoint.
-        self._at = arrival.copy()
-        self._level = columns["initial_j"].copy()
-        self._flat = self._level <= 0
-        self._charged, self._idled, self._drawn = (np.zeros(len(arrival)) for _ in range(3))
+        self._points = np.zeros((len(arrival), 7))  # the `_Point` of each device at its last breakpoint
+        self._points[:, _AT], self._points[:, _LEVEL] = arrival, columns["initial_j"]
+        self._points[:, _FLAT] = columns["initial_j"] <= 0
         self._loads: dict[int, Load] = {}  # of those that work
-        self._tails: dict[int, float] = {}  # until when the radio of a device stays awake (s)
         self._turns: dict[int, array[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
         self._paths: dict[int, array[float]] = {}  # of those that were ever asked: time and level of each breakpoint
         self._alarms: dict[int, Alarm] = {}
@@ -118,16 +116,17 @@ class Batteries:
 
     def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
-        columns, since = self._columns, time + TICK_S - self._at[devices]  # it is flat at the nearest tick, which may be before
+        columns, points = self._columns, self._points[devices]
+        since = time + TICK_S - points[:, _AT]  # it is flat at the nearest tick, which may be before
         most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
-        up: Flags = ~self._flat[devices] & (self._level[devices] > most)
+        up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most)
         for place in np.flatnonzero(~up).tolist():
             up[place] = self.next_up(int(devices[place]), time) <= time
         return up
 
     def next_up(self, device: int, time: float) -> float:
         """The first time at or after ``time`` (s) when the device is not flat, if it is asked nothing; infinity for never."""
-        if not self.has(device) or (device in self._loads and not self._flat[device]):
+        if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
         if device not in self._loads:  # breakpoints until now are what they are, whoever asks
@@ -176,7 +175,7 @@ class Batteries:
         load = self._loads[device] = Load(0.0 if phase is None else self._draws(device, f"{phase}_w"))
         if isinstance(step, Download | Upload):
             load.moves, load.byte = True, self._draws(device, f"{phase}_j_byte")
-            self._tails.pop(device, None)
+            self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
         """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity."""
@@ -207,14 +206,14 @@ class Batteries:
             point.level, point.flat, point.tail = 0.0, True, 0.0
             self._keep(device, point)
         elif moves and self._draws(device, "tail_w"):
-            self._tails[device] = self._simulation.now + self._draws(device, "tail_s")
+            self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
         del self._loads[device]
         self._report(device)
         point = self._point(device)
-        self._go(device, point, self._tails.get(device, 0.0), to_flat=True)
-        if point.flat and not self._flat[device]:
+        self._go(device, point, point.tail, to_flat=True)
+        if point.flat and not self._points[device, _FLAT]:
             self.rearm("flat", device, point.at)
 
     def rearm(self, kind: str, device: int, when: float) -> None:
@@ -235,17 +234,12 @@ class Batteries:
         return self._columns[name].item(device)  # type: ignore[no-any-return]
 
     def _point(self, device: int) -> _Point:
-        books = self._charged.item(device), self._idled.item(device), self._drawn.item(device)
-        at, level, flat = self._at.item(device), self._level.item(device), self._flat.item(device)
-        return _Point(at, level, flat, self._tails.get(device, 0.0), *books)
+        return _Point(*self._points[device].tolist())
 
     def _keep(self, device: int, point: _Point) -> None:
-        if point.flat != self._flat.item(device):
+        if point.flat != self._points[device, _FLAT]:
             self._turns.setdefault(device, array("d")).append(point.at)
-        self._at[device], self._level[device], self._flat[device] = point.at, point.level, point.flat
-        self._charged[device], self._idled[device], self._drawn[device] = point.charged, point.idled, point.drawn
-        if not point.tail:
-            self._tails.pop(device, None)
+        self._points[device] = [getattr(point, name) for name in _Point.__slots__]
 
     def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
         capacity = self._draws(device, "capacity_j") - reserve
@@ -317,9 +311,9 @@ class Batteries:
         path, self._paths[device] = np.array(self._paths[device]).reshape(-1, 2).tolist(), array("d")
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
-        self._simulation.emit("battery", device=device, level=point.level, **books, flat=point.flat, path=path)
+        self._simulation.emit("battery", device=device, level=point.level, **books, flat=bool(point.flat), path=path)
 
-    _STATE = ("_at", "_level", "_flat", "_charged", "_idled", "_drawn", "_loads", "_tails")
+    _STATE = ("_points", "_loads")
 
     def snapshot(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in self._STATE}

@@ -167,7 +167,7 @@ def test_facts() -> None:
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda world: world.send("devise 1", "server", 1), "no endpoint 'devise 1'; allowed are server, device 0 to device 3"),
+        (lambda world: world.send("devise 1", "server", 1), "no endpoint 'devise 1'; allowed are server, device 0 to 3"),
         (lambda world: world.send("sever", 1, 1), "did you mean 'server'"),
         (lambda world: world.send(1, 1, 1), "sends to itself"),
         (lambda world: world.send(1, 9, 1), "there is no endpoint 9"),

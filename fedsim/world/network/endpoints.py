@@ -98,10 +98,10 @@ class Endpoints(ABC):
         count, first = {"device": (self.devices, 0), "edge": (edges, self.devices)}.get(name.partition(" ")[0], (0, 0))
         if (found := re.fullmatch(r"\w+ (\d{1,9})", name)) and int(found[1]) < count:
             return first + int(found[1])
-        few = [f"edge 0 to edge {edges - 1}"] * (edges > 0)
-        allowed = ", ".join(["server", f"device 0 to device {self.devices - 1}", *few, *self.hosts])
-        known = ["server", "device 0", *["edge 0"] * (edges > 0), *self.hosts]
-        raise SimulationError(f"there is no endpoint {name!r}; allowed are {allowed}{nearest(name, known)}")
+        numbered = [f"{kind} 0 to {count - 1}" for kind, count in (("device", self.devices), ("edge", edges)) if count]
+        allowed = ["server", *numbered, *self.hosts]
+        hint = nearest(name, [one.partition(" to ")[0] for one in allowed])
+        raise SimulationError(f"there is no endpoint {name!r}; allowed are {', '.join(allowed)}{hint}")
 
     def layout(self) -> dict[str, Any] | None:
         """The shared links and routes for the run folder, as JSON; None if they follow from the scenario."""
