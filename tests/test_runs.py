@@ -135,19 +135,6 @@ def test_stop_at_a_simulated_time_or_an_accuracy(small: dict[str, Any], tmp_path
     assert all(row["accuracy"] < 0.3 for row in result.rows[:-1])
 
 
-def test_a_population_of_recorded_phones(small: dict[str, Any], data_folder: Path, tmp_path: Path) -> None:
-    """Speeds and links from FedScale's table, availability from FLASH's traces, at the size of a city block."""
-    small["data"] |= {"root": str(data_folder)}
-    small["population"] = {"devices": 200, "capacity": {"kind": "fedscale"}, "availability": {"kind": "flash"}}
-    small["network"] = {"kind": "star", "server": {"down": "1 Gbit/s", "up": "1 Gbit/s"}}
-    small["strategy"] = {"kind": "fedavg", "clients_per_round": 5, "deadline": "2 min"}
-    fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
-    assert not any(audit(tmp_path / "run").values())
-    run = RunFolder(tmp_path / "run")
-    assert len({row["speed"] for row in run.devices}) > 20
-    assert sum(row["valid"] for row in run.rounds) > 0
-
-
 def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_path: Path) -> None:
     small["strategy"] = {"kind": "tests.test_runs:Failing"}
     with pytest.raises(ZeroDivisionError):

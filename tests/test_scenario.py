@@ -32,18 +32,6 @@ def replaced(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     return sections
 
 
-MODES: list[tuple[dict[str, Any], str]] = [
-    ({"kind": "fednova", "partial_work": False}, "here 'deadline' is not given"),
-    ({"kind": "ifca", "averaging": "gradients", "local_epochs": 3}, "'averaging' is 'models'"),
-    ({"kind": "tifl", "interval": 3}, "'mode' is 'credits'"),
-    *(
-        ({"kind": "refl", "aggregation": how}, f"'aggregation' is '{how}', in which weights do not count")
-        for how in ("first", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "private")
-    ),
-]
-"""Keys that count in a mode alone: they are refused elsewhere, unless they have their default."""
-
-
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
@@ -105,7 +93,14 @@ MODES: list[tuple[dict[str, Any], str]] = [
         ("training.batch_size", 2**64, "at most 1,000,000,000"),
         ("data.partition", {"kind": "class-imbalance", "largest": 2**64}, "at most 1,000,000,000"),
         ("stop.simulated_time", "inf s", "1e-09 s to 1e.10 s"),
-        *(("strategy", strategy, message) for strategy, message in MODES),
+        # Keys that count in a mode alone: they are refused elsewhere, unless they have their default.
+        ("strategy", {"kind": "fednova", "partial_work": False}, "here 'deadline' is not given"),
+        ("strategy", {"kind": "ifca", "averaging": "gradients", "local_epochs": 3}, "'averaging' is 'models'"),
+        ("strategy", {"kind": "tifl", "interval": 3}, "'mode' is 'credits'"),
+        *(
+            ("strategy", {"kind": "refl", "aggregation": how}, f"'aggregation' is '{how}', in which weights do not count")
+            for how in ("first", "median", "trimmed-mean", "krum", "multi-krum", "bulyan", "private")
+        ),
     ],
 )
 def test_one_message_names_the_key_the_value_and_what_is_allowed(

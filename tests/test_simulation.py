@@ -269,17 +269,19 @@ def test_how_far_is_looked_ahead_changes_nothing(
     assert_same_run(tmp_path / "far", tmp_path / "cut")
 
 
-LONG_INSTANT = """
+LONG = """
 import time
-import fedsim.federation.dispatch
+import {module}
 
-async def long(self, *_):
+def long(*_, **__):
     print("begun", flush=True)
     while True:
         time.sleep(0.01)
 
-fedsim.federation.dispatch.Dispatch.start = long
+{module}.{name} = long
 """
+LONG_INSTANT = LONG.format(module="fedsim.federation.dispatch", name="Dispatch.start")
+LONG_BUILDING = LONG.format(module="fedsim.running.runner", name="Simulation")
 LONG_TRAINING = """
 import time
 import fedsim.running.runner
@@ -299,17 +301,6 @@ def slow(self, function, *args):
     return submit(self, long, *args)
 
 Simulation.submit = slow
-"""
-LONG_BUILDING = """
-import time
-import fedsim.running.runner
-
-def long(*_, **__):
-    print("begun", flush=True)
-    while True:
-        time.sleep(0.01)
-
-fedsim.running.runner.Simulation = long
 """
 
 

@@ -7,7 +7,6 @@ from collections import defaultdict
 from functools import cache
 from pathlib import Path
 
-import pytest
 import simpy
 
 import fedsim
@@ -117,15 +116,7 @@ def test_only_the_environment_reaches_into_simpy() -> None:
     assert found == {"fedsim/environment.py": own}
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "env._queue.clear()",
-        "class Alarm(Event):\n    _ok = True",
-        "import asyncio\nasyncio._get_running_loop()",
-        "from json.encoder import c_make_encoder",
-        "from networkx.utils import _private",
-    ],
-)
-def test_it_would_be_seen(source: str) -> None:
-    assert reaches_in(ast.parse(source))
+def test_it_would_be_seen() -> None:
+    inside = ["env._queue.clear()", "class Alarm(Event):\n    _ok = True", "asyncio._get_running_loop()"]
+    inside += ["from json.encoder import c_make_encoder", "from networkx.utils import _private"]
+    assert all(reaches_in(ast.parse(source)) for source in inside)

@@ -1,7 +1,7 @@
-"""A whole run as one tree of values, when it is saved, and a run put back to where it was.
+"""Saving the state of a whole run as one tree of values, and restoring it.
 
-What follows from the scenario is not in it: the run is built from that, and then each part takes up what it had to
-remember. Alarms are set again in the order in which they were to ring, so that those of one instant ring as they would have.
+The tree leaves out all that follows from the scenario: a resumed run is built from that, and then each part restores its state.
+Alarms are set again in the order in which they were to ring, which decides the order within an instant.
 """
 
 import hashlib
@@ -81,7 +81,7 @@ class Origins:
 
 
 def _data(data: "FederatedData") -> str:
-    """Of all samples, and of who held which of them, seen in which way, before any shift."""
+    """Fingerprint of all samples, and of the shards before any shift."""
     digest = hashlib.sha256()
 
     def add(array: "np.ndarray[tuple[int, ...], np.dtype[np.generic]] | None") -> None:
@@ -143,7 +143,7 @@ class Checkpointer:
 
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
-    """All that a run must remember between two instants, as JSON-able tables and arrays."""
+    """The state of a run between two instants, as JSON-able tables and arrays."""
     encoder = Encoder(_CLASSES, _LEFT_OUT)
     tree = encoder.encode(
         {

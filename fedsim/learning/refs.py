@@ -76,7 +76,7 @@ class Applied:
     stream: tuple[Any, ...] | None
     """the purpose and the numbers of the stream that it draws from; None: it draws nothing."""
     otherwise: "Ref | None"
-    """stands in where a model is not finite, or none is left."""
+    """its substitute where a model is not finite, or none is left."""
     leave_out: bool
     """whether it leaves out models that are not finite instead."""
     size: int | None = None
@@ -116,7 +116,7 @@ class Ref:
 
     Attributes:
         serial: how many refs were made before.
-        device: who trained or chose it, or None.
+        device: the device that trained or chose it, or None.
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.

@@ -1,7 +1,7 @@
 """Live view of a run that goes on: a folder ``live`` in its own, with tables and a summary as a run leaves them.
 
-It is replaced as a whole from time to time and removed when the run is over. Who reads a run folder without a summary reads
-what is there. It holds no models and no fingerprints, and is not synced: after a power cut there may be none.
+It is replaced as a whole from time to time and removed after the run. Readers of a folder without a summary read it instead.
+It holds no models and no fingerprints, and is not synced: after a power cut there may be none.
 """
 
 import shutil

@@ -1,8 +1,4 @@
-"""One process at a time works in a folder.
-
-The lock is one of the system's, on a file in the folder in which its holder is named. The system frees it when the holder ends,
-however it ends: the lock of a dead process is simply taken.
-"""
+"""A lock of the operating system on a file that names its holder: one process at a time works in a folder, until it ends."""
 
 import os
 import socket
@@ -20,7 +16,7 @@ LOCK = "fedsim.lock"
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
     """Keep other processes from working in a folder, waiting ``patience_s`` for one; ``RunFolderError``: another works there.
 
-    Gives the file descriptors that hold the lock; who inherits one holds it too. Systems without such locks lock nothing.
+    Gives the file descriptors that hold the lock, also in a child process. Systems without such locks lock nothing.
     """
     path, end = folder / LOCK, time.monotonic() + patience_s
     try:

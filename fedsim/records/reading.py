@@ -128,7 +128,7 @@ class RunFolder:
             return table.cast(pa.schema([field.with_type(there[field.name]) for field in table.schema], table.schema.metadata))
 
     def has(self, name: str) -> bool:
-        """Whether the folder has such a file; that of a run that goes on may lack it."""
+        """Whether the folder has such a file, which may be missing while the run goes on."""
         return (self._tables / name).exists()
 
     def size(self, name: str) -> int:

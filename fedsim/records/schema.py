@@ -1,10 +1,9 @@
-"""The tables of a run folder: their columns and types, in one place for who writes and who reads; and their fingerprints.
+"""The tables of a run folder, for writers and readers: columns, types, and fingerprints.
 
-Every record of a run has the same named columns; what a kind needs beyond them stands in ``data`` as JSON with sorted keys.
-A transfer between two parts of the server's side has ``sender`` and ``receiver`` instead of a device and a task. Between
-group servers, an auxiliary server and the like it takes no time, is on no link, and counts as up; between the server and
-``edge 3`` it is a flow like others. One between a device and its edge server names that one as the sender or the receiver.
-One between any other two endpoints, of devices to each other say, has the direction ``peer`` and names both.
+All records have the same named columns; other fields of a kind are in ``data``, as JSON with sorted keys. A transfer within the
+server's side has ``sender`` and ``receiver`` instead of device and task: one with an edge server is a flow like others, others
+take no time, are on no link and count as up. A transfer between a device and its edge server names that server as sender or
+receiver. A transfer between any other two endpoints, such as two devices, has the direction ``peer`` and names both.
 """
 
 import hashlib

@@ -5,7 +5,7 @@ import itertools
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,10 +18,10 @@ from torch.nn import functional
 
 import fedsim
 from fedsim.data.federated import FederatedData, Shard
-from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator
+from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
 from fedsim.executors import Threads
 from fedsim.language.stop import StopSpec
-from fedsim.learning import testsets
+from fedsim.learning import Learner, testsets
 from fedsim.learning.engine import Learning
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
@@ -33,10 +33,6 @@ from fedsim.toolbox.clustering.agreement import measures
 from tests.learning.small import federation, learning, run
 from tests.strategies.runs import played
 from tests.strategies.worlds import PAIRED, ROTATED, world
-
-if TYPE_CHECKING:
-    from fedsim.evaluation.evaluator import WorldView
-    from fedsim.learning import Learner
 
 
 def skewed(small: dict[str, Any], **evaluation: Any) -> fedsim.Scenario:

@@ -19,17 +19,16 @@ from typing import Any
 import numpy as np
 import pytest
 import tomli_w
-from click.testing import CliRunner
 from numpy.typing import NDArray
 from torch import nn
 
 import fedsim
-from fedsim.cli import main
 from fedsim.errors import ScenarioError
 from fedsim.executors import Executor, Inline, make_executor
 from fedsim.running.runner import Job
 from fedsim.toolbox import ray as ray_executor
 from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
+from tests.calls import call
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
 Sections = dict[str, Any]
@@ -266,8 +265,7 @@ class TestMistakes:
 
     def refused(self, small: Sections, folder: Path, *words: str) -> str:
         (folder / "scenario.toml").write_text(tomli_w.dumps(small))
-        command = ["run", str(folder / "scenario.toml"), "--out", str(folder / "out"), *words]
-        result = CliRunner().invoke(main, command)
+        result = call("run", folder / "scenario.toml", "--out", folder / "out", *words)
         assert result.exit_code == 2, (result.output, result.exception)
         assert not (folder / "out").exists()
         (line,) = result.output.strip().splitlines()

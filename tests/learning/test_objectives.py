@@ -6,13 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from click.testing import CliRunner
 from sklearn.metrics import f1_score, roc_auc_score
 from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 import fedsim
-from fedsim.cli import main
 from fedsim.data.federated import TokenShape
 from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
@@ -20,6 +18,7 @@ from fedsim.learning.modules import step_flops
 from fedsim.streams import Streams
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from fedsim.toolbox.objectives import METRICS, MaskedToken
+from tests.calls import call
 
 HERE = "tests.learning.test_objectives"
 TOKENS = {"data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"}, "objective": {"kind": "next-token"}}
@@ -188,10 +187,10 @@ def test_targets_of_a_metric(tmp_path: Any) -> None:
     assert run.costs_to(f"mse={goal}") == fedsim.load_run(tmp_path / "run").costs_to(f"mse={goal}")
     assert run.costs_to(f"mse={goal}")["time"] == first["time"]
     assert math.isnan(run.costs_to("mse=0")["rounds"])
-    said = CliRunner().invoke(main, ["compare", str(tmp_path / "run"), "--target", f"mse={goal}"]).output
+    said = call("compare", tmp_path / "run", "--target", f"mse={goal}").output
     assert f"time to target mse {goal:g} (s)" in said
     assert "final mse" in said
     assert f"{errors[-1]:.4f}"[:5] in said
     for target, hint in (("msd=1", "did you mean 'mse'"), ("mse=few", "such as perplexity=8"), ("1.5", "from 0 to 1")):
-        answer = CliRunner().invoke(main, ["compare", str(tmp_path / "run"), "--target", target])
+        answer = call("compare", tmp_path / "run", "--target", target)
         assert (answer.exit_code, hint in answer.output) == (2, True)

@@ -17,6 +17,7 @@ from tests.strategies.runs import of_kind, played, ran, weights
 from tests.strategies.worlds import PAIRED, ROTATED, Sections, world
 
 FEDAVG: Sections = {"kind": "fedavg", "clients_per_round": 4, "local_epochs": 1}
+HEARD = {"kind": "tests.running.test_drift:Heard"}
 
 
 def swapping(at: Sections, probability: float = 1.0, **others: Any) -> Sections:
@@ -32,11 +33,7 @@ def shifts(run: RunFolder) -> list[tuple[float, int, int]]:
     return [(event["time"], event["device"], event["data"]["occasion"]) for event in of_kind(run, "shift")]
 
 
-class HeardParams(FedAvgParams):
-    kind: str = "tests.running.test_drift:Heard"  # type: ignore[assignment]
-
-
-class HeardClient(SynchronousClient[HeardParams]):
+class HeardClient(SynchronousClient[FedAvgParams]):
     def on_shift(self, device: Device) -> Contents:
         return {"counts": device.label_counts.tolist(), "first": device.first_label_counts.tolist()}
 
@@ -44,7 +41,6 @@ class HeardClient(SynchronousClient[HeardParams]):
 class Heard(FedAvg):
     """FedAvg that writes down whose shifts it hears of, and what such a device then knows of its labels."""
 
-    Params = HeardParams
     Client = HeardClient
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
@@ -178,7 +174,7 @@ class TestWhatItDoes:
 
 class TestWhoHears:
     def test_those_who_are_there_hear_of_it_at_once_before_the_round_asks_them(self, tmp_path: Path) -> None:
-        run = ran(drifting(swapping({"rounds": [1]}), 3, FEDAVG | {"kind": HeardParams().kind}), tmp_path / "run")
+        run = ran(drifting(swapping({"rounds": [1]}), 3, FEDAVG | HEARD), tmp_path / "run")
         kinds = [(event["kind"], event["round"]) for event in run.events]
         first, last = kinds.index(("shift", None)), len(kinds) - 1 - kinds[::-1].index(("heard", None))
         assert kinds[first:last] == [("shift", None)] * 10 + [("heard", None)] * 9
@@ -193,7 +189,7 @@ class TestWhoHears:
             "availability": {"kind": "renewal", "mean_on": "2 s", "mean_off": "2 s"},
             "departures": {"kind": "schedule", "times": ["4100 ms"] * 3, "devices": [0, 1, 2]},
         }
-        strategy = FEDAVG | {"kind": HeardParams().kind, "retry": "1 s"}
+        strategy = FEDAVG | HEARD | {"retry": "1 s"}
         sections = drifting(swapping({"times": ["4 s"]}), 1000, strategy, population=population, devices=40, learning="off")
         run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed

@@ -107,7 +107,7 @@ class Reference(Solver):
         return own
 
     def _apply(self, module: nn.Module, weights: Weights, x: Tensor) -> Tensor:
-        """The outputs of a module with these weights, which it then has."""
+        """The outputs of a module after loading these weights."""
         _load(module.eval(), weights)
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         pieces = torch.split(x, max(_ALIGNED, size))

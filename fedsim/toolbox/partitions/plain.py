@@ -95,13 +95,14 @@ class Dirichlet(Partition):
     def _fill_up(self, held: list[Index], generator: np.random.Generator) -> None:
         """Move samples from the largest devices to those below the minimum, in place."""
         sizes = np.array([len(index) for index in held])
-        for device in np.flatnonzero(sizes < self.minimum):
+        for device in np.flatnonzero(sizes < self.minimum).tolist():
             while sizes[device] < self.minimum:
                 donor = int(sizes.argmax())
                 position = int(generator.integers(sizes[donor]))
                 held[device] = np.append(held[device], held[donor][position])
                 held[donor] = np.delete(held[donor], position)
-                sizes[[device, donor]] += (1, -1)
+                sizes[device] += 1
+                sizes[donor] -= 1
 
 
 class PartitionFile(Partition):

@@ -212,15 +212,13 @@ class ClassImbalance(Partition):
     uniform in 0..``largest``, not all 0, are drawn; the largest is the amount of the majority class, the others are of random
     other classes. A training image is on two devices only where its class is used up (MNIST nearly suffices for B = 10). The
     published (balanced) test set is dealt evenly. With one class a device, the devices of a class are a true group.
-
-    Attributes:
-        classes_per_device: B, the number of classes that a device may hold (10, 5, 2, 1 in the paper).
-        largest: the most samples that a device can hold of one class.
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
     classes_per_device: int = Field(default=2, ge=1)
+    """B, the number of classes that a device may hold (10, 5, 2, 1 in the paper)."""
     largest: int = Field(default=100, ge=1, le=1_000_000_000)
+    """the most samples that a device can hold of one class."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes

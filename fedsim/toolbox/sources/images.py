@@ -208,7 +208,7 @@ def fetch(name: str, root: Path) -> Path:
     except Exception as error:  # whatever a network can do
         why = f"{type(error).__name__}: {error}"
         raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}") from None
-    shape, _ = source().shape_and_classes(root)
+    shape, _ = source(kind=name).shape_and_classes(root)
     folder.mkdir(parents=True, exist_ok=True)
     images, labels = bunch.data.reshape(-1, *shape), bunch.target  # floats, and texts
     source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)

@@ -23,7 +23,7 @@ def main(which: str = "mnist", count: str = "60000") -> None:
     """Write the training samples of a data set as PNG in Parquet."""
     place, image = NAMES[which]
     spec = DataSpec.model_validate({"source": which})
-    raw = spec.source.load(spec.folder())
+    raw = spec.source.load(spec.own_folder())
     pixels, labels = np.asarray(raw.x_train)[: int(count)], np.asarray(raw.y_train)[: int(count)]
     if pixels.dtype != np.uint8:
         pixels = np.rint((pixels - pixels.min()) / (pixels.max() - pixels.min()) * 255).astype(np.uint8)
