@@ -30,41 +30,6 @@ class Slowest(fed.Selection):
         state.setdefault("took", {})[message.device] = server.now - state["begun"]
 
 
-class Growing(fed.Selection):
-    """One client more than in the last round, of those that have sent their speed; each device is asked for it once."""
-
-    looks_at_each: ClassVar[str | None] = "it counts single updates"
-    counts_steps: ClassVar[str | None] = "it counts steps of SGD"
-    kind: str = "tests.own_parts:Growing"
-    patience: float | None = None
-
-    def fewest(self, count: int) -> int:
-        return 1
-
-    def select(
-        self, server: fed.Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
-    ) -> list[int]:
-        there, known = server.clients.sample(server.devices, "select", *ids, among=among), state.setdefault("known", {})
-        usable = [device for device in there if device in known]
-        return usable[: min(count, state.setdefault("size", 1))] + [device for device in there if device not in known]
-
-    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        return [device for device in chosen if device not in state["known"]]
-
-    def question(self, models: Any) -> fed.Contents:
-        return {}
-
-    def answer(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult, params: Any) -> fed.Contents:
-        return {"speed": [device.epoch_s]}
-
-    async def choose(self, server: fed.Server, state: dict[str, Any], count: int, answers: Any) -> list[int]:
-        state["known"] |= {device: answer["speed"] for device, answer in answers.items()}
-        return list(answers)[: min(count, 1)]
-
-    async def closed(self, server: fed.Server, state: dict[str, Any], received: Any, models: Any) -> None:
-        state["size"] = len(received) + 1
-
-
 class Satellite(fed.Protocol):
     """Who is far away gets half of what others do."""
 

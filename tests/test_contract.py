@@ -55,7 +55,7 @@ PARTS = [
     ),
     (
         {"kind": "scaffold", "option": "I", "clients_per_round": 9, "deadline": "30 s"}
-        | {"selection": {"kind": "tests.own_parts:Growing", "patience": 5.0}},
+        | {"selection": {"kind": "flanp", "accuracy": 50.0, "patience": "5 s"}},
         {},
     ),
     (

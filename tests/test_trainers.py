@@ -54,7 +54,7 @@ def test_every_strategy_trains_by_torch_or_says_why_not(kind: str) -> None:
     [
         {"kind": "lcfl", "groups": 2, "measure": "grad-cos"},
         {"kind": "ifca", "groups": 2, "averaging": "gradients"},
-        {"kind": "fedavg", "selection": "tests.own_parts:Growing"},
+        {"kind": "fedavg", "selection": {"kind": "flanp", "accuracy": 50.0}},
         {"kind": "scaffold"},
     ],
     ids=str,

@@ -77,7 +77,7 @@ PARTS: dict[str, list[Any]] = {
         {"kind": "power-of-choice", "candidates": 11, "losses": "reported"},
         {"kind": "oort", "pacer_step": "5 s", "window": 1},
         {"kind": "fedcs", "time": "25 s"},
-        "tests.own_parts:Growing",
+        {"kind": "flanp", "accuracy": 50.0},
     ],
     "aggregation": [
         *("mean", "first", "median", {"kind": "trimmed-mean", "share": 0.3}, "krum", "multi-krum"),

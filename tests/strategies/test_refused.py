@@ -12,7 +12,6 @@ DIGITS: Sections = {"source": "digits"}
 MLP: Sections = {"model": {"kind": "mlp", "hidden": [13]}, "data": DIGITS}
 TREE: Sections = {"network": {"kind": "tree", "cells": 3, "edge": {}}}
 OORT: Sections = {"kind": "oort", "pacer_step": "20 s"}
-GROWING: Sections = {"selection": "tests.own_parts:Growing"}
 SECURE: Sections = {"neighbours": 4}
 FROM_DOWNLOAD: Sections = {"deadline": {"kind": "fixed", "time": "9 s", "since": "download"}}
 PEERS: Sections = {"population": {"devices": 6}}
@@ -85,9 +84,9 @@ PARAMETERS: list[Case] = [
     ({"clients_per_round": 6, "aggregation": "bulyan"}, {}, r"needs at least 7 updates.*allowed are at most 0"),
     ({"kind": "ifca", "clients_per_round": 6, "aggregation": KRUM}, {}, r"'krum' then needs at least 7"),
     ({"kind": "flexcfl", "moment": {"devices": 4}, "aggregation": "krum"}, {}, r"at least 5 updates .* there are 4"),
-    (GROWING | {"aggregation": "bulyan"}, {}, r"'bulyan' .* 7 updates .* there are 1"),
+    (chosen_by("flanp", accuracy=1.0) | {"aggregation": "bulyan"}, {}, r"'bulyan' .* 7 updates .* there are 2"),
     ({"kind": "cfl", "aggregation": KRUM | {"malicious": 60}}, {}, r"'krum' then needs at least 123 updates"),
-    ({"kind": "lcfl", "aggregation": "bulyan"} | GROWING, {}, r"there are 1"),
+    ({"kind": "lcfl", "selection": {"kind": "flanp", "accuracy": 1.0}, "aggregation": "bulyan"}, {}, r"there are 2"),
     ({"kind": "fedavg", "aggregation": "median"}, {"messages": {"up": "top-k"}}, r"leaves out so much.*share = 0.5"),
     ({"kind": "fedavg", "aggregation": "bulyan"}, {"messages": {"up": "random-k"}}, r"leaves out so much"),
     (private(where="local"), {"messages": {"up": "sign"}}, r"makes changes longer again.*where = 'central'"),
@@ -109,16 +108,16 @@ PARAMETERS: list[Case] = [
     ({"secure_aggregation": SECURE}, {"messages": {"up": "top-k"}}, r"messages\.up is 'top-k'.*allowed is 'plain'"),
     ({"secure_aggregation": SECURE, "clients_per_round": 4}, {}, "neighbours is 4.* 4 clients; allowed are at most 3"),
     ({"secure_aggregation": {"neighbours": 3}}, {}, "'neighbours' is 3; allowed are even numbers"),
-    ({"secure_aggregation": {}} | GROWING, {}, "it counts single updates"),
+    ({"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0), {}, "'flanp' makes a gradient of single updates"),
     # Selections.
-    ({"kind": "fedbuff"} | GROWING, {}, rf"strategy\.selection is '.*Growing', {ASKS_FIRST}"),
+    ({"kind": "fedbuff"} | chosen_by("flanp", accuracy=1.0), {}, rf"strategy\.selection is 'flanp', {ASKS_FIRST}"),
     ({"kind": "local"} | chosen_by("power-of-choice"), {}, r"strategy\.selection is 'power-of-choice'.*training has none"),
     (chosen_by("oort"), {}, "'pacer_step' is missing"),
     # Edge servers.
     ({"kind": "hierfavg"}, {"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
     ({"kind": "hierfavg"}, {"network": {"kind": "tree", "cells": 2}}, "network.edge"),
     ({"kind": "hierfavg", "selection": OORT}, TREE, "'selection' is 'oort', which goes by what clients send"),
-    ({"kind": "hierfavg"} | GROWING, TREE, "'selection' is '.*Growing', which goes by what"),
+    ({"kind": "hierfavg"} | chosen_by("flanp", accuracy=1.0), TREE, "'selection' is 'flanp', which goes by what"),
     ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
     ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
     # Without a server.
@@ -138,7 +137,7 @@ PARAMETERS: list[Case] = [
 ACCOUNTS: list[tuple[Sections, str]] = [
     *((chosen_by("power-of-choice", losses=losses), BY_DATA) for losses in ("asked", "reported")),
     ({"selection": OORT}, BY_DATA),
-    (GROWING, BY_DATA),
+    (chosen_by("flanp", accuracy=1.0), BY_DATA),
     ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
     *(({"kind": kind}, "clusters are made of updates that are not clipped") for kind in ("cfl", "lcfl", "fl-hc")),
     ({"kind": "fedat"}, "tiers have rounds of their own"),

@@ -22,6 +22,7 @@ SELECTIONS = Registry(
         "power-of-choice": (f"{_TOOLS}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
         "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
         "fedcs": (f"{_TOOLS}.by_speed:FedCS", "as many clients as can be through by a deadline"),
+        "flanp": (f"{_TOOLS}.by_speed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
         "least-available": (f"{_TOOLS}.least:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",

@@ -1,18 +1,34 @@
-"""FedCS: as many clients as are expected to finish by a deadline (Nishio and Yonetani, 2019)."""
+"""Selections by how fast devices say they are: FedCS (Nishio and Yonetani, 2019) and FLANP (Reisizadeh et al., 2022)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.federation import Contents, Device, Instruction, LocalResult, Server
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
+from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
+from fedsim.toolbox.selection import lowest
 
 
-class FedCS(Selection):
+class BySpeed(Selection):
+    """Candidates answer with their times to receive a model, to train for a round, and to send a model (s): 12 bytes."""
+
+    def question(self, models: Sequence[Ref]) -> Contents:
+        return {}
+
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        training_s = device.epoch_s * getattr(params, "local_epochs", 1)
+        return {"resources": [device.model_s("down"), training_s, device.model_s("up")]}
+
+
+class FedCS(BySpeed):
     """As many clients as are expected to finish by a deadline, chosen greedily.
 
     Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous resources" (ICC 2019), Protocol 2
@@ -33,13 +49,6 @@ class FedCS(Selection):
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    def question(self, models: Sequence[Ref]) -> Contents:
-        return {}
-
-    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
-        training_s = device.epoch_s * getattr(params, "local_epochs", 1)
-        return {"resources": [device.model_s("down"), training_s, device.model_s("up")]}
-
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
         return self.greedy(count, {device: tuple(answer["resources"]) for device, answer in answers.items()})
 
@@ -58,3 +67,86 @@ class FedCS(Selection):
                 received, sent = after[best]
                 chosen.append(best)
         return chosen
+
+
+class FLANP(BySpeed):
+    """The fastest clients, twice as many in each stage, up to as many as a round may ask.
+
+    Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated learning" (2022), Algorithm 1
+    (rules from memory): a stage of n clients is over when the squared norm of the gradient of their loss is at most 2 mu V, V =
+    c / (n s) being the statistical accuracy of their n s samples; the next one goes on from its model with 2 n. So the model is
+    nearly trained when the slow ones join. Here 2 mu c is ``accuracy``, and the gradient is estimated from the updates: the
+    mean, weighted by samples, of (received model - update) / (learning rate x steps), which for a single step without momentum
+    is the gradient itself. The paper's solver within a stage is FedGATE; here it is the strategy.
+
+    Each client says once how long it takes (12 bytes; ``resources``). A stage's clients are the n fastest that are there, and
+    at most ``clients_per_round`` (all devices, in the paper). In strategies with groups all models together make the gradient.
+    Without learning a stage is one round. Each stage is a record, ``stage``.
+
+    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places that are left for those who are being asked.
+    """
+
+    kind: Literal["flanp"] = "flanp"
+    looks_at_each: ClassVar[str | None] = "the selection 'flanp' makes a gradient of single updates"
+    counts_steps: ClassVar[str | None] = "the selection 'flanp' finds gradients from how far steps have led"
+
+    first: int = Field(default=2, ge=1)
+    """n of the first stage."""
+    accuracy: float = Field(gt=0.0, le=1e12)
+    """2 mu c: a stage is over when the gradient's squared norm, times the samples of its clients, is at most this."""
+    patience: PositiveSeconds | None = None
+    """a device that has not sent its times by then (s) is asked again in the next round; None: the round waits for all."""
+
+    def fewest(self, count: int) -> int:
+        return min(self.first, count)
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        state["round"] = ids[0]
+        there = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
+        told, wanted = state.setdefault("told", {}), min(count, state.setdefault("stage", self.first))
+        fastest = _fastest(wanted, {device: told[device] for device in there if device in told})
+        unknown = [device for device in there if device not in told]
+        if unknown:
+            state.setdefault("room", []).append(wanted - len(fastest))
+        return fastest + unknown
+
+    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
+        return [device for device in chosen if device not in state["told"]]
+
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+        state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
+        return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
+
+    def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
+        return {"steps": Header(result.steps)}
+
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
+        if not received or "stage" not in state:  # the strategy has chosen clients without it (in a sweep)
+            return
+        stage, total = state["stage"], sum(entry["samples"] for entry in received)
+        if server.models.learns and not await self._square(server, state["round"], received, total) * total <= self.accuracy:
+            return
+        state["stage"] = min(2 * stage, server.devices)
+        if state["stage"] > stage:
+            server.emit("stage", round=state["round"], clients=state["stage"])
+
+    async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
+        """The squared norm of the gradient; not finite where it is not known."""
+        lr, squares = server.setting.lr_in(number), []
+        for start in dict.fromkeys(entry["start"] for entry in received):
+            own = [entry for entry in received if entry["start"] == start]
+            shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in own]
+            squares.append(server.models.apply(squared, [start, *(entry["update"] for entry in own)], size=1, shares=shares))
+        return float(sum(value[0] for value in await server.models.values(squares)))
+
+
+def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
+    return lowest(sorted(times), count, times.__getitem__)
+
+
+@pure
+def squared(models: list[NDArray[np.float32]], shares: list[float]) -> NDArray[np.floating]:
+    """The squared norm of the sum of share x (the first model - another one)."""
+    start, *others = (model.astype(np.float64) for model in models)
+    total = np.array(shares) @ (start - np.array(others))
+    return np.array([total @ total])

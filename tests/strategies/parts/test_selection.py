@@ -205,10 +205,30 @@ def test_a_device_without_room_for_the_training_says_so_and_is_not_chosen(tmp_pa
     assert cohorts(of_kind(ran(sections, tmp_path / "run"), "task-start")) == [[1, 3, 5, 7]]
 
 
-def test_some_are_asked_first_and_a_closed_round_says_how_many_are_next(tmp_path: Path) -> None:
-    found = ran(choosing({"kind": "tests.own_parts:Growing"}, 3, 4, {"devices": 6}), tmp_path / "run")
-    assert [len(cohort) for cohort in cohorts(of_kind(found, "task-start"))] == [1, 2, 3, 3]
-    assert moved(found)["speed"] == 6 * 4  # each device once
+def test_flanps_stages_by_hand(tmp_path: Path) -> None:
+    """A device's rounds are one step each, so that what its update says is its gradient, and a round is its slowest client."""
+    center, strength, speeds = *PULLS.T, np.array([5.0, 20.0, 10.0, 40.0])
+    population = {"devices": 4, "speed": {"kind": "list", "values": [f"{speed} samples/s" for speed in speeds]}}
+    flanp = {"kind": "fedavg", "clients_per_round": 4, "selection": {"kind": "flanp", "first": 1, "accuracy": 2.0}}
+    sections = curved(tmp_path, flanp, 60, epochs=1, population=population)
+    found = ran(sections, tmp_path / "run")
+    fastest, model, stage, expected, stages, seconds = [3, 1, 2, 0], 5.0, 1, [], [], 0.0
+    for number in range(60):
+        asked = fastest[:stage]
+        expected.append(sorted(asked))
+        seconds += 10 / speeds[asked].min()
+        gradient = float(np.mean(strength[asked] * (model - center[asked])))
+        model -= 0.1 * gradient
+        if gradient**2 <= 2.0 / (10 * stage) and stage < 4:
+            stage *= 2
+            stages.append((number, stage))
+    assert stages[0][0] > 0
+    assert [(event["round"], event["data"]["clients"]) for event in of_kind(found, "stage")] == stages
+    assert cohorts(of_kind(found, "task-start")) == expected
+    assert found.rounds[-1]["time"] == pytest.approx(seconds)
+    assert moved(found)["resources"] == 4 * 3 * 4  # once each
+    (tensors,) = found.models().values()
+    assert float(next(iter(tensors.values()))[0]) == pytest.approx(model, abs=1e-5)
 
 
 def test_the_least_available_come_first() -> None:
