@@ -155,7 +155,8 @@ def whole_ticks(axis: Axis, most: int) -> None:
 
 def lighten(colour: str, share: float) -> str:
     """The colour mixed with a share (0..1) of white."""
-    return to_hex([part + (1 - part) * share for part in to_rgb(colour)])
+    red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
+    return to_hex((red, green, blue))
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_a_round_begins_with_the_mean_of_the_states_that_were_sent(tmp_path: Pat
     scenario = fedsim.Scenario(**sections)
     streams = Streams(scenario.seed)
     data, architecture = scenario.data.build(2, streams), Logistic().architecture((64,), 10)
-    weights = architecture.initial("glorot", streams.generator("strategy/init", 0))
+    weights = architecture.initial(streams.generator("strategy/init", 0))
     state: dict[int, dict[str, torch.Tensor]] = {}
     for _ in range(3):
         mean, moments, total = np.zeros(len(weights)), [], sum(data.train_sizes())

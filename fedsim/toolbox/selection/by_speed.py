@@ -14,7 +14,6 @@ from fedsim.language.units import PositiveSeconds
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
-from fedsim.toolbox.selection import lowest
 
 
 class BySpeed(Selection):
@@ -141,7 +140,7 @@ class FLANP(BySpeed):
 
 
 def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
-    return lowest(sorted(times), count, times.__getitem__)
+    return sorted(sorted(times), key=times.__getitem__)[:count]
 
 
 @pure
