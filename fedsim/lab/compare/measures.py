@@ -106,6 +106,7 @@ _MEASURES = {
 FINAL, BEST = (_MEASURES[f"{which} accuracy"] for which in ("final", "best"))
 TIME, TRAFFIC, WASTED_COMPUTE = (_MEASURES[name] for name in ("simulated time", "traffic", "wasted compute"))
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
+_OF_WORK = ("assign", "step-start", "step-end", "task-end")
 _TO_TARGET = {"rounds": "", "time": "s", "traffic": "bytes", "energy": "J", "carbon": "g", "cost": ""}
 _ALONE = {"battery": _MEASURES["battery"], "flat": _MEASURES["flat devices"], "accuracy": FINAL, "budget": WITHIN}
 """Goals without a target."""
@@ -249,21 +250,31 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 def read_work(run: RunFolder) -> Values:
     """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations`` between its groups.
 
-    All of a task that was not done is wasted, and of the others the time after the last epoch that counted. No device migrates
+    Wasted is all of a task that was not done, and of the others what came after the last epoch that counted. No device migrates
     when its group is split; without groups there are None.
     """
-    from fedsim.lab.reading.history import History
-
-    history = History(run)
-    steps = history.steps
-    steps = steps[steps["step"].isin(("train", "evaluate", "compute")) & steps["task"].isin(history.tasks["task"])]
-    wasted = map(_wasted_s, steps["start"], steps["end"], steps["outcome"], steps["data"])
-    moves = int((history.migrations["why"] != "split").sum()) if len(history.moves) else None
-    return {"compute": math.fsum(steps["end"] - steps["start"]), "wasted compute": math.fsum(wasted), "migrations": moves}
-
-
-def _wasted_s(start: float, end: float, outcome: str, data: str | None) -> float:
-    facts = json.loads(data or "{}")
-    if outcome == "done" and facts.get("epochs") == facts.get("asked"):  # an evaluation has neither
-        return 0.0
-    return end - (facts["epoch_ends"][facts["epochs"] - 1] if outcome == "done" and facts["epochs"] else start)
+    begun: dict[int, float] = {}
+    computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done
+    seconds = wasted = 0.0
+    moves: int | None = None
+    columns = ("time", "kind", "task", "group", "step", "outcome", "data")
+    for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
+        if kind == "assign":
+            facts = json.loads(data or "{}")
+            moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
+        elif kind == "task-end":
+            spent, counts = computed.pop(task, (0.0, 0.0))
+            seconds += spent
+            wasted += spent - (counts if outcome == "done" else 0.0)
+        elif step in ("train", "evaluate", "compute"):
+            if kind == "step-start":
+                begun[task] = time
+                continue
+            spent, facts = time - begun.pop(task), json.loads(data or "{}")
+            counts = spent
+            if "epochs" in facts and facts["epochs"] != facts["asked"]:  # finished epochs alone; all of an evaluation
+                counts = spent - float(time - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0
+            entry = computed.setdefault(task, [0.0, 0.0])
+            entry[0] += spent
+            entry[1] += counts
+    return {"compute": seconds, "wasted compute": wasted, "migrations": moves}

@@ -1,5 +1,6 @@
 """Fairness of selections: tasks of a round (or of a version, where there are none), and no reports, profiling or tests."""
 
+import json
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -31,9 +32,10 @@ def worst_decile(values: Iterable[float]) -> float:
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     """The end of each round (s), and Jain's index of all selections until then, over all devices of the population."""
-    from fedsim.lab.reading.history import History
+    import pandas as pd
 
-    events = History(run).of("task-start", "round")
+    names = ["time", "kind", "device", "round"]
+    events = pd.DataFrame(run.events_of(("task-start", "round"), names), columns=names)
     ends = events["kind"] == "round"
     asked = ~ends & events["round"].notna()
     before = events[asked].groupby("device").cumcount().reindex(events.index, fill_value=0)
@@ -47,9 +49,11 @@ def selections(run: RunFolder) -> "pd.DataFrame":
 
     An update is valid if it was not late or lost, and an epoch was finished.
     """
-    from fedsim.lab.reading.history import History, parsed
+    import pandas as pd
 
-    history = History(run)
-    trained, ended = history.steps[history.steps["step"] == "train"], history.of("task-end").dropna(subset="round")
-    idle = trained["task"][[not parsed(data).get("epochs") for data in trained["data"]]]
+    names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
+    events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
+    trained = events[(events["kind"] == "step-end") & (events["step"] == "train")]
+    idle = trained["task"][trained["data"].map(lambda data: not json.loads(data)["epochs"]).astype(bool)]
+    ended = events[(events["kind"] == "task-end") & events["round"].notna()]
     return ended[["device", "group"]].assign(valid=(ended["outcome"] == "done") & ~ended["task"].isin(idle))

@@ -296,7 +296,7 @@ def test_what_a_run_does_not_have_is_nothing(runs: dict[str, Path]) -> None:
 def test_energy_and_carbon_to_a_target(tmp_path: Path) -> None:
     """With a constant intensity the grams are the joules', to the target and in all."""
     strategy = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}
-    sections = quiet_world(strategy, rounds=4) | {"energy": {"preset": "laptop", "carbon": "360 g/kWh"}}
+    sections = quiet_world(strategy, rounds=4) | {"energy": {"preset": "laptop", "carbon": {"intensity": "360 g/kWh"}}}
     fedsim.run(fedsim.Scenario(**sections), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     reached = max(row["accuracy"] for row in run.rounds[:2])
