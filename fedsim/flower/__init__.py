@@ -1,5 +1,5 @@
-"""Flower apps in simulated time: a ServerApp and a ClientApp, as they are, between simulated devices.
+"""Unmodified Flower apps in simulated time.
 
-``strategy`` is what a scenario names (``kind = "flower"``), ``server_side`` the ServerApp's half, ``client_side`` that of the
-ClientApp, ``replaced`` what of Flower and of the clock an app finds otherwise. Flower itself is loaded when a run begins.
+``strategy`` is the strategy of a scenario (``kind = "flower"``), ``server_side`` runs the ServerApp, ``client_side`` the
+ClientApp, ``replaced`` has replacements of Flower's functions and of the clock. Flower is loaded when a run begins.
 """

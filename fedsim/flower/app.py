@@ -1,4 +1,4 @@
-"""A Flower app: what its ``pyproject.toml`` says, where its two halves are, and the threads in which they take turns."""
+"""A Flower app: its ``pyproject.toml``, its two halves, and the threads in which they take turns."""
 
 import asyncio
 import os
@@ -52,9 +52,9 @@ class App:
 
 
 def read_app(place: str, run_config: Mapping[str, Any]) -> App:
-    """The app in the folder ``place``; ``run_config`` changes its ``[tool.flwr.app.config]``, as ``flwr run`` does.
+    """The app in the folder ``place``, its ``[tool.flwr.app.config]`` changed by ``run_config``, as ``flwr run`` does.
 
-    Raises ``ScenarioError`` if there is no such app, or it knows no such key.
+    Raises ``ScenarioError`` if there is no such app, or it has no such key.
     """
     folder = Path(place).expanduser().resolve()
     try:
@@ -82,13 +82,13 @@ def read_app(place: str, run_config: Mapping[str, Any]) -> App:
 
 
 def is_within(folder: Path, file: str) -> bool:
-    """Whether a file lies in a folder, and not in the environment of packages that may be there too (``.venv``)."""
+    """Whether a file is in a folder, outside of an environment of packages there (``.venv``)."""
     inside = f"{folder}{os.sep}"
     return file.startswith(inside) and not (sys.prefix.startswith(inside) and file.startswith(f"{sys.prefix}{os.sep}"))
 
 
 def place_in(what: BaseException | threading.Thread, folder: Path) -> str:
-    """Place of an error or a thread in the code of a folder: ``", in client_app.py, line 12"``; ``""`` if it is elsewhere."""
+    """Place of an error or a thread in the code of a folder: ``", in client_app.py, line 12"``; ``""`` if elsewhere."""
     if isinstance(what, BaseException):
         frames = traceback.extract_tb(what.__traceback__)
     else:
@@ -103,7 +103,7 @@ def _endless(called: str, patience_s: float, place: str) -> SimulationError:
 
 
 def carried_out(function: Callable[[], T], patience_s: float, folder: Path, called: str) -> T:
-    """The value of a function, computed in another thread; ``SimulationError`` after ``patience_s`` real seconds."""
+    """Compute a function in another thread; ``SimulationError`` after ``patience_s`` real seconds."""
     answer: Future[T] = Future()
 
     def run() -> None:
@@ -125,10 +125,10 @@ class Over(BaseException):
 
 
 class Turns:
-    """A function in a thread of its own, which takes turns with the simulation: never do both go on.
+    """A function in a thread of its own, which takes turns with the simulation.
 
-    ``around`` is entered whenever it is its turn; ``result`` waits for real work. A turn of more than ``patience_s`` real
-    seconds counts as endless, and the message names the place in the code of ``folder``.
+    Each turn is within ``around``; ``result`` waits for real work. A turn of more than ``patience_s`` real seconds raises an
+    error with the place in the code of ``folder``.
     """
 
     def __init__(
@@ -149,7 +149,7 @@ class Turns:
         self.error: BaseException | None = None
 
     async def give(self) -> None:
-        """Let it go on until it waits or is ``over``, perhaps with an ``error``; ``SimulationError`` if that takes too long."""
+        """Run the function until it waits or is ``over``, perhaps with an ``error``; ``SimulationError`` after the patience."""
         self._back = Future()
         if self.thread.ident is None:
             self.thread.start()
@@ -167,7 +167,7 @@ class Turns:
             self._back.set_exception(_endless("the ServerApp", self._patience_s, f" without calling the Grid{place}"))
 
     def wait(self) -> None:
-        """Called in the thread: give the turn back; returns when it has it again, or raises ``Over``."""
+        """Give the turn back, from within the thread, and wait for the next one; ``Over``: there is none."""
         self._give_back()
         self._turn.acquire()
         if self.closing:
@@ -175,7 +175,7 @@ class Turns:
         self._within.enter_context(self._around())
 
     def close(self) -> None:
-        """End it, if it waits; what computes without end is left alone."""
+        """End the function if it waits; an endless computation is left alone."""
         self.closing = True
         if self.thread.ident is not None and not self.over:
             self._turn.release()

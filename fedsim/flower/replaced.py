@@ -1,9 +1,8 @@
-"""Replacements of what an app finds under Flower: the clock, waiting, modules, generators and threads.
+"""Replacements of the clock, of waiting, modules, generators and threads, for apps of Flower.
 
-Each replacement does what it stands for unless it is called in the thread of a simulated ServerApp. In that of a ClientApp
-``time.sleep`` returns at once, and is counted.
-The clock is simulated for code that knows Flower: the app's own, flwr, and packages that import it. Other libraries wait
-for what is real (a process, a socket, a thread), so they get real time.
+A replacement acts in the thread of a simulated ServerApp alone. In that of a ClientApp ``time.sleep`` returns at once, and is
+counted. The clock is simulated for code that knows Flower: the app's own, flwr, and packages that import it. Other libraries
+wait for real processes, sockets and threads, so they get real time.
 """
 
 import datetime
@@ -45,7 +44,7 @@ EPOCH_S = 1_577_836_800.0  # of simulated time 0 on the app's clock: 2020-01-01
 class AppHalf:
     """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``.
 
-    While it is in use, the imported modules, global generators and torch threads are its own.
+    While an app is in use, it has its own modules, global generators and torch threads.
     """
 
     def __init__(self, app: App, name: str, seed: int) -> None:
@@ -59,10 +58,7 @@ class AppHalf:
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Within it modules, generators and threads are this half's.
-
-        Without a ``seed`` for this once, generators continue from their last use without one.
-        """
+        """Use this half; without a ``seed``, generators continue from their last use without one."""
         outside, threads, log = _generators(), torch.get_num_threads(), logging.getLogger("flwr")
         place, level = str(self._folder), log.level
         if seed is None:
@@ -112,7 +108,7 @@ def _set_generators(states: tuple[Any, Any, Any]) -> None:
 
 
 class Sleeper:
-    """A ClientApp at work, and how long its code has slept (s): its clocks go on by that at once."""
+    """A ClientApp at work, and how long its code has slept (s), by which its clocks advance."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.slept_s = folder, 0.0
@@ -121,8 +117,8 @@ class Sleeper:
 class _Here(threading.local):
     side: Any = None  # the ``server_side.Session`` whose ServerApp this thread is
     sleeper: Sleeper | None = None  # this thread is a ClientApp's
-    now_s: float | None = None  # at which Flower's own clock, of messages alone, stands
-    reply: Any = None  # of the ClientApp's function, before mods may hide what it says
+    now_s: float | None = None  # time of Flower's own clock, of messages alone
+    reply: Any = None  # of the ClientApp's function, before mods may hide its content
 
 
 here = _Here()
@@ -143,7 +139,7 @@ _knows_flower = {"flwr": True}  # by top package
 
 
 def _side_of_caller() -> Any:
-    """The simulated ServerApp, or the ClientApp, where the caller of the caller knows Flower."""
+    """The simulated ServerApp or ClientApp, if the caller of the caller knows Flower."""
     side = here.side or here.sleeper
     if side is None:
         return None
@@ -158,7 +154,7 @@ def _side_of_caller() -> Any:
 
 
 def _has_of_flower(module: ModuleType) -> bool:
-    """Whether a module has imported something of Flower's; attributes of other objects may do anything when asked for."""
+    """Whether a module has imported from Flower; attributes of other objects may run code."""
     for value in list(vars(module).values()):
         kind = type(value)
         name = value.__name__ if kind is ModuleType else value.__module__ if issubclass(kind, type | FunctionType) else ""
@@ -169,7 +165,7 @@ def _has_of_flower(module: ModuleType) -> bool:
 
 @cache
 def replace_all() -> None:
-    """Put the replacements into their places, once a process; the ServerApp does, before any ClientApp of the process."""
+    """Install the replacements, once a process."""
     for name, begin_s in (("time", EPOCH_S), ("monotonic", 0.0), ("perf_counter", 0.0)):
         _replace_clock(name, 1.0, begin_s)
         _replace_clock(f"{name}_ns", 1e9, begin_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
@@ -63,7 +63,7 @@ class AppRounds:
         if not self._leads(message):
             return None
         told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
-        arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
+        arrays = next(iter(message.content.array_records.values()), None)
         again = asked in self._asked if arrays is None else arrays != self._sent
         if not self._trains and _trains(message):
             self._trains = True
@@ -113,12 +113,12 @@ def _trains(message: Message) -> bool:
 def _told(message: Message) -> int | None:
     if (group := message.metadata.group_id).isdecimal():
         return int(group)
-    configs = [record for record in message.content.values() if isinstance(record, ConfigRecord)]
+    configs = message.content.config_records.values()
     return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
 
 
-_POLL_S = 0.01  # what asking again for replies that are not there costs, of simulated time
-_MOST_IDLE = 200_000  # times that a ServerApp may wait in a row with nothing under way
+_POLL_S = 0.01  # simulated time of a second look in vain for replies
+_MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or vanished before it had answered",
@@ -278,11 +278,9 @@ class Session(Grid):  # type: ignore[misc]
             raise ValueError(f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are")
         number = len(self._sent)
         metadata.__dict__["_message_id"] = name = f"message-{number}"
-        arrays = next((record for record in message.content.values() if isinstance(record, ArrayRecord)), None)
         one = self.rounds.of(message)
         copy = deepcopy(message)  # which shares the arrays' bytes
-        if arrays:
-            self.model = next(record for record in copy.content.values() if isinstance(record, ArrayRecord))
+        self.model = next(iter(copy.content.array_records.values()), None) or self.model
         copy.metadata.created_at = EPOCH_S + self._server.now
         if (content := id(message.content)) not in sizes:
             sizes[content] = bytes_of_content(copy.content)
@@ -318,11 +316,11 @@ class Session(Grid):  # type: ignore[misc]
             self._awaited.add(device)
 
     def _doubt(self, sent: Sent) -> None:
-        """A device that is not there, or not any more, is given some time."""
+        """Wait for a device that is away, or has gone."""
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """The replies that are there, of those that were not pulled before, in the order in which the messages were pushed."""
+        """Replies that are there and were not pulled before, in the order in which the messages were pushed."""
         self._check_thread()
         wanted = sorted({self._sent[name].number for name in message_ids if name in self._sent})
         names = [f"message-{number}" for number in wanted]
@@ -345,7 +343,7 @@ class Session(Grid):  # type: ignore[misc]
         return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages, and wait until all are answered, or so long (s)."""
+        """Push messages, and wait until all are answered, at most for ``timeout`` (s)."""
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
         if missing and (timeout is None or timeout > 0):
@@ -363,7 +361,7 @@ class Session(Grid):  # type: ignore[misc]
                 self._missing.discard(sent.message.metadata.message_id)
 
     def _answer_for(self, sent: Sent, code: int) -> None:
-        """The answer that Flower gives in the place of a device."""
+        """Flower's own answer in the place of a device."""
         with where(now_s=EPOCH_S + self._server.now):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
@@ -376,7 +374,7 @@ class Session(Grid):  # type: ignore[misc]
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """A device has answered, or it will not."""
+        """Take the answer of a device, or wait for a device that gave none."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
@@ -400,7 +398,7 @@ class Session(Grid):  # type: ignore[misc]
         self._serve(device)
 
     async def on_timer(self, name: str) -> None:
-        """A patience, a message's time to live, or the ServerApp's sleep is over, or its turn has come."""
+        """Handle the end of a patience, of a message's time to live, of the ServerApp's sleep, or its turn."""
         if name == "turn":
             await self.go_on()
             return
