@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 
-from fedsim.analysis import style
 from fedsim.files import read_toml
 from fedsim.lab import bench
 from fedsim.language.units import show_bytes, show_joules
@@ -30,8 +29,8 @@ def board() -> Iterator[str]:
         f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
     )
     yield (
-        f"**Ranks change between worlds**: `{apart}` is {style.ordinal(min(places[apart]))} in one and "
-        f"{style.ordinal(max(places[apart]))} in another. Where intervals overlap, places say little."
+        f"**Ranks change between worlds**: `{apart}` has place {min(places[apart])} in one and "
+        f"place {max(places[apart])} in another. Where intervals overlap, places say little."
     )
     for world in worlds:
         rows = sorted((ranked.get((name, world), len(names)), name) for name in names)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+from pydantic import Field
 
 from fedsim.arrays import Ints
 from fedsim.data.federated import Dataset, FederatedData, Index, Normalise, Shard
@@ -118,14 +119,22 @@ class Iid(Partition):
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(4, 2)) + 50 samples of the source ``synthetic`` a device, a tenth of them for testing (code of FedProx)."""
+    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples of the source ``synthetic`` a device, a tenth for testing.
+
+    Source: code of FedProx.
+    """
 
     kind: Literal["synthetic"] = "synthetic"
     usual_normalise: ClassVar[Normalise] = "none"
 
+    log_mean: float = Field(default=4.0, ge=0.0, le=10.0)
+    log_std: float = Field(default=2.0, ge=0.0, le=3.0)
+    least: int = Field(default=50, ge=2, le=1_000_000_000)
+
     def sizes(self, devices: int, streams: Streams) -> Ints:
         """Samples of each device, int64 [devices]."""
-        return streams.generator("world/data/sizes").lognormal(4.0, 2.0, devices).astype(np.int64) + 50
+        draws = streams.generator("world/data/sizes").lognormal(self.log_mean, self.log_std, devices)
+        return draws.astype(np.int64) + self.least
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         return hold_out_tenths(dataset, np.split(dataset.all, self.sizes(devices, streams).cumsum()[:-1]), streams)
