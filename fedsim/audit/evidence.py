@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import RunFolderError
 from fedsim.files import read_json
 from fedsim.language.units import TICK_S, Bytes
-from fedsim.meters.base import transfer_of
+from fedsim.meters.base import ends_of
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import AVAILABILITY, DEVICES, EVENTS, ROUNDS, TRANSFERS
@@ -90,18 +90,23 @@ class Evidence:
         self._said: dict[str, pd.DataFrame] = {}
         numbers = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
         message = {"direction": object, "sender": object, "receiver": object, **numbers, "payloads": int}
-        kinds = (OF_DEVICES, "server-transfer", *FLOWS)
-        self._readers = _READERS | {of: (message, partial(self._message, of.partition(" of ")[0])) for of in kinds}
+        self._readers = _READERS | {OF_DEVICES: (message, self._of_device), "server-transfer": (message, self._at_once)}
+        self._readers |= dict.fromkeys(FLOWS, (message, self._on_links))
 
-    def _message(self, kind: str, data: Data) -> tuple[Any, ...]:
-        others: Data = {
-            "step": "upload",
-            **dict.fromkeys(("device", "round", "outcome")),
-        }  # columns of their own, see ``moved``
-        told = transfer_of(math.nan, kind, others | data, math.nan)
-        assert told is not None
-        numbers = map(_number, (told.start, told.bytes, told.delivered, told.wire_bytes))
-        return told.direction, told.sender or "", told.receiver or "", *numbers, self._numbered(told.payloads)
+    def _of_device(self, data: Data) -> tuple[Any, ...]:
+        return "", data.get("sender") or "", data.get("receiver") or "", math.nan, *self._sizes(data)
+
+    def _on_links(self, data: Data) -> tuple[Any, ...]:
+        return *ends_of(data), _number(data["start"]), *self._sizes(data)
+
+    def _sizes(self, data: Data) -> tuple[Any, ...]:
+        sizes = data["bytes"], data["delivered"], data.get("wire_bytes", data["delivered"])
+        return *map(_number, sizes), self._numbered(data["payloads"])
+
+    def _at_once(self, data: Data) -> tuple[Any, ...]:
+        size = _number(data["bytes"])
+        payloads = self._numbered([[data["purpose"], size]])
+        return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads
 
     def _numbered(self, payloads: Any) -> int:
         parts = tuple([(purpose, _number(size)) for purpose, size in payloads])

@@ -89,11 +89,9 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
         purpose, size, of = fields["purpose"], fields["bytes"], fields.get("round")
         ends, payloads = (fields["sender"], fields["receiver"]), ((purpose, size),)
         return Transfer(time, time, None, "up", purpose, size, size, 0.0, "done", of, None, payloads, *ends)
-    if kind == "message":
-        device, start, direction, ends = None, fields["start"], "peer", (fields["source"], fields["destination"])
-    elif kind == "edge-transfer":
-        device, start, direction, edge = None, fields["start"], fields["direction"], f"edge {fields['edge']}"
-        ends = ("server", edge) if direction == "down" else (edge, "server")
+    if kind in ("edge-transfer", "message"):
+        direction, sender, receiver = ends_of(fields)
+        device, start, ends = None, fields["start"], (sender, receiver)
     elif kind == "step-end" and fields["step"] in _DIRECTIONS:
         device, direction = fields["device"], _DIRECTIONS[fields["step"]]
         ends = fields.get("sender"), fields.get("receiver")
@@ -104,6 +102,14 @@ def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float)
     sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
     of = fields["outcome"], fields["round"], fields.get("task")
     return Transfer(start, time, device, direction, purpose, *sizes, *of, payloads, *ends)
+
+
+def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
+    """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
+    if "source" in told:
+        return "peer", told["source"], told["destination"]
+    edge, direction = f"edge {told['edge']}", told["direction"]
+    return (direction, "server", edge) if direction == "down" else (direction, edge, "server")
 
 
 @dataclass(frozen=True)

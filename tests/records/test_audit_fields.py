@@ -223,7 +223,7 @@ def test_what_is_wrong_with_one_record_s_data_leaves_the_other_checks_their_find
     findings, turns = resealed(tiny_run, rows), "every task begins, takes its steps in order and ends once"
     assert findings[turns] == [f"task {rows[at]['task']}: train begins and upload ends"]
     (problem,) = findings["transfers agree with the records"]
-    assert f"record {at} (step-end of download or upload) has wrong data (KeyError: 'payloads')" in problem
+    assert f"record {at} (step-end of download or upload) has wrong data (KeyError: 'bytes')" in problem
     assert findings["no device does two things at once"] == []
 
 
