@@ -118,7 +118,7 @@ def _draw_sizes(panel: Axes, grouping: ReportedGrouping, bars: Floats, top: floa
     """Draw bars stacked by cluster; ``top`` is the axis's end."""
     members = [grouping.sizes[grouping.groups == group] for group in range(len(grouping.members))]
     colours = [_PALETTE[group % len(_PALETTE)] for group in range(len(members))]
-    tops, *_ = panel.hist(members, bars, stacked=True, color=colours)
+    tops, *_ = panel.hist(members, bars.tolist(), stacked=True, color=colours)
     heights = np.atleast_2d(tops)[-1]
     panel.set(xlim=(2 * bars[0] - bars[1], 2 * bars[-1] - bars[-2]), ylim=(0, top), ylabel="devices")
     style.whole_ticks(panel.yaxis, 5)

@@ -33,8 +33,10 @@ _HINT = (
     "seed in the same worlds; each comparison stands alone: the best of many looks a little better than it is."
 )
 _LONGEST = 3000  # characters of a scenario in short; only hostile ones are longer
-_COUNTED = ("seed", "learning", "population.devices", "population.host.", "strategy.clients_per_round")
-_COUNTED += ("strategy.local_epochs", "strategy.deadline", "stop.")
+_COUNTED = (
+    *("seed", "learning", "population.devices", "population.host.", "stop."),
+    *(f"strategy.{key}" for key in ("clients_per_round", "local_epochs", "deadline")),
+)
 
 
 def in_short(shown: Shown) -> Markup:
