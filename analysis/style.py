@@ -153,10 +153,10 @@ def whole_ticks(axis: Axis, most: int) -> None:
     axis.set_major_locator(MaxNLocator(nbins=most, integer=True))
 
 
-def lighten(colour: str, share: float) -> str:
+def lighten(colour: str, share: float) -> tuple[float, float, float]:
     """The colour mixed with a share (0..1) of white."""
     red, green, blue = (part + (1 - part) * share for part in to_rgb(colour))
-    return to_hex((red, green, blue))
+    return red, green, blue
 
 
 def line_of(number: int, width: float) -> dict[str, Any]:
@@ -173,12 +173,12 @@ def evenly(count: int, most: int) -> NDArray[np.int64]:
 def group_colour(group: int) -> str:
     """The colour of a group of devices, the same in all pictures; from the eleventh group on the colours come again, paler."""
     turn, place = divmod(group, len(GROUPS))
-    return lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2))
+    return to_hex(lighten(GROUPS[place], 1 - 0.5 ** min(turn, 2)))
 
 
 def group_tint(group: int) -> str:
     """The colour of a group of devices, as pale as a background has to be."""
-    return lighten(group_colour(group), 0.72)
+    return to_hex(lighten(group_colour(group), 0.72))
 
 
 def group_name(group: int) -> str:
