@@ -196,8 +196,10 @@ def draw_embedding(run: RunFolder) -> Figure:
 
     Points are the features where some were recorded: FlexCFL's EDC embedding (Duan et al. 2021, Eq. 7). Otherwise classical
     multidimensional scaling (Torgerson 1952) makes them of distances, or of similarities as inner products. Panels have the
-    first two principal components.
+    first two principal components, turned so that devices lie near their points in the panel before.
     """
+    from scipy.linalg import orthogonal_procrustes
+
     found = [one for one in read_clusterings(History(run)) if len(one.devices) > 1 and _coordinates(one).size]
     if not found:
         raise style.NothingToDrawError(
@@ -207,8 +209,13 @@ def draw_embedding(run: RunFolder) -> Figure:
     columns = min(3, len(chosen))
     side = style.WIDTH_IN / max(2, columns) - 0.2
     figure = Figure(figsize=(max(1.15 * columns, 1.3) * side, math.ceil(len(chosen) / 3) * (side + 0.4) + 1.1))
+    before, last = chosen[0], np.empty((0, 2))
     for panel, clustering in zip(_grid(figure, len(chosen)), chosen, strict=False):
         points, share = principal_components(_coordinates(clustering))
+        if len(last):  # rotated or mirrored, so that devices come nearest to their last points (Schoenemann 1966)
+            _, there, here = np.intersect1d(before.devices, clustering.devices, return_indices=True)
+            points = points @ orthogonal_procrustes(points[here], last[there])[0]
+        before, last = clustering, points
         _draw_points(panel, clustering.groups, points)
         panel.set_title(f"{clustering.title}\n{share:.0%} of the variance", fontsize=11)
     groups = sorted({int(group) for one in chosen for group in one.groups})

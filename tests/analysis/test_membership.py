@@ -237,19 +237,31 @@ def test_a_second_split_and_a_matrix_that_does_not_fit_are_damage(run: RunFolder
 
 
 @pytest.mark.parametrize("kind", ["distance", "similarity", "features"])
-def test_points_lie_as_far_apart_as_was_seen(grouped: RunFolder, tmp_path: Path, kind: str) -> None:
-    """Points of a plane, of which the server compared two in one direction only."""
+def test_points_of_several_clusterings_lie_as_far_apart_as_was_seen(grouped: RunFolder, tmp_path: Path, kind: str) -> None:
+    """Points of a plane, seen twice by the server: the second time from another side, and without the first two."""
     (event,) = [event for event in grouped.events if event["kind"] == "clustering"]
-    groups = np.array(event["data"]["groups"])
-    plane = np.random.default_rng(1).normal(size=(len(groups), 2)) * [3, 1]
-    seen = {"distance": cdist(plane, plane), "similarity": plane @ plane.T, "features": plane}
-    seen["distance"][1, 0] = np.nan
-    change = {name: matrix.tolist() if name == kind else None for name, matrix in seen.items()}
-    (panel,) = draw_embedding(with_clusterings(grouped, tmp_path / "run", [change])).axes
-    for group in (0, 1):
-        own = plane[groups == group]
-        (drawn,) = [np.asarray(item.get_offsets()) for item in panel.collections if item.get_gid() == f"group-{group}"]
-        np.testing.assert_allclose(cdist(drawn, drawn), cdist(own, own), atol=1e-9)
+    plane = np.random.default_rng(1).normal(size=(len(event["data"]["devices"]), 2)) * [3, 1]
+    parts, sides = (slice(None), slice(2, None)), (np.eye(2), np.array([[0.6, 0.8], [0.8, -0.6]]))
+    changes = []
+    for part, side in zip(parts, sides, strict=True):
+        points = plane[part] @ side
+        seen = {"distance": cdist(points, points), "similarity": points @ points.T, "features": points}
+        if kind == "distance":
+            seen[kind][1, 0] = np.nan  # compared one way alone
+        changes.append({name: matrix.tolist() if name == kind else None for name, matrix in seen.items()})
+        changes[-1] |= {name: event["data"][name][part] for name in ("devices", "groups")}
+    panels = draw_embedding(with_clusterings(grouped, tmp_path / "run", changes)).axes
+    lay: dict[int, np.ndarray] = {}
+    for panel, part, said in zip(panels, parts, changes, strict=True):
+        for group in (0, 1):
+            own = np.array(said["groups"]) == group
+            (drawn,) = [np.asarray(item.get_offsets()) for item in panel.collections if item.get_gid() == f"group-{group}"]
+            np.testing.assert_allclose(cdist(drawn, drawn), cdist(plane[part][own], plane[part][own]), atol=1e-9)
+            if group in lay:  # the same view, but for the origin, which is the mean of the points in each panel
+                shift = np.linalg.norm(plane.mean(axis=0) - plane[2:].mean(axis=0))
+                moved = np.linalg.norm(drawn[-5:] - lay[group][-5:], axis=1)
+                np.testing.assert_allclose(moved, shift, atol=0.3)
+            lay[group] = drawn
 
 
 def test_principal_components_of_points_on_a_line_and_of_an_ellipse() -> None:
