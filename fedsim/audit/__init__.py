@@ -1,6 +1,6 @@
-"""The audit: does a run folder tell a story that can have happened? It uses the folder alone, never the engine.
+"""The audit: checks whether a run folder is possible and consistent. It uses only the folder, never the engine.
 
-Each check is one function over the folder's tables (``Evidence``) that yields what it finds wrong; ``audit`` runs them all.
+Each check is one function over the folder's tables (``Evidence``) that yields problems; ``audit`` runs all of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ MOST_FINDINGS = 10_000
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
-    """Run every check on the run folder at ``path``; returns what each found, an empty list where all is well.
+    """Run every check on the run folder at ``path``; returns the problems of each, an empty list for a check that passes.
 
     ``allow_code``: whether the meters that its scenario names by import path are imported, to count again.
 

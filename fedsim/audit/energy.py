@@ -1,6 +1,6 @@
-"""Does the energy add up: over the phases that the records tell of, over devices, rounds and summary, and in the batteries?
+"""Checks that energy adds up: over the recorded phases, over devices, rounds and summary, and in the batteries.
 
-All of it is computed anew from the records and from what each device draws (``energy.parquet``, ``energy.json``), and without
+All is computed again from the records and from the power of each device (``energy.parquet``, ``energy.json``), without
 the ledger that the run kept.
 """
 
@@ -18,7 +18,7 @@ from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 
 _HOURS = np.arange(25) * 3600.0
-_NOBODY = _GOES_ON = -1  # the device of a place, and the record of what is booked with every round
+_NOBODY = _GOES_ON = -1  # the device of a place, and the record of the costs of every round
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
@@ -57,7 +57,7 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """No battery is below zero or over full; each holds what it held, plus what it got, less what was drawn."""
+    """No battery is below zero or over full; each level is the last one plus the charge minus the energy drawn."""
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
     account = _Account(evidence)
@@ -70,7 +70,7 @@ def batteries_hold(evidence: Evidence) -> Iterator[str]:
     told["held"] = told["initial_j"] + told["charged"] - told["idle"] - told["drawn"]
     text = "the battery of device {device} holds {level!r} J at {time!r} s, its books {held!r} J"
     yield from findings(text, told, ~(np.abs(told["level"] - told["held"]) <= slack))
-    if evidence.run.summary["status"] == "failed":  # nobody has told of the end of what was under way
+    if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
         return
     took = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.after_the_end()
     last = told.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
@@ -95,7 +95,7 @@ class _Account:
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
         drawn = pd.concat([part.assign(phase=phase)[columns] for phase, part in self._parts()], ignore_index=True)
-        drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]  # of nobody the first
+        drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]  # without a device the first
         joules, start, end = (drawn[name] for name in ("joules", "start", "end"))
         drawn["grams"] = 0.0
         for number, zone in enumerate(self.zones):
@@ -182,7 +182,7 @@ class _Account:
         drawn = self._booked(there, "idle_w").assign(row=_GOES_ON)
         if not self._setting["batteries"]:
             return drawn
-        # Batteries tell what their devices have drawn by being on, from the first task on.
+        # Records of batteries have the idle energy of their devices, from the first task on.
         told = self._evidence.said("battery").join(events[["device", "time"]])
         before = told.groupby("device")[["idle", "time"]].shift()
         told = told.assign(task=_NOBODY, start=before["time"], end=told["time"], joules=told["idle"] - before["idle"])

@@ -62,7 +62,7 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, devices.assign(number=number, times=times), devices["selected"] != times)
     nobody = events["kind"].isin(("arrival", "departure", "shift")) & (events["device"] == NOTHING)
     yield from findings("record {row} ({kind}) is of no device", events, nobody)
-    # A server may ask a device of whose leaving it has not heard: that task ends at once.
+    # A server may ask a device without knowing that it has left: that task ends at once.
     gone = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
     told = events[(ends | starts) & (events["device"] != NOTHING) & ~gone]
     row = evidence.row_of(told["device"])
@@ -72,9 +72,9 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """The table of availability is in order; steps lie within on phases; who is lost or flat has gone off, or was switched off.
+    """The table of availability is in order; steps lie within on phases; lost or flat devices have gone off, or were switched off.
 
-    Devices of which the table says nothing are left out.
+    Devices without rows are left out.
     """
     table, end = evidence.availability, evidence.run.summary["simulated_s"]
     before, device, time = table.shift(), table["device"], table["time"]
@@ -191,7 +191,7 @@ def models_as_said(evidence: Evidence) -> Iterator[str]:
         wanted = {"global"}
     if wanted and {"keep", "send"} & model.keys():
         wanted = wanted | {"device"}
-    if not evidence.said("aggregate")["tasks"].map(len).any():  # nobody has a model of its own or of a group yet
+    if not evidence.said("aggregate")["tasks"].map(len).any():  # no device has its own or a group model yet
         wanted = wanted - {"device", "group"}
     for name in sorted(wanted - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"

@@ -20,7 +20,7 @@ from fedsim.errors import RunFolderError
 from fedsim.language.units import BytesPerSecond
 from fedsim.records import folder as files
 
-SLACK = 1 + 1e-9  # what rounding may add to a rate
+SLACK = 1 + 1e-9  # rounding error of a rate
 
 
 class Stretch(NamedTuple):
@@ -64,19 +64,19 @@ class Rate(NamedTuple):
         bound = np.flatnonzero((size > 0) & ~self.is_unlimited(begin, due))
         order = bound[np.argsort(begin[bound], kind="stable")]
         begin, end, due, size = (column[order] for column in (begin, end, due, size))
-        opens, closes = self.carried(begin), self.carried(due)  # on a clock of what the link can carry its rate is always 1
+        opens, closes = self.carried(begin), self.carried(due)  # on a clock of carried bytes its rate is always 1
         for late in _missed(opens, closes, size / SLACK):
-            within = np.flatnonzero(closes <= late)[::-1]  # from the one that begins last on: what each more would add
+            within = np.flatnonzero(closes <= late)[::-1]  # from the last start on: the addition of each further message
             carried = np.cumsum(size[within])
             excess = carried - SLACK * (late - opens[within])
             worst = int(excess.argmax())
-            if excess[worst] > 0:  # not for what rounding does to a sum of many times
+            if excess[worst] > 0:  # not for the rounding error of a sum of many times
                 return Stretch(begin.item(within[worst]), end[within].max().item(), carried.item(worst))
         return None
 
 
 def _missed(begin: Floats, due: Floats, need: Floats) -> Iterator[float]:
-    """When messages are due that are late even if what is due first is sent first.
+    """Due times of messages that are late even if messages are sent in the order of their due times.
 
     Each has the link from ``begin`` (ascending), is ``due``, and would ``need`` it for so long alone, all on the link's clock.
     """

@@ -152,7 +152,7 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
-    """Each round's counts are those of its tasks, and the rounds' table says what the records say."""
+    """Each round's counts are those of its tasks, and the rounds' table agrees with the records."""
     events, summary, recorded = evidence.events, evidence.run.summary, evidence.said("round")["data"].to_dict()
     table = evidence.run.table(files.ROUNDS)
     agree = len(recorded) == len(table) == summary["rounds"]

@@ -1,7 +1,7 @@
-"""Is the world the one that the scenario and its seed make, and did training take as long as it says?
+"""Checks that the world follows from the scenario and its seed, and that training took the time that it implies.
 
-A scenario says how each quantity of a device is drawn, and every draw is keyed, so the columns of the devices can be drawn
-anew. What comes from a file of the user's, from a kind of device or from a preset is left out: the folder does not hold these.
+A scenario has the distribution of each quantity of a device, and every draw is keyed, so the columns of the devices can be
+drawn again. Values from a user's file, a kind of device or a preset are left out: the folder does not contain these.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Between the strategy and the world: the faces of its two halves, what they say to each other, and who carries it."""
+"""Between strategy and world: the interfaces of the two halves, their messages, and the transport of these."""
 
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
 from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd, payloads

@@ -1,4 +1,4 @@
-"""The client half of a strategy: what runs on a device. It knows that device alone, and the server by its messages alone."""
+"""The client half of a strategy, which runs on a device. It knows only that device and the messages of the server."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,10 +48,10 @@ class RunInfo:
 class Instruction:
     """Request of the server to a device."""
 
-    job: str  #: what is to be done: ``train``, or another word that the two halves of a strategy agree on
-    contents: dict[str, Any]  #: what it has received, by name
+    job: str  #: the job: ``train``, or another name that the two halves of a strategy agree on
+    contents: dict[str, Any]  #: received contents by name
     round: int | None
-    value: Any = None  #: what its real work (``Client.real``) came to, from ``Client.work`` on
+    value: Any = None  #: the result of its real work (``Client.real``), from ``Client.work`` on
 
     def __getitem__(self, name: str) -> Any:
         return self.contents[name]
@@ -81,7 +81,7 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: whatever belongs to one is in that device's ``state``."""
+    """Client half of a strategy. One object serves all devices: the memory of each is in that device's ``state``."""
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params, self.setting = params, setting

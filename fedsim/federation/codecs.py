@@ -35,14 +35,14 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Coded(NamedTuple):
-    """A content after its way through a codec: what the receiver gets, and what the sender keeps of it for the next time."""
+    """The result of a codec: the decoded content, and the model that the sender keeps for the next content of its name."""
 
     received: Ref
     kept: Ref | None = None
 
 
 class Codec(Spec):
-    """The base of every codec of models: a pure rule, whose loss the learning sees and whose bytes the network carries."""
+    """The base of every codec of models: a pure rule, whose error affects learning and whose bytes the network carries."""
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
     """Allowed directions: from the server to the devices, from them to the server."""

@@ -1,4 +1,4 @@
-"""The devices as their own client halves see them: facts of their data, and what they remember. The server sees none of it."""
+"""The devices as their own client halves see them: facts of their data, and their state. The server does not see these."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -79,7 +79,7 @@ class Device:
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class in what it last trained on or tested models with; int64 [C]."""
+        """Training samples of each class in the data of its last training or test of models; int64 [C]."""
         return self._devices.label_counts(self.number, self._devices.used_versions.get(self.number, 0))
 
     def initial(self, count: int = 0) -> Ref:
@@ -133,10 +133,10 @@ class Devices:
         self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
         self.batteries: Power | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
-        self.states: dict[int, dict[str, Any]] = {}  # what each device remembers
+        self.states: dict[int, dict[str, Any]] = {}  # each device's state
         self.used_versions: dict[int, int] = {}  # of its data, on which each last computed for a task; absent: the first
         self.initial: dict[int, Ref] = {}
-        self.residuals: dict[int, dict[str, Ref]] = {}  # by lossy codecs, of what was not sent, by the names of contents
+        self.residuals: dict[int, dict[str, Ref]] = {}  # errors of lossy codecs, by the names of contents
         self.bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
@@ -152,5 +152,5 @@ class Devices:
         return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave."""
+        """Restore the state from ``snapshot``."""
         vars(self).update(state)

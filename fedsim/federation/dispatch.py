@@ -31,7 +31,7 @@ _KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")
 
 
 class Dispatch:
-    """Carries what the two halves of a strategy say to each other."""
+    """Carries the messages between the two halves of a strategy."""
 
     tasks: "TaskRunner"
     messages: "Messages"
@@ -53,13 +53,13 @@ class Dispatch:
         self.simulation, self.population, self.learner, self.streams = simulation, population, learner, streams
         self.evaluator, self._own, self.down, self.up = evaluator, own, down, up
         self.client_side, self.devices = client_side, client_side.devices
-        self.busy_until = 0.0  # when the server has computed what it has begun by now (s)
+        self.busy_until = 0.0  # end of the server's current computations (s)
         self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self.untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
         self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
-        self.kept_at: dict[int, dict[str, Any]] = {}  # by lossy codecs at edge servers, of what was not sent
+        self.kept_at: dict[int, dict[str, Any]] = {}  # errors of lossy codecs at edge servers
         self.bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
     def connect(
@@ -218,7 +218,7 @@ class Dispatch:
         return {name: getattr(self, name.removeprefix("_")) for name in _KEPT} | kept
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``. Alarms follow by ``rearm``."""
         self._timers, self._timer_names = {}, dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BYTES_TO_LOOK_AT = 200  # a device, where its phase and its number are kept for it
-_LEAST_ASKED = 16  # to ask of one device or of so many whether they can be had takes about the same time
+_LEAST_ASKED = 16  # checking one device or so many for availability takes about the same time
 
 
 def _memory_bytes() -> int:
@@ -424,7 +424,7 @@ class Server:
         return Peer(device, self, self._dispatch)
 
     async def result(self, work: Future[T]) -> T:
-        """Await a future from the strategy's own thread; simulated time stands still until then."""
+        """Await a future from the strategy's own thread; simulated time does not advance meanwhile."""
         return await self._dispatch.simulation.join(work)  # type: ignore[no-any-return]
 
     # Randomness, records, the end.

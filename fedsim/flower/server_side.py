@@ -117,7 +117,7 @@ def _told(message: Message) -> int | None:
     return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
 
 
-_POLL_S = 0.01  # simulated time of a second look in vain for replies
+_POLL_S = 0.01  # simulated time of a repeated look for replies without any
 _MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
 
 _UNAVAILABLE = {

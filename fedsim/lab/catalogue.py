@@ -139,7 +139,7 @@ def about(name: str) -> list[str]:
 
 
 def _mentioned(words: list[str]) -> list[str]:
-    """Kinds and keys whose name or meaning says all of these words."""
+    """Kinds and keys with all of these words in their name or meaning."""
     told = {f"{name}, one of the {title}": line for title, entries in catalogue().items() for name, line in entries}
     told |= {path: told_of(owner).get(key, "") for path, owner, key in _every_path() if not path.startswith("study.base")}
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]

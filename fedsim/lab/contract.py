@@ -130,7 +130,7 @@ class StrategyContract:
 
     strategy: Mapping[str, Any]
     sections: Mapping[str, Any] = {}  # replaces others of the scenario: a codec in ``messages``, a network, a source of data
-    goes_by_tests: bool = False  # is meant to go by what ``ServerModels.test`` says, as TiFL's credits are
+    goes_by_tests: bool = False  # depends on ``ServerModels.test`` by design, as TiFL's credits do
 
     def quiet(self, **how: Any) -> ScenarioTables:
         """``quiet_world`` with this strategy and these sections."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
 _CHECKED_BATCHES = range(16, 65)
-_SHOWN = 100_000  # devices whose times are reckoned, of too many for all
+_SHOWN = 100_000  # sample of devices for estimates of large populations
 
 
 def nominal_lines(run: Run) -> list[str]:
@@ -255,7 +255,7 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
     ``patience_s``: real seconds for each part of the trial; 0 for no trial. ``ScenarioError``, ``DataError``: it cannot be run.
     """
     if scenario.strategy.brings_learning:
-        Simulation(scenario, executor=executor)  # refuses what cannot be run
+        Simulation(scenario, executor=executor)  # refuses invalid scenarios
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
     trial = Beginning(scenario, executor)

@@ -1,4 +1,4 @@
-"""``fedsim new``: five answers become a commented study that says which deadline, which strategy, and what it costs."""
+"""``fedsim new``: writes a commented study from five answers, which compares deadlines, strategies and costs."""
 
 import math
 import re
@@ -17,7 +17,7 @@ _MOST_DEVICES = _DIGITS // 2  # each needs two samples
 _WIDEST = 2048  # of one hidden layer; a larger model has two
 _LARGEST, _STAND_IN = 8e6, 6e5  # bytes: of larger models only messages have the size, or a study would compute for hours
 _EPOCHS = 2
-_FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, times what a task takes in the median
+_FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, as multiples of the median time of a task
 _RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
 
 _OORT = Template('oort.strategy.selection = { kind = "oort", pacer_step = "$step s" }  # the fast ones that are of use\n')

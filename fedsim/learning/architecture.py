@@ -23,7 +23,7 @@ STATISTICS = ("running_mean", "running_var")
 
 
 Patterns = Annotated[list[str], Field(min_length=1)] | str
-"""Names of tensors or layers, in which * stands for anything."""
+"""Names of tensors or layers, in which * matches anything."""
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
@@ -50,7 +50,7 @@ class LoRA(Spec):
     rank: int = Field(ge=1, le=100_000)
     """of every adapter."""
     alpha: float = Field(default=16.0, gt=0.0, le=1e6)
-    """over the rank the factor of what an adapter adds."""
+    """factor of the adapter's product, divided by the rank."""
     where: Patterns = "*"
     """names of the layers that get one; by default every ``torch.nn.Linear``."""
 
@@ -145,7 +145,7 @@ class Architecture:
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
         """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that does not fit.
 
-        Of all but the last layer only the share ``width`` of the channels or units is there, rounded up.
+        All layers except the last have only the share ``width`` of their channels or units, rounded up.
         """
         found, now = list(layers), shape
         for at, layer in enumerate(layers):

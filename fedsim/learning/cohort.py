@@ -85,7 +85,7 @@ class LocalWork:
         )
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """The question that ``ref`` stands for, whose models are known."""
+        """The choice or function that ``ref`` describes, with known models."""
         recipe = ref.recipe
         assert isinstance(recipe, Best)
         shard, samples = data.shard(recipe.device, recipe.version), None

@@ -1,7 +1,7 @@
-"""Deferred learning: models are names until a number is wanted.
+"""Deferred learning: models are names until a value is needed.
 
 Then a model and its uncomputed ancestors are computed in waves (``refs.waves``), all trainings of a wave as one cohort. Models
-that nobody asks for, such as a straggler's update, are never computed.
+that are not needed, such as a straggler's update, are never computed.
 """
 
 import math
@@ -193,7 +193,7 @@ class Learning(Learner):
             ref.settle(value)
 
     def _call(self, ref: Ref) -> FunctionCall | Weights:
-        """The call that computes ``ref``, or the weights that stand in for its result."""
+        """The call that computes ``ref``, or the weights that replace its result."""
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
         kept = list(recipe.models) if recipe.size is not None else self._finite(recipe.models)

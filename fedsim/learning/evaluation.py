@@ -23,7 +23,7 @@ class Evaluation:
     loss_sum: NDArray[np.float64]
     """summed cross-entropy (or another loss), float64 [devices]."""
     facts: dict[str, list[SampleNumbers]] = field(default_factory=dict)
-    """by metric, what it keeps of each device's test samples."""
+    """numbers that each metric keeps of each device's test samples, by metric."""
 
     @classmethod
     def together(cls, each: Sequence["Evaluation"]) -> "Evaluation":

@@ -19,13 +19,13 @@ from fedsim.training import Places
 Function = Callable[..., NDArray[np.floating]]
 F = TypeVar("F", bound=Function)
 
-_BLOCK = 1 << 15  # numbers that are summed at once: what stays in a core's own cache
+_BLOCK = 1 << 15  # numbers that are summed at once, which fit into a core's own cache
 
 _KNOWN: dict[str, Function] = {}  # every marked function whose module has been imported, by its import path
 
 
 def pure(function: F) -> F:
-    """Mark a function of models as fit for ``ServerModels.apply``: it stands at the top of a module and has no side effects."""
+    """Mark a function of models as fit for ``ServerModels.apply``: defined at the top of a module, without side effects."""
     _KNOWN[_path(function)] = function
     return function
 
@@ -45,7 +45,7 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """The marked function at a path. Nothing outside fedsim is imported: what a strategy uses, it has imported."""
+    """The marked function at a path. Nothing outside fedsim is imported: a strategy has imported its functions."""
     module = path.partition(":")[0]
     if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
         import_module(module)
@@ -72,7 +72,7 @@ def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
     results = []
     for function, models, constants, stream, size in calls:
         drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
-        with np.errstate(all="ignore"):  # what is not finite is found by looking at the result
+        with np.errstate(all="ignore"):  # non-finite inputs are found in the result
             found = np.asarray(function(list(models), **constants, **drawing)).astype(np.float32, copy=False)
         wanted = models[0].shape if size is None else (size,)
         if found.shape != wanted:

@@ -131,7 +131,7 @@ class Learner:
         return value
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """The weights of several models, float32 [d] each, read-only; what must be trained for them is one cohort."""
+        """The weights of several models, float32 [d] each, read-only; all trainings that they need are one cohort."""
         if not refs:
             return []
         raise SimulationError(
@@ -139,7 +139,7 @@ class Learner:
         )
 
     def compute_now(self, ref: Ref) -> None:
-        """Compute a model at once, where nobody can wait for other workers; without learning, nothing."""
+        """Compute a model at once, without waiting for other workers; does nothing without learning."""
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation | None:
         """Each model on the test samples of the devices that it serves (None: all), pooled and device by device."""

@@ -84,7 +84,7 @@ class Model(Spec):
 
 
 class PartedModel(Model):
-    """A model whose parts are told apart."""
+    """A model with parts: trained or frozen, kept or sent."""
 
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
@@ -123,7 +123,7 @@ class PartedModel(Model):
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The tensors, whatever of them is kept or sent."""
+        """All tensors, kept or sent."""
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
         found = self.trained(shape, classes)
@@ -313,7 +313,7 @@ class SizeOnly(Model):
         return self.flops_per_sample
 
     def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        """A step reads the weights twice, writes the gradients once, and reads and writes what the optimiser touches."""
+        """A step reads the weights twice, writes the gradients once, and reads and writes the optimiser's tensors."""
         weights, flops, has_momentum = self.bytes, self.flops_per_sample, training.sgd.momentum > 0
         forward, backward = operation(0.0, flops / 3, weights), operation(0.0, flops * 2 / 3, 2 * weights)
         update = operation(weights / 2, 0.0, (8.0 if has_momentum else 3.0) * weights)

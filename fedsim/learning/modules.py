@@ -80,14 +80,14 @@ def numbers(module: nn.Module) -> dict[str, Tensor]:
 
 
 def frozen_numbers(module: nn.Module) -> int:
-    """Numbers of a module that are no numbers of the flat model: what its devices have once, and what never changes."""
+    """Numbers of a module outside the flat model: parts that devices have once, and parts that never change."""
     held = [*module.parameters(), *(buffer for name, buffer in module.named_buffers() if name.endswith(STATISTICS))]
     return sum(tensor.numel() for tensor in held) - sum(tensor.numel() for tensor in numbers(module).values())
 
 
 def step_flops(module: nn.Module, shape: Shape, *, backward: bool = False) -> float:
     """FLOPs of the matrix products and convolutions of a training step on one sample: three times those of a forward pass, or
-    with ``backward`` those of both passes, where gradients that nobody needs cost nothing.
+    with ``backward`` those of both passes, without gradients that are not needed.
 
     Counted on tensors that hold nothing, where recurrent layers and attention are products too; unless values are needed.
     """
@@ -111,7 +111,7 @@ def example(samples: int, shape: Shape) -> Tensor:
 
 
 def fit(module: nn.Module, lora: LoRA | None, train: Patterns | None, seed: int = 0) -> nn.Module:
-    """The module, changed in place: adapters by a seed; all frozen but what ``train`` names (None: adapters, or all)."""
+    """The module, changed in place: adapters by a seed; trained are tensors that ``train`` names (None: adapters, or all)."""
     if lora is not None:
         seeded(lambda: _adapt(module, lora), seed)
     if train is not None or lora is not None:

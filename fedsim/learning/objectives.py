@@ -1,4 +1,4 @@
-"""``[objective]``: what a model learns to give for a sample, its loss, and the metrics of tests beside it.
+"""``[objective]``: the target of learning, its loss, and further metrics of tests.
 
 A sample asks for one answer or several: a class, each token of a sequence, each number of a vector. The loss of a sample is
 the mean over its answers; the loss and the accuracy of a test are means over all answers. A metric keeps some numbers of each
@@ -85,7 +85,7 @@ def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "
 
 
 class Objective(Spec):
-    """Target of learning: what a model gives for a sample, by which loss, and which metrics tests have."""
+    """Target of learning: the form of a model's output, the loss, and the metrics of tests."""
 
     kind: str
     metrics: list[str] = Field(default_factory=list)
@@ -162,7 +162,7 @@ class Objective(Spec):
         return targets == targets
 
     def answers(self, outputs: "Tensor") -> "Tensor":
-        """The targets that a model's outputs stand for, [n, ...]."""
+        """The targets that a model's outputs predict, [n, ...]."""
         return outputs.argmax(dim=-1)
 
 

@@ -1,6 +1,6 @@
-"""Models as names: a ``Ref`` stands for a model that may not have been computed yet, and has its recipe.
+"""Models as names: a ``Ref`` denotes a model that may not have been computed yet, and has its recipe.
 
-A ref is computed when its value is asked for. Then it drops its recipe, and with it all models that only the recipe needed.
+A ref is computed when its value is needed. Then it drops its recipe, and with it all models that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -115,12 +115,12 @@ class Ref:
     """The name of a model, unique within a run: ``model-3``, ``update-17``. Only ``Learning`` looks inside.
 
     Attributes:
-        serial: how many refs were made before.
+        serial: number of refs made before.
         device: the device that trained or chose it, or None.
         recipe: how to compute it; None once that is done.
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
-        loss: what a training reports, shared by all that is made of the update; None elsewhere.
+        loss: the training loss, shared by all refs made of the update; None elsewhere.
         losses, choice: of a choice, the objective of each model, float64 [models], and the position of the chosen one.
         state: the trainer's state after a training, by name, and the mean state of a mix where states are sent; else None.
     """

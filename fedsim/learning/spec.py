@@ -76,7 +76,7 @@ class Trainer(Spec):
         """Refuse, by a ``ScenarioError``, a model, or one without the usual loss (cross-entropy), that cannot be trained so."""
 
     def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
-        """An optimiser that costs what a step of this trainer costs; by default SGD."""
+        """An optimiser with the costs of a step of this trainer; by default SGD."""
         from torch.optim import SGD
 
         rule = self.sgd

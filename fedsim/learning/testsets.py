@@ -20,11 +20,11 @@ from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Solver, one_thread
 
 _BLOCK_NUMBERS = 1 << 20  # numbers in the samples of one block of work
-_KEPT_BYTES = 1 << 30  # of the lists of who holds which, and of their images
+_KEPT_BYTES = 1 << 30  # of the lists of devices' samples, and of their images
 
 
 Judged = dict[str, SampleNumbers]
-"""Samples under a model: what each metric keeps, and as "" the loss, right answers and answers in all of each, [n, 3]."""
+"""A model's results on samples: the numbers of each metric, and as "" loss, correct answers and answers of each, [n, 3]."""
 
 
 class Block:
@@ -54,7 +54,7 @@ class Block:
 
 
 class TestSamples(NamedTuple):
-    """The test samples of some devices, which stand device by device."""
+    """The test samples of some devices, in order of devices."""
 
     devices: list[int]
     owner: Ints

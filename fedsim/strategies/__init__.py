@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """Its parameters. A user's own may inherit those of one of ours, whose ``kind`` is that one's name."""
+        """Its parameters. A user's strategy may inherit those of a built-in one, whose ``kind`` stays that one's name."""
         found: type[StrategyParams] = self.find(kind, key).Params
         return found if kind in self.known else with_any_kind(found)
 

@@ -20,13 +20,13 @@ class AsynchronousParams(StrategyParams):
     """Parameters of every asynchronous strategy."""
 
     concurrency: int = Field(default=10, ge=1)
-    """how many clients work at any time, if so many can be had."""
+    """number of clients that work at any time, if available."""
     local_epochs: Epochs = 1
     """E, passes over its own data that a client makes."""
     retry: PositiveSeconds = 60.0
     """with fewer clients at work than that, look for more after this time (s)."""
     selection: SelectionSpec = Random()
-    """who is asked next (``parts/selection``); not one that asks candidates first."""
+    """selection of the next clients (``parts/selection``); not one with queries."""
 
     @model_validator(mode="before")
     @classmethod

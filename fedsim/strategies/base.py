@@ -20,7 +20,7 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: what a strategy takes; each has a subclass as ``Params``. Checks refuse by a ``ScenarioError``."""
+    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise ``ScenarioError``."""
 
     kind: str
 
@@ -121,7 +121,7 @@ class StrategyParams(Spec):
         return []
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The end of a run as far as it can be known, by which the time left is told."""
+        """The known end of a run, for the display of the time left."""
         return stop
 
     @property
@@ -135,7 +135,7 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Refuse what cannot work with so many devices."""
+        """Refuse values that cannot work with so many devices."""
 
     def refuse_more(self, key: str, devices: int) -> None:
         """Refuse a number that is greater than that of the devices."""
@@ -145,13 +145,13 @@ class StrategyParams(Spec):
             )
 
     def check_edges(self, edges: int) -> None:
-        """Refuse what cannot work with so many edge servers; called for strategies ``at_edges`` only."""
+        """Refuse values that cannot work with so many edge servers; called only for strategies ``at_edges``."""
 
     def check_population(self, population: PopulationSpec) -> None:
-        """Refuse devices that cannot do what will be asked of them."""
+        """Refuse devices that are unable to do their jobs."""
 
     def check_samples(self, most: int) -> None:
-        """Refuse what cannot work where no device holds more than ``most`` training samples."""
+        """Refuse values that cannot work if no device holds more than ``most`` training samples."""
 
     def check_deadline(self, fastest_download_s: float) -> None:
         """Refuse a deadline before which no device can have downloaded the model (the fastest takes that many seconds)."""
@@ -225,7 +225,7 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """Models that the strategy keeps as arrays of its own, by file name: named tensors. They stand beside ``models``."""
+        """Models that the strategy keeps as arrays of its own, by file name: named tensors, in addition to ``models``."""
         return {}
 
     def why_no_accuracy(self) -> str | None:

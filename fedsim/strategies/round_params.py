@@ -1,4 +1,4 @@
-"""Parameters of strategies in rounds, by what they leave open: selection, over-selection, aggregation."""
+"""Parameters of strategies in rounds, by their parts: selection, over-selection, aggregation."""
 
 import math
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class RoundParams(StrategyParams):
     deadline: DeadlineKey = None
     """time of the clients (s), after which they are late, or a table with a rule (``parts/deadline``); None: no limit."""
     retry: PositiveSeconds = 60.0
-    """with nobody to ask, look again after this time (s)."""
+    """without an available client, look again after this time (s)."""
     every: PositiveSeconds | None = None
     """each round begins at the first multiple of this time (s) at which the one before has closed. None: at once."""
 
@@ -78,7 +78,7 @@ class RoundParams(StrategyParams):
 
     @property
     def asked_per_round(self) -> int:
-        """The number of clients that a round asks; 0 stands for all."""
+        """The number of clients in a cohort; 0 means all."""
         return self.clients_per_round or 0
 
     @property
@@ -88,7 +88,7 @@ class RoundParams(StrategyParams):
 
     @property
     def enough(self) -> float:
-        """With so many updates a round closes, whoever is still at work."""
+        """The number of updates with which a round closes, even with clients still at work."""
         return math.inf
 
     def cohort_size(self, devices: int) -> int:
@@ -117,7 +117,7 @@ class SelectingParams(RoundParams):
     """Parameters of strategies in rounds with a choice of selections."""
 
     selection: SelectionSpec = Random()
-    """whom a round asks (``parts/selection``)."""
+    """selection of the cohort (``parts/selection``)."""
 
 
 class SynchronousParams(SelectingParams):
@@ -153,7 +153,7 @@ class CombiningParams(RoundParams):
     aggregation: AggregationSpec = Weighted()
     """how a cohort's updates (or a group's) become one (``parts/aggregation``)."""
     server: ServerOptimiserSpec | None = None
-    """what the server makes of that (``parts/server``); None: it is the new model."""
+    """server optimiser for the result (``parts/server``); None: the result is the new model."""
 
     def check(self, devices: int) -> None:
         super().check(devices)

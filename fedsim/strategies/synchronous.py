@@ -87,7 +87,7 @@ class Synchronous(Strategy[S]):
         return chosen
 
     async def before_asking(self) -> None:
-        """The round's cohort is known, and its data have shifted; nobody has been asked yet."""
+        """The round's cohort is known, and its data have shifted; no client has been asked yet."""
 
     def contents(self, device: int) -> Contents:
         """Message to a device of the cohort."""
@@ -167,7 +167,7 @@ class Synchronous(Strategy[S]):
         return counts | {name: self.state[name] for name in ("slow", "disconnected")}
 
     def _wait(self) -> None:
-        """Nobody can be asked: look again later, with ``_open_round``."""
+        """No client is available: look again later, with ``_open_round``."""
         self.server.look_again("retry", self.params.retry)
 
     async def on_start(self) -> None:

@@ -35,7 +35,7 @@ class Lossy(Codec):
     encodes: Literal["change", "model"] = "change"
     """an update as its ``change`` of the model from which it was trained, or as a whole ``model``, as on the way down."""
     error_feedback: bool = False
-    """whether devices keep what they have not sent of changes on their way up (d numbers a device that was ever asked)."""
+    """whether devices keep the error of uploaded changes (d numbers for each device ever selected)."""
 
     @model_validator(mode="after")
     def _of_changes(self) -> Self:
@@ -55,14 +55,14 @@ class Lossy(Codec):
 
     @property
     def of_sums(self) -> Codec:
-        """As under error feedback, which bounds what is left out."""
+        """As under error feedback, which bounds the error."""
         return self.model_copy(update={"error_feedback": True})
 
     def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         start = base if self.encodes == "change" else None
         change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
         meant = change if kept is None else arithmetic.apply(added, [change, kept])
-        # The draw is named by what is sent, so that whoever gets the same model gets the same of it.
+        # The sent model names the draw, so that all receivers of a model get the same.
         stream = ("messages/codec", value.serial) if self.draws else None
         sent = arithmetic.apply(type(self).function, [meant], stream=stream, **self.constants(parameters))
         rest = None
@@ -235,7 +235,7 @@ class Sparse(Lossy):
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
-        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, whatever is shorter; none where k = d."""
+        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, the shorter of the two; none if k = d."""
         k = self.k(parameters)
         return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 

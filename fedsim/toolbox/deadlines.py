@@ -47,7 +47,7 @@ class Quantile(Deadline):
     Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients have ``most`` (s), which is
     also the longest that they ever have.
 
-    State: ``took``, the times of the last tasks (s), None for who was not in time.
+    State: ``took``, the times of the last tasks (s), None for late ones.
     """
 
     kind: Literal["quantile"] = "quantile"

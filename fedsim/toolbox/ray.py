@@ -35,7 +35,7 @@ _TRIES = 20  # times that a call's worker may be lost before the call itself is 
 _OLDEST = 2, 60
 _SCHEDULING = "SPREAD"  # Ray's default fills one node first, and lets calls wait there while another node is idle
 _CONNECT_S = 5.0  # how long a cluster's port may take to answer
-_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages whose version has an influence on results
+_MUST_AGREE = ("fedsim-des", "numba", "numpy", "torch")  # packages with influence on results
 _numbers = count()
 
 
@@ -119,7 +119,7 @@ class Ray(Executor):
     Args:
         address: ``HOST:PORT`` of a cluster of which this machine is a node, or ``auto`` for one that was started here; None to
             start Ray on this machine alone, for as long as this executor lives. A program that has called ``ray.init`` itself
-            keeps what it has.
+            keeps its cluster.
         workers: processes, where Ray is started here; by default one a core.
 
     Raises:
@@ -227,7 +227,7 @@ _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 _AUTH_MODE, _TOKEN = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"
 
-_own_token = cache(lambda: secrets.token_hex(32))  # of what this process starts; Ray reads it once a process
+_own_token = cache(lambda: secrets.token_hex(32))  # of child processes; Ray reads it once a process
 
 
 def _load(address: str | None) -> Any:

@@ -1,7 +1,7 @@
-"""The answer of a comparison: which cell serves the goal best, by how much, how surely, and what it costs.
+"""The answer of a comparison: the best cell for the goal, its lead, the certainty of that lead, and its costs.
 
-A cell is a variant at a point of the grid. All cells of a study whose worlds are the same stand in one ranking: scenarios
-that differ in strategy, training, model, messages or end alone. Two cells are compared seed by seed, by the ratios of costs:
+A cell is a variant at a point of the grid. All cells of a study with the same world are ranked together: scenarios that
+differ only in strategy, training, model, messages or end. Two cells are compared seed by seed, by the ratios of costs:
 the geometric mean, with Student's t interval of the logarithms. Reference lines are not ranked.
 """
 

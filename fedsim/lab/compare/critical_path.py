@@ -82,7 +82,7 @@ class _WaitedFor:
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Less is what a round waited for: done before lost, and this before late; of late ones the farthest from its end."""
+        """Order of tasks that a round waited for: done, lost, late; of late ones the farthest from its end first."""
         if self.end == now and self.outcome not in ("late", "stopped"):
             return (0 if self.outcome == "done" else 1, self.start, self.task or 0)
         begun = [step.start for step in self.steps if step.start < now]
@@ -94,10 +94,10 @@ class RoundPath:
     """A round and its critical path, from the end of the round before (``start``, s) to its own, without gaps.
 
     Attributes:
-        selected: how many clients were asked; 0 where the strategy has no rounds but versions.
-        late, deadline: the devices whose tasks the round's end cut off, and whether that was its deadline.
-        sooner: how much sooner all of its tasks would have ended without those that ended last (s); 0 without rounds.
-        half: when half of its tasks had ended (s); the round's end without rounds.
+        selected: number of selected clients; 0 for strategies with versions instead of rounds.
+        late, deadline: devices whose tasks the round's end cut off, and whether its deadline ended the round.
+        sooner: time by which its tasks would have ended sooner without the last ones (s); 0 without rounds.
+        half: time at which half of its tasks had ended (s); the round's end without rounds.
     """
 
     number: int
@@ -187,7 +187,7 @@ class CriticalPaths:
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds by category over all rounds and what follows them, most first; they sum to the run's length."""
+        """Seconds by category over all rounds and the time after them, most first; they sum to the run's length."""
         last = self.rounds[-1].end if self.rounds else 0.0
         return _summed([*(item for one in self.rounds for item in one.totals.items()), (AFTER, self.end - last)])
 

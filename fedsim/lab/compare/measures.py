@@ -116,7 +116,7 @@ GOALS = (*COST_GOALS, *_ALONE, *MORE_IS_BETTER)
 
 
 class Budget(Spec):
-    """Limits of what a run may cost until it has reached its best accuracy."""
+    """Limits on the costs of a run until its best accuracy."""
 
     time: PositiveSeconds | None = None
     """simulated."""
@@ -250,8 +250,8 @@ def costs_until(run: RunFolder, target: float | Target) -> Values:
 def read_work(run: RunFolder) -> Values:
     """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations`` between its groups.
 
-    Wasted is all of a task that was not done, and of the others what came after the last epoch that counted. No device migrates
-    when its group is split; without groups there are None.
+    Wasted: all of an unfinished task, and of others the time after the last epoch that counted. A split of a group is no
+    migration; None without groups.
     """
     begun: dict[int, float] = {}
     computed: dict[int, list[float]] = {}  # of each open task: seconds in all, and those that count if it is done

@@ -58,7 +58,7 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
-    """The number of pairs whose interval excludes 0, if these differences go on as they are; None for more than ``most``."""
+    """The number of pairs whose interval excludes 0, if further differences are like these; None for more than ``most``."""
     deviation = half * math.sqrt(pairs) / _student(pairs)
     more = range(pairs + 1, most + 1) if mean else ()
     return next((n for n in more if _student(n) * deviation < abs(mean) * math.sqrt(n)), None)

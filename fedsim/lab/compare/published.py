@@ -1,9 +1,9 @@
 """Published figures of papers beside those of a study, and a verdict on each claim. A file of published figures::
 
-about = "..."                                    # what a reader has to know
-judged = { size = "full" }                       # tolerances hold there alone; by default everywhere
+about = "..."                                    # introduction for readers
+judged = { size = "full" }                       # tolerances apply only there; by default everywhere
 [titles]
-flexcfl = "FlexCFL"                              # variants as the paper calls them
+flexcfl = "FlexCFL"                              # names of variants in the paper
 [measures]                                       # see ``Reading``
 best = { title = "best accuracy %", scale = 100, tolerance = 1.5 }
 [[tables]]

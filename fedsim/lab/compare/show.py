@@ -67,7 +67,7 @@ def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
 
 
 def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """The tables with the columns of the first one as one table, whose first column is their title."""
+    """One table of all tables with the columns of the first; its first column is their title."""
     heads = [column.head for column in tables[0].columns]
     same = [table for table in tables if [column.head for column in table.columns] == heads]
     titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))

@@ -32,7 +32,7 @@ class ComparedColumn:
     head: str
     cells: tuple[Cell, ...]
     topic: str = ""
-    """of the table in which it is shown; empty for what says which row it is."""
+    """of the table in which it is shown; empty for columns that identify a row."""
     over_seeds: bool = False
     """whether its cells may be estimates, which take three columns in a spreadsheet."""
     unit: str = ""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def jain_index(values: Iterable[float], among: int | None = None) -> float:
-    """(sum x)^2 / (n sum x^2), 1/n to 1, NaN where nobody has any; n is ``among``, or the number of values.
+    """(sum x)^2 / (n sum x^2), 1/n to 1, NaN if all are 0; n is ``among``, or the number of values.
 
     Source: Jain, Chiu and Hawe, "A quantitative measure of fairness and discrimination" (1984).
     """

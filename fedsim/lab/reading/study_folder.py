@@ -1,6 +1,6 @@
-"""The index of a study's folder, which says what its runs are; whoever compares or shows a study never reads its study file.
+"""The index of a study's folder, which describes its runs. Comparisons and reports read it, and not the study's file.
 
-``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is gone on with.
+``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is continued.
 """
 
 import json
@@ -16,7 +16,7 @@ from fedsim.records import folder as files
 
 STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"
 TRIALS, BEST_OF = "trials.csv", "best.toml"  # of a study that searches
-UNNAMED = "unnamed study"  # what a study is called whose file does not say
+UNNAMED = "unnamed study"  # name of a study whose file has none
 
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
 

@@ -72,5 +72,5 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
 
 
 def costs_to(rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]) -> dict[str, float]:
-    """The same for notebooks: what was not reached, or not counted, is not a number, so that it can be drawn."""
+    """The same for notebooks, with NaN for targets not reached and costs not counted, for plots."""
     return {name: math.nan if value is None else value for name, value in until(rows, said, summary).items()}

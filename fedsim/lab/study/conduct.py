@@ -186,7 +186,7 @@ class Conductor:
 
 
 def try_to_build(run: PlannedRun) -> None:
-    """Build a run's world, data and strategy, without what learns, and drop it."""
+    """Build a run's world, data and strategy, without learning, and drop it."""
     try:
         Simulation(run.scenario.model_copy(update={"learning": "off"}))
     except FedsimError as error:

@@ -159,7 +159,7 @@ class StudyPart(Spec):
     changes: Changes = Field(default={})
     """to the base, before the variants' own."""
     variants: dict[str, Changes] | None = None
-    """names of those that are run, all by default; or by name, what each changes here besides."""
+    """names of variants to run, all by default; or a table of further changes by name."""
     grid: Grid = Field(default={})
     """of its own, besides the study's."""
     sizes: list[str] | None = None
@@ -177,7 +177,7 @@ class StudySpec(Spec):
     name: str = Field(default=UNNAMED, max_length=200)
     """for people; it goes into reports, never into a path or a command."""
     about: str = Field(default="", max_length=2000)
-    """for people: what it shows. Reports begin with it."""
+    """a text for readers, with which reports begin."""
     base: Base
     """the tables of the scenario that all runs start from; in a file also the path of one, relative to the study file, or the
     name of one that comes with fedsim.
@@ -189,7 +189,7 @@ class StudySpec(Spec):
     grid: Grid = Field(default={})
     """dotted key -> values; every variant is run with every combination. The name of one of the ``sets`` -> names in it."""
     search: AnySearch | None = None
-    """what each variant is searched over, at every point of the grid, for the values that are best."""
+    """ranges in which the best values of each variant are searched, at every point of the grid."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
     """changes that go together, by name, for the grid."""
     parts: dict[str, StudyPart] = Field(default={})
@@ -203,9 +203,9 @@ class StudySpec(Spec):
     baseline: str | None = None
     """the variant that the others are compared with, seed by seed; None: they are not."""
     target: Targets = Field(default=[])
-    """accuracies (0..1), one or several: what it costs to reach each is compared. Of other metrics as ``"perplexity=8"``."""
+    """one or several accuracies (0..1), up to which costs are compared; other metrics as ``"perplexity=8"``."""
     goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
-    """what the cells of the study are ranked by: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or ``rounds``
+    """criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``, ``carbon``, ``money`` or ``rounds``
     to the highest target that can be reached; the least of a ``battery`` (%) or the fewest devices that run ``flat``, over
     whole runs; the highest ``accuracy`` in the end, or within the ``budget``. By default the time, or the accuracy within
     the budget, if there is one.

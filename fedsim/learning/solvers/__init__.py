@@ -1,1 +1,1 @@
-"""Local SGD. ``reference`` says in plain torch what a solver does; the others do the same faster."""
+"""Local SGD. ``reference`` defines the result in plain torch; the others compute it faster."""

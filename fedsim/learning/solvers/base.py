@@ -27,7 +27,7 @@ class Batches:
     """The batches of one local solve on n samples, one row a step."""
 
     rows: NDArray[np.int64]
-    """positions of the samples, int64 [steps, width]; n stands for none (the last batch of an epoch)."""
+    """positions of the samples, int64 [steps, width]; n marks an empty place (in the last batch of an epoch)."""
     counts: NDArray[np.int64]
     """samples in each batch, int64 [steps]."""
     last_epoch: int
@@ -192,7 +192,7 @@ class Solver(ABC):
 
     @abstractmethod
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        """Train one device. The result is the same, bit for bit, whoever was trained before and in whichever thread."""
+        """Train one device. The result is the same, bit for bit, for any order of devices and in any thread."""
 
     @abstractmethod
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
@@ -200,7 +200,7 @@ class Solver(ABC):
 
     @property
     def plain(self) -> "Solver":
-        """One that goes by autograd, for a loss that has no closed form."""
+        """A solver by autograd, for a loss without a closed form."""
         return self
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:

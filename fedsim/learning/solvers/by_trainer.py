@@ -1,4 +1,4 @@
-"""Models that a trainer of torch's or of the user's own trains, one device at a time, and the checks of what it gives back."""
+"""Training by an optimiser of torch or a user's trainer, one device at a time, and checks of its results."""
 
 import copy
 import ctypes

@@ -16,14 +16,14 @@ F = TypeVar("F", bound=Callable[..., object])
 _config: Any = config
 _config._config_fname = ""  # a file in the working directory could say where numba's caches are, and they are pickles
 _config.reload_config()
-_config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: what is written for machine code does not run as Python
+_config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do not run as Python
 
 _caching: Any = caching  # has no stubs
 _njit: Any = partial(
     numba.njit,
     nogil=True,  # other threads go on meanwhile
     error_model="numpy",  # a division by 0 is no exception
-    fastmath={"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; what is not finite stays so
+    fastmath={"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; non-finite values stay so
     no_cfunc_wrapper=True,  # only C would call it; each wrapper takes time to compile
 )
 
@@ -59,7 +59,7 @@ def compiled(function: F) -> F:
 def compiled_entry(function: F) -> F:
     """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
 
-    What is kept, with all that it calls, is made again when a file of the function's folder changes, or when it is damaged.
+    The stored code, with all functions that it calls, is rebuilt when a file of the function's folder changes, or if damaged.
     """
     made: Any = _njit()(function)
     with suppress(RuntimeError):  # there is no folder in which it could be kept

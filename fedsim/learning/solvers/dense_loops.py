@@ -1,7 +1,7 @@
 """Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
 
 Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
-filled up to whole fours of them, with zeros; and so is a batch, with a sample that is there, whose error is 0.
+filled up to whole fours of them, with zeros; and so is a batch, with one of its samples, whose error is set to 0.
 """
 
 from typing import NamedTuple
@@ -81,7 +81,7 @@ def descend(entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Pos
             below = outputs[layer - 1]
             for row in range(filled):
                 for column in range(sizes[layer - 1]):
-                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]  # what is no number stays so
+                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]  # NaN stays NaN
             weight, bias = kernels.weight[layer - 1], biases.weight[layer]
             _inner_products(below, every[:filled], weight, bias, sizes[layer], outputs[layer])
         error = errors[top % 2]
@@ -205,7 +205,7 @@ def _add_products(
 ) -> None:
     """Add scale x the sum over k of factors [k, row] sources [taken [k]] to each row of ``target``.
 
-    Rows and ``taken`` come in whole fours, of columns so many as are said.
+    The number of rows and ``taken`` is a multiple of four; ``columns`` columns are used.
     """
     for begin in range(0, len(taken), _AT_ONCE):
         for row in range(0, rows, 4):
@@ -267,7 +267,7 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, r
 
 @compiled
 def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating) -> tuple[AnyFloats, np.floating]:
-    """Do what of a step does not depend on the samples; say what to add the gradient to, and with which factor."""
+    """The part of a step without samples; returns the target of the gradient, and its factor."""
     weight, velocity, start, constant = part
     rows, columns = weight.shape
     target, scale = weight, -rule.lr

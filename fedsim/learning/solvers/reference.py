@@ -128,7 +128,7 @@ def _load(module: nn.Module, weights: Weights) -> dict[str, Tensor]:
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Refuse a batch in which a channel has a single value, which has no variance, where it goes by the batch."""
+    """Refuse a batch in which a channel has a single value, and so no variance, for norms by the batch."""
     if args[0].numel() == args[0].shape[1] and (part.training or part.running_mean is None):
         raise ScenarioError(
             f"the module of model.factory: the part {name or 'itself'!r} is a {type(part).__name__}, which needs batches of "

@@ -1,4 +1,4 @@
-"""Client selection: whom a round asks. Here are the base and the simplest."""
+"""Client selection: the cohort of a round. The base class and the simplest selections."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -34,7 +34,7 @@ Answers = Mapping[int, Contents]  # by device, in the order in which they were a
 Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
 
 QUESTION = "question"
-"""The job of a candidate who is asked for what a selection wants to know before it chooses."""
+"""The job of a candidate that answers a selection's query before the choice."""
 
 
 class Selection(Spec):
@@ -50,17 +50,17 @@ class Selection(Spec):
     """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
 
     needs_accuracy: ClassVar[bool] = False
-    """Whether it goes by accuracies, which not every objective has."""
+    """Whether it uses accuracies, which not every objective has."""
 
     counts_steps: ClassVar[str | None] = None
     """Reason why local steps must be those of SGD; see ``StrategyParams.counts_steps``."""
 
     uniform: ClassVar[bool] = False
-    """Whether all devices that are there are as likely to be chosen, whatever happened before."""
+    """Whether all available devices are equally likely to be chosen, independent of the past."""
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether it goes by what clients compute from their data: a question that takes a computation, reports, updates."""
+        """Whether it uses results of clients' data: a query with a computation, reports, updates."""
         hooks = ("look", "report", "closed")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
@@ -92,7 +92,7 @@ class Selection(Spec):
         return chosen
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        """A task of the round has ended, in whatever way; called before its update is used."""
+        """A task of the round has ended, with any outcome; called before its update is used."""
 
     async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
         """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
@@ -105,7 +105,7 @@ class Selection(Spec):
         raise NotImplementedError
 
     async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
-        """At most ``count`` of those who have answered and are still there, besides those who are chosen already."""
+        """At most ``count`` candidates that have answered and are still available, besides those already chosen."""
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -141,7 +141,7 @@ SelectionSpec = Annotated[Selection, SELECTIONS]
 
 
 class Random(Selection):
-    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of those that can be had."""
+    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of the available ones."""
 
     uniform: ClassVar[bool] = True
 

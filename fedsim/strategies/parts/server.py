@@ -25,12 +25,12 @@ OPTIMISERS = Registry(
 
 
 class ServerOptimiser(Spec):
-    """The base of every server optimiser. What it must remember is in ``state``: JSON-able values and refs, one a model."""
+    """The base of every server optimiser. Its memory is ``state``: JSON-able values and refs, one for each model."""
 
     kind: str
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
-        """The next model; ``aggregated`` is what the updates have become, ``model`` that from which they began."""
+        """The next model; ``aggregated`` is the aggregation of the updates, ``model`` the start of their trainings."""
         raise NotImplementedError
 
 

@@ -60,7 +60,7 @@ class EachRound(WhenShifted):
 
 
 class PreTraining(WhenShifted):
-    """Before the first round, by what some devices make of the initial model."""
+    """Before the first round, by some devices' trainings of the initial model."""
 
     kind: Literal["pre-training"] = "pre-training"
     devices: int = Field(default=20, ge=1)

@@ -29,7 +29,7 @@ from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.model_cost import COLUMNS, ModelCost, Operations
 
-_SMALL, _LARGE = 2, 4  # batches: what differs between them is for each sample
+_SMALL, _LARGE = 2, 4  # batches, whose difference is the part per sample
 _PHASES = ("forward", "backward", "update")
 _LANES = 16  # float32 numbers in a register of 512 bits, to which channels are filled up
 _FIRST = 4  # a first layer of fewer channels than this has kernels of its own, which take its samples as they are
@@ -52,7 +52,7 @@ _PASSES = {
 9004 with torch 2.13 (by ``tests/benchmarks/roofline.py --layers`` of d6d1d37d); those of recurrent layers to four models."""
 
 _STEP = 107e3
-"""Bytes in whose time a fused LSTM layer takes one step of a sequence, forward, whatever it computes in it; twice backward."""
+"""Fixed cost of a step of a fused LSTM layer: the time to move these bytes, forward; twice that backward."""
 
 _CALL = 75e3
 """Bytes in whose time a CPU calls one of the many small operations of a recurrent layer that is computed step by step."""
@@ -108,9 +108,9 @@ class Counted(NamedTuple):
 
 
 def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
-    """Each operation's FLOPs and bytes, cut into what is fixed and what each sample adds."""
+    """Each operation's FLOPs and bytes, as a fixed part and a part per sample."""
     first, second = (np.reshape([each.columns() for each in rows], (-1, COLUMNS)) for rows in (small, large))
-    if first.shape != second.shape:  # the size of a batch decides what is done
+    if first.shape != second.shape:  # the size of a batch decides on the operations
         first, second = first.sum(axis=0, keepdims=True), second.sum(axis=0, keepdims=True)
     a_sample = (second - first) / (_LARGE - _SMALL)
     return np.stack([first - _SMALL * a_sample, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
@@ -171,7 +171,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if name == "convolution":
             flops, filled, moved = _convolved(args[0], args[1], result, *(args[place] for place in (3, 6, 8)))
             kind = _kind_of_convolution(args[1], args[8])
-        elif name == "convolution_backward":  # one for the samples, unless nobody asks, and one for the weights
+        elif name == "convolution_backward":  # one for the samples, if needed, and one for the weights
             y, x, weight, _, stride, _, _, transposed, _, groups, asked, *_ = args
             one = _convolved(x, weight, y, stride, transposed, groups, backward=True)
             flops, filled, moved = (sum(asked[:2]) * of for of in one)

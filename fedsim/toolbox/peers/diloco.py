@@ -1,4 +1,4 @@
-"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and DiLoCo whose fragments stream meanwhile."""
+"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
 
 from typing import Annotated, ClassVar, Literal
 

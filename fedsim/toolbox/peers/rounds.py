@@ -265,7 +265,7 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
 
 class Epidemic(Peers[EpidemicParams]):
-    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from one seed: devices know for whom to wait.
+    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from a common seed: senders are known.
 
     In each round a device trains, sends the result to s others that it draws (d parameters each, ``model``), and takes the mean
     of its own model and the received ones.

@@ -43,7 +43,7 @@ class FedCS(BySpeed):
     candidates: int = Field(default=20, ge=1)
     """how many devices are asked; at least as many as are wanted."""
     patience: PositiveSeconds | None = None
-    """candidates who have not answered by then (s) are not chosen; None: the round waits for all."""
+    """candidates that have not answered by then (s) are not chosen; None: the round waits for all."""
 
     def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
@@ -78,11 +78,11 @@ class FLANP(BySpeed):
     mean, weighted by samples, of (received model - update) / (learning rate x steps), which for a single step without momentum
     is the gradient itself. The paper's solver within a stage is FedGATE; here it is the strategy.
 
-    Each client says once how long it takes (12 bytes; ``resources``). A stage's clients are the n fastest that are there, and
+    Each client reports its times once (12 bytes; ``resources``). A stage's clients are the n fastest available ones, and
     at most ``clients_per_round`` (all devices, in the paper). In strategies with groups all models together make the gradient.
     Without learning a stage is one round. Each stage is a record, ``stage``.
 
-    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places that are left for those who are being asked.
+    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places left for clients that are being queried.
     """
 
     kind: Literal["flanp"] = "flanp"

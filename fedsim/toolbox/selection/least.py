@@ -24,14 +24,14 @@ class LeastAsked(Selection):
 
 
 class LeastAvailable(Selection):
-    """Clients that are there least often come first, ties at random: rare ones are used while they are there.
+    """The least available clients come first, ties at random: rare ones are used while they are available.
 
     Source: Abdelmoniem et al., "REFL: resource-efficient federated learning" (EuroSys 2023), section 4.1. There a device
-    forecasts how likely it is to be there in a round's time; here the server counts in what share of the rounds since the
-    device was first there it was there, or at work. Looks at every device: O(population).
+    forecasts its availability in a round's time; here the server counts the share of rounds, since the device was first
+    available, in which it was available or at work. Looks at every device: O(population).
 
-    State: ``seen``, device -> the round in which it was there first and in how many since; ``at_work``, devices that were asked
-    and have not answered; ``looked``, the last round that was counted.
+    State: ``seen``, device -> the first round in which it was available, and their number since; ``at_work``, devices that have
+    not answered; ``looked``, the last round that was counted.
     """
 
     kind: Literal["least-available"] = "least-available"
