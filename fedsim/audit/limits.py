@@ -72,7 +72,7 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
 
 
 def reachable(evidence: Evidence) -> Iterator[str]:
-    """The table of availability is in order; steps lie within on phases; lost or flat devices have gone off, or were switched off.
+    """The table of availability is in order; steps lie within on phases; lost or flat devices went off, or were switched off.
 
     Devices without rows are left out.
     """
