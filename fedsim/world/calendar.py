@@ -91,6 +91,6 @@ def seconds_of_day(of_day: time) -> float:
 def _zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
-    except (ValueError, KeyError, OSError):  # what zoneinfo raises for a name that it does not find
+    except (ValueError, KeyError, OSError):  # raised by zoneinfo for unknown names
         allowed = f"names of time zones such as 'Europe/Berlin'{nearest(name, available_timezones())}"
         raise ScenarioError(f"population.calendar.zone is {name!r}; allowed are {allowed}") from None

@@ -1,4 +1,4 @@
-"""Columns of a population that take little room; one whose entries are all alike has one number behind them (stride 0)."""
+"""Columns of a population that take little room; a column of equal entries stores one number (stride 0)."""
 
 from collections.abc import Callable, Iterator
 from typing import Any

@@ -1,6 +1,6 @@
 """Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which it is slow.
 
-An epoch's jitter is named by the device and the instant at which the epoch begins, so that every strategy meets the same delay;
+An epoch's jitter is named by the device and the instant at which the epoch begins, so that every strategy has the same delay;
 that of other work by the device and the number of its task.
 
 Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at throughput(k) / k of its
@@ -167,7 +167,7 @@ class HostSpec(Spec):
         return min(fit, math.inf if self.workers is None else self.workers)
 
     def rate(self, busy: int) -> float:
-        """The speed of each of ``busy`` computations, as a share of what one has alone."""
+        """The speed of each of ``busy`` computations, as a share of that of a single one."""
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
         counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
@@ -194,7 +194,7 @@ class _Cores:
 
 
 class Hosts:
-    """Cores and workers of all hosts; ``through`` is called for a task whose computation is through."""
+    """Cores and workers of all hosts; ``through`` is called for a task when its computation ends."""
 
     def __init__(self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]) -> None:
         self._simulation, self._spec, self._through = simulation, spec, through
@@ -294,7 +294,7 @@ class Hosts:
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Take up what ``snapshot`` gave, when the tasks are there. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``, after the tasks. Alarms follow by ``rearm``."""
         self._used = state["used"]
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():

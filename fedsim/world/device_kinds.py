@@ -112,7 +112,7 @@ class Figure(NamedTuple):
 
 
 def catalogue(file: Path = _TABLE) -> dict[str, str]:
-    """Name -> what it is, of every kind in the catalogue; or in ``LINKS``."""
+    """Name -> description, of every kind in the catalogue; or in ``LINKS``."""
     return {name: entry["title"] for name, entry in _table(file).items()}
 
 
@@ -239,7 +239,7 @@ class Rooflines:
         self._smaller = cache(lambda by, size: Rooflines(kinds, which, cost_of(by, size), batch_size))  # type: ignore[misc]
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
-        """Seconds of what counts as one epoch of a training on so many samples."""
+        """Duration (s) of one epoch of a training on so many samples."""
         if training.cut is not None:
             return self._smaller(*training.cut).training_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])

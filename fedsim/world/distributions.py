@@ -128,7 +128,7 @@ def _quantity(cell: Any, unit: str | None) -> Any:
 
 Q = TypeVar("Q")
 
-_BLOCK = 1 << 15  # numbers at once: what stays in a core's own cache
+_BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
 
 
 class Distribution(Spec):

@@ -53,7 +53,7 @@ class TaskRunner(StepRunner):
         self._availability, self._next_steps, self._on_end = availability, next_steps, on_end
         messages.until = self.reachable_until
         self.off: set[int] = set()
-        self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # who is in _working
+        self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
         self._asked = 0
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
@@ -201,7 +201,7 @@ class TaskRunner(StepRunner):
             return
         if cause == "late" and task.waits and self._is_due(task):
             task.carried_out()
-            self._env.call(partial(self.end, task_id, cause), CUT)  # what it still has to do then is late
+            self._env.call(partial(self.end, task_id, cause), CUT)  # its remaining steps are late then
         else:
             self._interrupt(task, cause)
 

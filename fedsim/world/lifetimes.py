@@ -104,7 +104,7 @@ class Lifetimes:
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
-        self._waiting: list[tuple[float, int]] = []  # a heap: when newcomers who have arrived can be reached
+        self._waiting: list[tuple[float, int]] = []  # a heap: times at which arrived newcomers can be reached
         self._await_arrival()
         self._await_departure()
 
@@ -123,7 +123,7 @@ class Lifetimes:
             self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
 
     def _await_arrival(self) -> None:
-        """Wake up at the next arrival, or when a newcomer who is waiting can be reached."""
+        """Wake up at the next arrival, or when a waiting newcomer can be reached."""
         reached = self._waiting[0][0] if self._waiting else math.inf
         self.rearm("arrival", self._arrived, min(reached, self._arrivals.item(self._arrived)))
 

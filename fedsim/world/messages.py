@@ -105,7 +105,7 @@ class Messages:
             self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
-        """End a message now; a complete one is done, whatever the ``outcome``."""
+        """End a message now; a complete one is done, for any ``outcome``."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
             self.network.cancel(flow)

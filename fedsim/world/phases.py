@@ -12,7 +12,7 @@ from fedsim.streams import Streams
 from fedsim.world.columns import DeviceRows
 
 _TICKS_PER_SECOND = 1 / TICK_S
-_ROWS_AT_ONCE = 4_096  # bounds what a walk needs at a time, whatever the population
+_ROWS_AT_ONCE = 4_096  # bounds the memory of a walk for any population
 _PHASES_AT_ONCE = 128
 _LAST_BITS = 2.0**-48  # more than two logarithms of a number may differ by, as a share of it
 _MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some ten seconds

@@ -81,7 +81,7 @@ class Population:
         self.samples[device] = samples
 
     def training_s(self, device: int, training: Training, samples: int, batch_size: int) -> float:
-        """Seconds of what counts as one undisturbed epoch of a training on so many samples."""
+        """Duration (s) of one undisturbed epoch of a training on so many samples."""
         if self.rooflines is not None:
             return training.share * self.rooflines.training_s(device, training, samples) / self.slowness.item(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
@@ -162,7 +162,7 @@ class PopulationSpec(Spec):
     device: NameDistribution | None = None
     """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a list, or from a file."""
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
-    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are ``like`` and what differs."""
+    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are ``like`` and other figures."""
     samples: SamplesByDevice | None = None
     """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's column; None: as dealt."""
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)

@@ -250,10 +250,10 @@ class StepRunner:
             facts["part"] = [held.number, 2**held.splits, held.samples]
         return "late" if is_slow and not limit.go_on else cause, facts
 
-    # What processes of the world do.
+    # Actions of processes of the world.
 
     def set_pace(self, device: int, pace: float) -> None:
-        """From now on the device computes at a factor of its own speed, also what is left of a running epoch or evaluation."""
+        """From now on the device computes at a factor of its own speed, also the rest of a running epoch or evaluation."""
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace

@@ -185,7 +185,7 @@ class Task:
         self.fields = {"task": self.id, "device": self.device, "round": self.round, "group": self.group}
 
     def take_up(self) -> None:
-        """Set what a snapshot does not hold."""
+        """Set attributes that a snapshot does not hold."""
         self.process = self.done = self.slot = self.worker = self.alarm = self.vanish = self.battery = None
         self.__post_init__()
 

@@ -75,7 +75,7 @@ def in_turn(cluster: Ints, clusters: int, size: int, number: int, generator: np.
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """Random clients out of all who are connected, whatever their cluster."""
+    """Random clients out of all connected ones, of any cluster."""
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
 
@@ -136,7 +136,7 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on the part of its data whose turn it is (n, ``selected``); splits them (u, ``splits``) if no epoch was done."""
+    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if no epoch was done."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job == "connect":

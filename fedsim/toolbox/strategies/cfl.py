@@ -129,7 +129,7 @@ class CFL(Grouped[CFLParams]):
 
     def select(self) -> list[int]:
         among = None
-        if self.params.order == "recursive":  # of a leaf of which nobody is there nothing can be learnt now
+        if self.params.order == "recursive":  # a leaf without an available device is skipped now
             group, online = self.state["group"], self.server.clients.online()
             for leaf in reversed(self.state["waiting"]):
                 among = [device for device in online if group[device] == leaf or (group[device] < 0 and leaf == 0)]
@@ -257,7 +257,7 @@ class CFL(Grouped[CFLParams]):
             entry["group"] = side[entry["device"]]
 
     async def _most_like(self, trained: Mapping[int, Pull], children: Sequence[int]) -> dict[int, int]:
-        """For each device the child that has the client whose update is most like its own, as Eq. 6 would have it."""
+        """For each device the child with the client of the most similar update, by Eq. 6."""
         if not self.server.models.learns:
             return {device: children[int(self.server.rng("newcomer", device, *children).integers(2))] for device in trained}
         pulls = [(child, pull) for child in children for pull in self.state["pulls"][child]]

@@ -1,4 +1,4 @@
-"""FedAT: tiers of like speed in rounds of their own, whose models are mixed as they come (Chai et al., 2021)."""
+"""FedAT: tiers of similar speed in rounds of their own, whose models are mixed on arrival (Chai et al., 2021)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class FedATParams(StrategyParams):
     tiers: int = Field(default=5, ge=1, le=10_000)
     """M, of as many devices each."""
     clients_per_round: int = Field(default=10, ge=1)
-    """clients that a tier asks in a round of its own (all that can be had, if fewer)."""
+    """clients that a tier selects in a round of its own (all available ones, if fewer)."""
     local_epochs: Epochs = 1
     """E, passes over its own data that a client makes."""
     mu: float = Field(default=0.4, ge=0.0, le=1e6)
@@ -33,7 +33,7 @@ class FedATParams(StrategyParams):
     aggregation: AggregationSpec = Weighted()
     """how a tier's updates become its model (``parts/aggregation``)."""
     retry: PositiveSeconds = 60.0
-    """a tier with nobody to ask, or from which nothing came, looks again after this time (s)."""
+    """a tier without an available client, or without an update, looks again after this time (s)."""
 
     def check(self, devices: int) -> None:
         self.refuse_more("tiers", devices)
@@ -145,7 +145,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         received, state["received"][tier] = state["received"][tier], []
         weights = await how.weigh(self.server, received, how.weights(received))
         remembered = self.remembered("aggregation").setdefault(tier, {})
-        # What clients have changed, they have changed in the model that the tier was sent, not in the tier's last one.
+        # Clients' changes are relative to the model that the tier was sent, not to the tier's last one.
         state["tiers"][tier] = how.combine(self.server, remembered, received, weights, received[0]["start"])
         state["counts"][tier] += 1
         total = sum(state["counts"])  # a tier weighs T_(M+1-m) / T, by the counts of all, the fastest first

@@ -43,7 +43,7 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
 
     def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
-        """The update is the received model, and how far 2 x_i - y_i is from what the server has for it."""
+        """The update is the received model plus the change of 2 x_i - y_i since the server's last value."""
         assert result.update is not None
         parts = [(instruction["model"], 1.0), (result.update, 2.0), (self.moved(device, instruction), -1.0)]
         update = device.mix([*parts, (self._point(device, "z"), -1.0)])

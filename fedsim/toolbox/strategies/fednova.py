@@ -1,4 +1,4 @@
-"""FedNova: updates count by direction, whatever number of steps they are (Wang et al., 2020)."""
+"""FedNova: updates count by direction, independent of their numbers of steps (Wang et al., 2020)."""
 
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal

@@ -16,7 +16,7 @@ class FedPerParams(AggregatingParams):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
-    """what stays: so many of the last layers with parameters, or names of tensors, in which * stands for anything."""
+    """kept tensors: so many of the last layers with parameters, or names of tensors, in which * matches anything."""
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if isinstance(self.head, int):

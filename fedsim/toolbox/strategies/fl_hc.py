@@ -1,4 +1,4 @@
-"""FL+HC: devices are clustered once, by what training changes in the common model (Briggs et al., 2020)."""
+"""FL+HC: devices are clustered once, by the changes of the common model in their trainings (Briggs et al., 2020)."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -50,7 +50,7 @@ class FLHC(LCFL):
     params: FLHCParams
 
     async def _gather(self) -> None:
-        """All begin at the same model: what was sent in the rounds before does not count."""
+        """All begin at the same model: updates of earlier rounds do not count."""
         self.state |= {name: [None] * self.server.devices for name in ("own", "began")}
         await super()._gather()
 

@@ -89,7 +89,7 @@ class Grouped(Synchronous[G]):
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
-        """The groups' models are new: what happens between them."""
+        """The groups' models are new: a step between them."""
 
     def move(self, device: int, group: int, why: str) -> None:
         """Put a device into a group, and record it if it is another one than before."""
@@ -134,7 +134,7 @@ class Grouped(Synchronous[G]):
         return chosen
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Ask a device for what it must do next in the round; ``continues``: it has been prepared in the round."""
+        """Ask a device for its next job in the round; ``continues``: it has been prepared in the round."""
         if (needed := self.preparation(device)) is not None:
             self._prepare(device, *needed, in_round=True, continues=continues)
         elif continues:
@@ -215,7 +215,7 @@ class Grouped(Synchronous[G]):
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """Assign the devices prepared in this instant first: what is asked of them only now can end at a deadline only then."""
+        """First assign the devices prepared in this instant: a deadline can end only tasks that have started."""
         if name == "assign":
             if self.state["prepared"]:  # else another timer of this instant has seen to them
                 await self._assign()
@@ -236,7 +236,7 @@ class Grouped(Synchronous[G]):
                 del self.state["open"][entry["task"]]
                 self._ask(entry["device"], continues=True)
         if len(self.state["received"]) >= self.params.enough:
-            self.server.timer("deadline", self.server.now)  # enough have come: nobody who goes on only now is needed
+            self.server.timer("deadline", self.server.now)  # enough updates: no client that continues only now is needed
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:

@@ -129,7 +129,7 @@ class HypClusterParams(IFCAParams):
 
 
 class HypCluster(IFCA):
-    """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by those who chose it.
+    """Every client chooses the hypothesis of least loss on its data, and each hypothesis is trained by its clients.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated learning" (2020), section 4,
     HYPCLUSTER. That is IFCA with model averaging weighted by samples, ``groups`` being its q. The hypotheses begin at draws of

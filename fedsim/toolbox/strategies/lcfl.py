@@ -300,7 +300,7 @@ class LCFL(Grouped[LCFLParams]):
             await super().on_return(device)
 
     async def _look_whether_over(self) -> None:
-        """After the last task of a campaign, go on with those who came back: to the exchange, or to the clusters."""
+        """After the last task of a campaign, continue with its results: to the exchange, or to the clusters."""
         state, params, name = self.state, self.params, self.state["campaign"]
         if state["campaign_open"] or state["campaign_waiting"]:
             return

@@ -15,7 +15,7 @@ class LocalParams(SelectingParams):
 
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
-    """how many devices train in a round; None for every one that can be had."""
+    """number of devices that train in a round; None: every available one."""
 
     def check(self, devices: int) -> None:
         super().check(devices)
@@ -34,7 +34,7 @@ class LocalClient(SynchronousClient[LocalParams]):
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.update is not None
-        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # not what has diverged
+        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # without diverged models
         return {"update": Header(result.update), "samples": Header(result.samples)}
 
 

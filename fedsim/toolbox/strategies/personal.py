@@ -16,7 +16,7 @@ class OwnModelClient(SynchronousClient[S]):
         return device.state.get("model", device.initial())  # type: ignore[no-any-return]
 
     def answer(self, device: Device, instruction: Instruction, result: LocalResult, own: Ref, otherwise: Ref) -> Contents:
-        """The update, and its own model; ``otherwise`` stands in where that has diverged."""
+        """The update, and its own model; ``otherwise`` replaces a diverged one."""
         header = Header(device.mix([(own, 1.0)], otherwise=otherwise))
         return {**(super().reply(device, instruction, result) or {}), "own": header}
 
@@ -25,7 +25,7 @@ class OwnModelClient(SynchronousClient[S]):
 
 
 class Personal(FedAvg[S]):
-    """FedAvg, whose clients' answers have ``own`` in them: a model that never leaves the device, but is seen by who evaluates.
+    """FedAvg, whose clients' answers have ``own`` in them: a model that never leaves the device, but is used in evaluations.
 
     It is tested on the test samples of its device; who has none yet, a newcomer say, is served by the global model.
     """

@@ -42,7 +42,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     """Finds its personal model R times, and moves its local model towards it each time."""
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """w_r after so many local rounds: w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), from what it received on."""
+        """w_r after so many local rounds: w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), w_0 as received."""
         step = self.params.eta * self.params.lam
         parts = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(parts)))

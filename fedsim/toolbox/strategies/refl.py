@@ -25,11 +25,11 @@ class REFLParams(AggregatingParams):
 
     kind: Literal["refl"] = "refl"
     beta: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=0.35, ge=0.0, le=1.0)
-    """what a stale update's deviation counts beside its staleness."""
+    """weight of a stale update's deviation beside its staleness."""
     stale_weights: Literal["boosted", "equal"] = "boosted"
     """``boosted``: as in the paper; ``equal``: as much as a fresh one."""
     boost_scale: Annotated[float, OnlyWith("stale_weights", values=("boosted",))] = Field(default=1.0, ge=1.0, le=1e6)
-    """what exp(-Lambda / Lambda_max) is divided by: 1 as in the paper; 10 in the published code."""
+    """divisor of exp(-Lambda / Lambda_max): 1 as in the paper; 10 in the published code."""
     aggregation: AggregationSpec = Mean()
     """the plain mean, as in the paper, unless another is given; its weights are multiplied by those."""
     selection: SelectionSpec = LeastAvailable()

@@ -119,7 +119,7 @@ def optimal_weights(shares: Floats) -> Floats:
 def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
     """Clusters of ``gradients`` [n, d] by K-means, positions in ascending order; fewer where gradients coincide."""
     distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
-    # In an orthonormal basis of what they span distances are the same, at less cost.
+    # In an orthonormal basis of their span distances are the same, at less cost.
     coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
     return members(kmeans(coordinates, min(groups, distinct), generator))
 
@@ -138,7 +138,7 @@ def balance(counts: Ints, clusters: Clusters, weights: Sequence[Floats]) -> dict
 
 
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Makes gradient steps on all of its data, and says what is asked of these; ``total`` is D as it was told last."""
+    """Makes gradient steps on all of its data, and reports their requested facts; ``total`` is the last received D."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return () if instruction.job == "report" else super().work(device, instruction)
@@ -160,7 +160,7 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
             control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
         counts = {"class-counts": labels} if params.weights == "optimal" else {}
-        # The labels go along for the record of how balanced the classes are: nobody acts on them.
+        # The labels are sent only for the record of the classes' balance.
         return {"update": result.update, "control": control} | counts | {"labels": Header(labels)}
 
 
@@ -262,7 +262,7 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
         """The weight of each update: its cluster's, times its share of the cluster's samples (Eq. 4); 0 if it is left out."""
         state, weights, gradients = self.state, np.zeros(len(received)), None
-        # Who came first decides nothing, not even between equals.
+        # The order of arrival decides nothing, not even between equals.
         held = sorted((at for at, entry in enumerate(received) if entry["samples"]), key=lambda at: received[at]["device"])
         if self.server.models.learns:
             model, *updates = await self.server.models.values([state["model"], *(received[at]["update"] for at in held)])

@@ -1,4 +1,4 @@
-"""TiFL: who is in which tier, a cohort out of one of them, and tests of all (Chai et al., 2020)."""
+"""TiFL: tiers by latency, a cohort out of one tier, and tests of all (Chai et al., 2020)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -244,7 +244,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         weights, generator = inhabited * state["probabilities"], self.server.rng("tier", number)
         if self.params.mode == "credits":
             weights *= np.array(state["credits"]) > 0
-        weights = weights if weights.any() else inhabited  # else nobody has credits left
+        weights = weights if weights.any() else inhabited  # else no tier has credits left
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
             chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])

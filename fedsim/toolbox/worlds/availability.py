@@ -133,7 +133,7 @@ class Tides(Availability):
 _FORMS = {float: "simulated times", time: "times of day", datetime: "dates"}
 
 Trace = tuple[float, list[float]]
-"""A period (s), infinity for what never repeats, and change times in [0, period]: on at even positions, off at odd ones."""
+"""A period (s), infinity without repetition, and change times in [0, period]: on at even positions, off at odd ones."""
 OnInterval = tuple[float, float, int]
 """From when to when (s) a device is on, and the row of the table that says so."""
 

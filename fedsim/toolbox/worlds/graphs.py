@@ -102,7 +102,7 @@ class Graph(Network):
 
 
 class EdgeLinks(Spec):
-    """Edge servers, at which what devices send can be combined: one at each cell.
+    """Edge servers, which can combine devices' messages: one at each cell.
 
     Attributes:
         receive, send: rates of each edge server's links, shared by its devices and the server.
@@ -199,7 +199,7 @@ class EdgeNodesSpec(EdgeLinks):
     """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server."""
 
     nodes: list[str] | None = Field(default=None, min_length=1)
-    """where they stand; None: at each node to which devices are attached."""
+    """their nodes; None: each node to which devices are attached."""
 
 
 class GraphSpec(NetworkModel):
@@ -251,7 +251,7 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     where = f"network.file {str(path)!r}"
     try:
         data = read_json(path)
-        edges = data["edges"] if "edges" in data else data["links"]  # "links" is what networkx before 3.4 wrote
+        edges = data["edges"] if "edges" in data else data["links"]  # "links" was written by networkx before 3.4
         graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
         graph.add_nodes_from(str(node["id"]) for node in data["nodes"])
         ends = [(str(edge["source"]), str(edge["target"]), edge.get("capacity")) for edge in edges]

@@ -74,7 +74,7 @@ class EdgeOutage(Outage):
     edge: int = Field(ge=0)
     """its number."""
     work: Literal["wasted", "waits"] = "wasted"
-    """``wasted``: the edge server loses what it holds, and its devices' tasks end. ``waits``: its links carry nothing."""
+    """``wasted``: the edge server loses its state, and its devices' tasks end. ``waits``: its links carry nothing."""
 
     def check(self, world: World) -> None:
         world.rate(f"edge {self.edge} receive")

@@ -11,7 +11,7 @@ from fedsim.arrays import Flags, Floats, Ints
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 
 Route = Iterable[tuple[str, float]]
-"""The links of a flow: the name, and what each carries now (bytes/s)."""
+"""The links of a flow: the name, and the present rate of each (bytes/s)."""
 
 
 class Sharing(Protocol):

@@ -92,7 +92,7 @@ class Network(Endpoints):
         self._entering: dict[int, Flow] = {}  # since the last solve
         self._leaving: list[Flow] = []  # cancelled since the last solve
         self._running: dict[int, Flow] = {}
-        self._arrived: list[Flow] = []  # ended, and nobody has been told yet
+        self._arrived: list[Flow] = []  # ended, without a notice so far
         self._wakeup: Alarm | None = None
         self._unsettled = False
         self.limits: dict[str, float] = {}

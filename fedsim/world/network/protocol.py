@@ -16,7 +16,7 @@ from fedsim.streams import Streams
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
-_QUEUE_S = 1e-3  # what of a connection is in its machine's queue
+_QUEUE_S = 1e-3  # bytes of a connection in its machine's queue
 _USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
 
 
@@ -102,7 +102,7 @@ class Tcp(Protocol):
 
 
 class Bbr(Protocol):
-    """TCP with BBR (Cardwell et al., 2017), whose connections keep the rate that they knew before an idle time."""
+    """TCP with BBR (Cardwell et al., 2017), whose connections keep their rate over an idle time."""
 
     kind: Literal["bbr"] = "bbr"
     header: Bytes = 66.0

@@ -73,7 +73,7 @@ class StarDirection:
         self.next_end = math.inf
         self.changed = False
         self._next_free = False  # whether the tier that ends next is free
-        self._room = _in_units(capacity) * _WEIGHTS  # what capped flows leave, in units of rate a unit of weight
+        self._room = _in_units(capacity) * _WEIGHTS  # rate left by capped flows, per unit of weight
         self._free = 0  # the weight of free flows, in units
         self._level = math.inf  # w, bytes/s a unit of weight
         self._pushes = 0  # of ends, since the heaps were rid of dead entries
@@ -82,7 +82,7 @@ class StarDirection:
         self._since = 0.0
         self._tiers: dict[Units, Tier] = {}
         self._flows: dict[int, Place] = {}
-        # Heaps of capped tiers, and of free ones; an entry whose tier says otherwise is dead.
+        # Heaps of capped tiers, and of free ones; an entry that disagrees with its tier is dead.
         self._ends: list[list[tuple[float, Units]]] = [[], []]
         self._caps: list[list[Units]] = [[], []]  # of capped ones negative: the largest first
 

@@ -1,4 +1,4 @@
-"""``[world] processes``: what happens to the world beside its rules, each a process of SimPy."""
+"""``[world] processes``: further events of the world, such as outages, each a SimPy process."""
 
 from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Process(Spec):
-    """The base of every process of the world: its parameters, and what it does.
+    """The base of every process of the world: its parameters and its actions.
 
     One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``, and waits for nothing but
     ``world.until``, ``send``, ``compute``, ``until_available`` and what other processes of its own fire. To resume a run
@@ -74,7 +74,7 @@ PROCESSES = _ProcessRegistry(
 
 
 class WorldSpec(Spec):
-    """``[world]``: what happens to the world."""
+    """``[world]``: further processes of the world."""
 
     processes: list[Annotated[Process, PROCESSES]] = Field(default_factory=list)
     """each a kind, a table with a kind and its parameters, or one's own by import path."""

@@ -101,7 +101,7 @@ class Processes:
             raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s{why}") from error
 
     def _nothing_left(self) -> bool:
-        """Whether no task or message is under way, nobody is held off, and all alarms are of processes: the run is over."""
+        """Whether no task or message is under way, no device is held off, and all alarms are of processes: the run is over."""
         if self.tasks.running or len(self.messages.under_way) > len(self.sending) or self.tasks.off or self.messages.lost:
             return False
         return all(alarm.name[0] in _OF_PROCESSES for alarm in self.simulation.env.alarms() if isinstance(alarm, Alarm))
@@ -143,7 +143,7 @@ class Processes:
         return hold
 
     def _carry_out(self, what: str, key: str | int) -> None:
-        """Bring about what is held of a thing now, and record it if that changes anything."""
+        """Apply the present holds on a thing, and record them if that changes anything."""
         if self.silent:
             return
         wanted, device = self.held.get((what, key), []), key if isinstance(key, int) else -1
@@ -191,7 +191,7 @@ class Processes:
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore processes after all but alarms; ``CheckpointError``: one does not hold what it held, or wait as it waited."""
+        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds or waits than it had."""
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
         self.computed = state["computed"]
@@ -367,7 +367,7 @@ class World:
         return self._processes.hold("off", _numbers(devices, self.devices, "device"), 1.0)
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
-        """Lose edge servers meanwhile, with what they hold and their devices' tasks."""
+        """Lose edge servers meanwhile, with their state and their devices' tasks."""
         return self._processes.hold("edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
