@@ -13,6 +13,7 @@ from fedsim.analysis import style
 from fedsim.analysis.report import sections
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
+from fedsim.errors import RunFolderError
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.meters.energy import PHASES
 from fedsim.records.folder import refuse_within_run, writing
@@ -38,6 +39,8 @@ def write_report(paths: Sequence[str | Path], out: str | Path | None = None) -> 
     if target.suffix.lower() not in ENDINGS:
         raise style.PictureError(f"--out is {str(target)!r}; allowed is a file whose name ends in {' or '.join(ENDINGS)}")
     refuse_within_run(target)
+    if target.is_dir():  # before the work of drawing
+        raise RunFolderError(f"--out {str(target)!r} is a folder; give a file")
     text = build(gather(folders))
     with writing(target) as beside:
         beside.write_text(text, encoding="utf-8")

@@ -170,7 +170,7 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     ("words", "message"),
     [
         (["RUN", "--out", "TMP/report.txt"], "allowed is a file whose name ends in .html or .htm"),
-        (["RUN", "--out", "TMP/folder.html"], "cannot be written: Is a directory"),
+        (["RUN", "--out", "TMP/folder.html"], "is a folder; give a file"),
         (["RUN", "--out", "RUN/summary.json/report.html"], "lies in the run folder"),
         (["RUN", "--out", "TMP/a-file/report.html"], "cannot be written"),
         (["TMP"], "is not a run folder"),

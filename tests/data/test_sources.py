@@ -363,3 +363,6 @@ def test_a_table_of_openml_becomes_files(tmp_path: Path, monkeypatch: pytest.Mon
     raw = Mnist().load(tmp_path)
     assert np.array_equal(raw.x_train.reshape(2, 784), table[:2])
     assert (raw.y_train.tolist(), raw.y_test.tolist()) == ([3, 9], [1])
+    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table[:, 1:], target=labels))
+    with pytest.raises(DataError, match=r"a table of shape \(3, 783\), not rows of 784 bytes"):
+        fetch("mnist", tmp_path)

@@ -209,6 +209,8 @@ def fetch(name: str, root: Path) -> Path:
         why = f"{type(error).__name__}: {error}"
         raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}") from None
     shape, _ = source(kind=name).shape_and_classes(root)
+    if bunch.data.shape[1:] != (math.prod(shape),):
+        raise DataError(f"{name}: OpenML sent a table of shape {bunch.data.shape}, not rows of {math.prod(shape)} bytes")
     folder.mkdir(parents=True, exist_ok=True)
     images, labels = bunch.data.reshape(-1, *shape), bunch.target  # floats, and texts
     source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)
