@@ -227,7 +227,8 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
         return shapes_of(inner, (*notes, *more))
     registry = next((note for note in notes if isinstance(note, Registry)), None)
     if registry is not None:
-        return [Shape(registry.spec(kind)) for kind in registry if kind != "flower"]  # an app of the user's is not invented
+        known = [kind for kind in registry if kind != "flower"]  # an app of the user's is not invented
+        return [Shape(registry.spec(kind)) for kind in known] or [Shape(str)]
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
     return [Shape(annotation, notes)]

@@ -13,18 +13,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import fedsim
 from fedsim.audit import CHECKS, _findings, audit
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import RunFolderError
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS, EventChain, models_digest
-from fedsim.testing import run_until
+from fedsim.testing import quiet_world, run_until
 
 Rows = list[dict[str, Any]]
 
 
 SEALED = "every file is there, whole and as it was sealed"
+LIMITS = "the run kept to the scenario's limits"
 
 
 def found(folder: Path, among: Iterable[str] = CHECKS) -> set[str]:
@@ -279,3 +281,18 @@ def test_damage_to_stragglers_shifts_and_hosts_is_found(
     assert found(folder) == set()
     events(damage)(folder)
     assert checks <= found(folder)
+
+
+def test_a_tier_that_lost_its_clients_asks_others_in_the_same_version(tmp_path: Path) -> None:
+    """So FedAT may ask more clients in a version than its tiers have at a time, which are still limited."""
+    availability = {"kind": "renewal", "mean_on": "20 s", "mean_off": "20 s"}
+    sections = quiet_world({"kind": "fedat", "clients_per_round": 2, "tiers": 3}, seed=9, rounds=4) | {"learning": "off"}
+    sections["population"] = {"devices": 24, "speed": "10 samples/s", "availability": availability}
+    fedsim.run(fedsim.Scenario(**sections), tmp_path)
+    starts = fedsim.load_run(tmp_path).events.query("kind == 'task-start'").dropna(subset="round")
+    assert starts.groupby("round")["device"].nunique().max() > 6
+    assert found(tmp_path) == set()
+    scenario = tmp_path / files.SCENARIO
+    scenario.write_text(scenario.read_text().replace("tiers = 3", "tiers = 1"))
+    reseal(tmp_path)
+    assert found(tmp_path, [LIMITS]) == {LIMITS}
