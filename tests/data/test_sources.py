@@ -12,6 +12,7 @@ import pytest
 from sklearn.datasets import load_digits
 from sklearn.utils import Bunch
 
+import fedsim
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Digits, Source, Synthetic, _rows, every_fifth
 from fedsim.data.spec import DataSpec
@@ -297,6 +298,11 @@ def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, n
         x, y = data.train_samples(data.shards[0])
         assert (x.shape[1:], data.pool.classes) == spec.shape_and_classes()
         assert (x.min(), x.max(), y.dtype) == (0.0, 1.0, np.int64)
+
+
+def test_a_kind_that_is_a_table_is_refused() -> None:
+    with pytest.raises(ScenarioError, match="data.partition"):
+        fedsim.Scenario(data={"partition": {"kind": {"kind": "iid"}}})
 
 
 def test_augmented_devices_each_draw_their_own_way() -> None:
