@@ -301,7 +301,7 @@ def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, n
 
 
 def test_a_kind_that_is_a_table_is_refused() -> None:
-    with pytest.raises(ScenarioError, match="data.partition"):
+    with pytest.raises(ScenarioError, match=r"data\.partition\.kind is"):
         fedsim.Scenario(data={"partition": {"kind": {"kind": "iid"}}})
 
 
