@@ -320,7 +320,8 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
             return draw.choice(values.NUMBERS)
         case origin if origin in (list, tuple):
             inner = [odd_value(draw, shapes_of(part)) for part in get_args(shape.type) if part is not Ellipsis] or [0]
-            return draw.choice([[], inner, inner * 2, inner[:1] * 100_000, values.text(draw)])
+            many = 100_000 if len(repr(inner[0])) < 50 else 10  # files of some megabytes
+            return draw.choice([[], inner, inner * 2, inner[:1] * many, values.text(draw)])
         case origin if origin is dict:
             return draw.choice([{}, {values.text(draw)[:50]: values.anything(draw)}])
         case origin if origin is bool:
