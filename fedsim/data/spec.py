@@ -47,7 +47,8 @@ class DataSpec(Spec):
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
             data = {"partition": SyntheticSizes(), **data}
         kind = _kind(data.get("partition", "iid"))
-        recipe = PARTITIONS.find(kind) if kind in list(PARTITIONS.known) else Iid  # a user's own has the defaults of iid
+        known = isinstance(kind, str) and kind in PARTITIONS.known
+        recipe = PARTITIONS.find(kind) if known else Iid  # a user's own has the defaults of iid
         augmentation = Augmentation() if recipe.usually_augmented else "none"
         return {"normalise": recipe.usual_normalise, "augmentation": augmentation, **data}
 
