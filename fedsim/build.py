@@ -52,7 +52,7 @@ def build_world(
     availability = bounded(spec.paths(streams, None), devices.arrival, devices.departure)
     messages = Messages(simulation, net, sections.network.edge_servers, _ignore)
     compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
-    tasks = TaskRunner(messages, devices, availability, compute, 1, lambda task: (), _ignore, None, spec.host)
+    tasks = TaskRunner(messages, devices, availability, compute, lambda task: (), _ignore, None, spec.host)
     Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
     return Processes(sections.world.processes, streams, capacity, tasks, _ignore).world
 

@@ -5,9 +5,12 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from fedsim.arrays import Ints
 from fedsim.errors import SimulationError
+
+N = TypeVar("N", int, Ints)
 
 Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
@@ -30,6 +33,50 @@ def complement(places: Places, size: int) -> Places:
     begins, ends = [0, *(end for _, end in places)], [*(begin for begin, _ in places), size]
     return places_of(zip(begins, ends, strict=True))
 
+
+LastBatch = Literal["keep", "drop", "merge"]
+"""Fate of an epoch's last batch if it is incomplete; see ``Batching``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The batches of an epoch: their ``size``, and the fate of an incomplete ``last`` one.
+
+    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the batch before it. The only batch of
+    an epoch is kept in any case.
+    """
+
+    size: int
+    last: LastBatch = "keep"
+
+    def count(self, samples: int) -> int:
+        """Number of batches in an epoch on so many samples."""
+        if self.last == "keep":
+            return -(-samples // self.size)
+        return max(samples // self.size, min(samples, 1))
+
+    def last_size(self, samples: int) -> int:
+        """Samples in the last batch of an epoch; all others have ``size``."""
+        return self.taken(samples) - self.size * max(0, self.count(samples) - 1)
+
+    def taken(self, samples: N) -> N:
+        """Samples that an epoch processes out of so many, an int or int64 [devices]."""
+        if self.last != "drop":
+            return samples
+        return samples - samples % self.size * (samples >= self.size)
+
+    def taken_in(self, steps: int, samples: int) -> int:
+        """Samples in the first ``steps`` batches of one epoch."""
+        return self.taken(samples) if steps >= self.count(samples) else steps * self.size
+
+    @property
+    def whole(self) -> "Batching":
+        """One batch of all samples."""
+        return Batching(WHOLE, self.last)
+
+
+WHOLE = 1 << 62
+"""A batch size that no device has samples for: every batch is the whole local set."""
 
 Penalised = Literal["kernels", "dense"]
 """Weights under the L2 penalty: all kernels, or the kernels of dense layers alone."""
@@ -124,21 +171,25 @@ class Training:
         """Models that each step evaluates besides the one that is trained."""
         return 0 if self.contrast is None else 2
 
-    def samples_an_epoch(self, samples: int, batch_size: int) -> int:
-        """Number of samples processed in one counted epoch on so many."""
-        if self.steps is None or not samples:
-            return samples
-        size = samples if self.full_batch else batch_size
-        if self.only_batch is not None:
-            return self.steps * min(size, samples)
-        passes, rest = divmod(self.steps, -(-samples // size))
-        return passes * samples + rest * size  # the last batch of a pass may be partial, the last pass cut short
+    def batching(self, usual: Batching) -> Batching:
+        """The batches of this training; ``usual``: those of ``[training]``."""
+        return usual.whole if self.full_batch else usual
 
-    def sgd_steps(self, samples: int, batch_size: int) -> int:
+    def samples_an_epoch(self, samples: int, usual: Batching) -> int:
+        """Number of samples processed in one counted epoch on so many."""
+        batches = self.batching(usual)
+        if self.steps is None or not samples:
+            return batches.taken(samples)
+        if self.only_batch is not None:
+            return self.steps * min(batches.size, samples)
+        passes, rest = divmod(self.steps, batches.count(samples))
+        return passes * batches.taken(samples) + batches.taken_in(rest, samples)
+
+    def sgd_steps(self, samples: int, usual: Batching) -> int:
         """Number of SGD steps on so many samples."""
         if not samples or self.steps is not None:
             return (self.steps or 0) if samples else 0
-        return self.epochs if self.full_batch else self.epochs * -(-samples // batch_size)
+        return self.epochs * self.batching(usual).count(samples)
 
 
 @dataclass(frozen=True, slots=True)

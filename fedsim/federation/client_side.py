@@ -135,7 +135,7 @@ class ClientSide:
                 earlier, update = before, known or self._train(task, training, len(before), task.version)
                 if self._trainer.state == "kept":
                     self.devices.of(task.device).state[f"trainer/{len(before)}"] = update
-                steps = training.sgd_steps(task.samples, self._trainer.batch_size)
+                steps = training.sgd_steps(task.samples, self._trainer.batching)
         return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
 
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:

@@ -44,7 +44,7 @@ class Device:
         population, epoch = self._devices.population, Training(None)
         if population.failing_s(self.number, epoch, self.samples) is not None:
             return math.inf
-        return float(population.training_s(self.number, epoch, self.samples, batch_size=1))  # its size counts for steps alone
+        return float(population.training_s(self.number, epoch, self.samples))
 
     def model_s(self, direction: Direction) -> float:
         """Time of a model on its own, otherwise idle link, with decoding or encoding it (s)."""

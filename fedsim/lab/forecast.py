@@ -94,7 +94,7 @@ def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, sam
     messages = trained + (min(asked, scenario.network.edge_servers) if params.at_edges else 0)
     traffic = messages * (dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes)
     once = learner.base_bytes * min(scenario.population.devices, rounds * messages)
-    steps = np.ceil(samples / scenario.training.batch_size).mean() * params.local_epochs * trained
+    steps = np.mean([scenario.training.batching.count(count) for count in samples.tolist()]) * params.local_epochs * trained
     gigaflops = run.samples.mean() * params.local_epochs * trained * learner.flops_per_sample / 1e9
     return [
         f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} of simulated time, "
@@ -200,7 +200,7 @@ class Beginning:
 
     def steps_of(self, trained: UsedTraining) -> int:
         device, training = trained
-        return training.sgd_steps(int(self.run.samples[device]), self.run.scenario.training.batch_size)
+        return training.sgd_steps(int(self.run.samples[device]), self.run.scenario.training.batching)
 
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
         """Real seconds for a step of SGD of one device, and for a test of the models.

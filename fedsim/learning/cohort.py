@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
-from fedsim.learning.solvers.base import WHOLE, Descent, LocalSolve, Solved, Solver, one_thread, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
+from fedsim.training import Batching
 
 
 class TrainingJob(NamedTuple):
@@ -22,7 +23,7 @@ class TrainingJob(NamedTuple):
     shard: Shard
     samples: NDArray[np.int64] | None
     lr: float
-    batch_size: int
+    batching: Batching
 
 
 Question = tuple[Shard, list[Weights], NDArray[np.int64] | None]
@@ -44,12 +45,12 @@ class LocalWork:
         part, samples = training.part, None
         if part is not None:
             samples = stratified_part(data.train_labels(shard), part.splits, part.number)
-        return TrainingJob(recipe, shard, samples, lr, WHOLE if training.full_batch else self._training.batch_size)
+        return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
         """Positions of the jobs, those with the most steps first, so that no long one is left last."""
         counts = [len(job.shard.train if job.samples is None else job.samples) for job in jobs]
-        steps = [job.recipe.training.sgd_steps(n, job.batch_size) for n, job in zip(counts, jobs, strict=True)]
+        steps = [job.recipe.training.sgd_steps(n, job.batching) for n, job in zip(counts, jobs, strict=True)]
         return sorted(range(len(jobs)), key=lambda at: -steps[at])
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
@@ -75,7 +76,15 @@ class LocalWork:
             training.start.value,
             torch.from_numpy(x),
             torch.from_numpy(y),
-            shuffled(generator, len(y), job.batch_size, training.epochs, training.steps, only=training.only_batch),
+            shuffled(
+                generator,
+                len(y),
+                job.batching.size,
+                training.epochs,
+                training.steps,
+                only=training.only_batch,
+                last=job.batching.last,
+            ),
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
             anchor=None if training.anchor is None else training.anchor.value,
             linear=None if training.linear is None else training.linear.value,

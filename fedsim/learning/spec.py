@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from fedsim.language.registry import Registry, with_any_kind
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds
-from fedsim.training import Penalised
+from fedsim.training import Batching, LastBatch, Penalised
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,11 @@ class Trainer(Spec):
     lr: float = Field(default=0.03, gt=0.0, le=1e6)
     """learning rate eta."""
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
-    """B; the last batch of an epoch may be smaller. Anything above a device's data means full batches."""
+    """B. Anything above a device's data means full batches."""
+    last_batch: LastBatch = "keep"
+    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or ``merge`` it into the batch before it.
+    The only batch of an epoch is always kept.
+    """
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""
     device: str = "cpu"
@@ -87,6 +91,11 @@ class Trainer(Spec):
         return 0
 
     @property
+    def batching(self) -> Batching:
+        """The batches of an epoch."""
+        return Batching(self.batch_size, self.last_batch)
+
+    @property
     def steps_along_gradient(self) -> bool:
         """Whether K steps move the model by lr times the sum of K gradients, up to the factors of ``sgd.momentum``."""
         return False
@@ -108,7 +117,7 @@ def _again(found: type[Trainer], values: dict[str, Any]) -> Trainer:
 
 
 class TrainingSpec(Trainer):
-    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch, none dropped."""
+    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch."""
 
     instead: ClassVar[Mapping[str, str]] = dict.fromkeys(("state", "real_limit"), "kind = 'torch'")
 

@@ -63,6 +63,7 @@ class Run:
         rooflines = self._rooflines(capacity)
         flops = self.learner.flops_per_sample
         self.population = spec.build(streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops())
+        self.population.batching = scenario.training.batching
         if not scenario.strategy.brings_learning:
             self.population.share_of = cache(
                 lambda by, size: scenario.model.cut(by, size).flops(*self._shape_and_classes) / self.learner.flops_per_sample
@@ -102,7 +103,7 @@ class Run:
         )
         self.messages = Messages(simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost)
         compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
-        here = (self.messages, self.population, availability, compute, scenario.training.batch_size)
+        here = (self.messages, self.population, availability, compute)
         self.tasks = TaskRunner(*here, client_side.next_steps, dispatch.on_task_end, batteries, spec.host)
         setting, strategy = self._setting(capacity), strategy_class(scenario.strategy.kind)
         self.server = Server(dispatch, setting)
@@ -170,7 +171,7 @@ class Run:
             return None
         model, training = self.scenario.model, self.scenario.training
         asked = (*self._shape_and_classes, training, self.scenario.objective)
-        costs = model.cost(*asked), training.batch_size, lambda by, size: model.cut(by, size).cost(*asked)
+        costs = model.cost(*asked), training.batching, lambda by, size: model.cut(by, size).cost(*asked)
         return Rooflines(capacity.kinds, capacity.which, *costs)
 
     def _setting(self, capacity: Capacity) -> RunInfo:

@@ -26,7 +26,7 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, LinkRate, Seconds, Watts, show_bytes
 from fedsim.model_cost import ModelCost, Operations, Processor
 from fedsim.streams import Streams
-from fedsim.training import CutBy, Training
+from fedsim.training import Batching, CutBy, Training
 
 _TABLE = Path(__file__).with_suffix(".toml")
 LINKS = _TABLE.with_name("links.toml")
@@ -231,55 +231,55 @@ class Rooflines:
         kinds: Sequence[DeviceKind],
         which: NDArray[np.integer],
         cost: ModelCost,
-        batch_size: int,
+        batching: Batching,
         cost_of: Callable[[CutBy, float], ModelCost] | None = None,
     ) -> None:
-        self.kinds, self.which, self._cost, self._batch_size = kinds, which, cost, batch_size
+        self.kinds, self.which, self._cost, self._batching = kinds, which, cost, batching
         self._batch_s = cache(self._batch_s_of)
-        self._smaller = cache(lambda by, size: Rooflines(kinds, which, cost_of(by, size), batch_size))  # type: ignore[misc]
+        self._smaller = cache(lambda by, size: Rooflines(kinds, which, cost_of(by, size), batching))  # type: ignore[misc]
 
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Duration (s) of one epoch of a training on so many samples."""
         if training.cut is not None:
             return self._smaller(*training.cut).training_s(device, replace(training, cut=None), samples)
         kind = int(self.which[device])
-        size = samples if training.full_batch else min(self._batch_size, samples)
+        batching = training.batching(self._batching)
         if not samples:
             return self.kinds[kind].epoch
-        passes, rest = (1, 0) if training.steps is None else divmod(training.steps, -(-samples // size))
+        passes, rest = (1, 0) if training.steps is None else divmod(training.steps, batching.count(samples))
         if training.only_batch is not None:
             passes, rest = 0, training.steps or 0
-
+        size = min(batching.size, samples)
         learning_s, asking_s = (
-            passes * self._pass_s(kind, samples, size, learns) + rest * self._batch_s(kind, size, learns)
+            passes * self._epoch_s(kind, samples, batching, learns) + rest * self._batch_s(kind, size, learns)
             for learns in (True, False)
         )
         return self.kinds[kind].epoch + learning_s + training.asked_besides * asking_s
 
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of a forward pass over so many samples."""
-        return self._pass_s(int(self.which[device]), samples, min(self._batch_size, samples), False)
+        return self._pass_s(int(self.which[device]), samples, min(self._batching.size, samples), False)
 
     def epochs_s(self, samples: Ints) -> Floats:
         """Seconds of an epoch of every device on so many samples each, float64 [devices]."""
-        seconds, size = np.empty(len(samples)), self._batch_size
+        seconds = np.empty(len(samples))
         for kind, figures in enumerate(self.kinds):
             own = self.which == kind
             counts, places = np.unique(samples[own], return_inverse=True)
-            each = [figures.epoch + self._pass_s(kind, count, min(size, count), True) for count in counts.tolist()]
+            each = [figures.epoch + self._epoch_s(kind, count, self._batching, True) for count in counts.tolist()]
             seconds[own] = np.array(each)[places]
         return seconds
 
     def speeds(self) -> Floats:
         """Samples/s of every device in full batches, float64 [devices]."""
-        size = self._batch_size
+        size = self._batching.size
         return np.array([size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))])[self.which]  # type: ignore[no-any-return]
 
     def needed(self, training: Training | None, samples: int) -> float:
         """Bytes that training on so many samples, or with None testing on them, takes up."""
         if training is None:
             return self._cost.weights
-        batch = samples if training.full_batch else min(self._batch_size, samples)
+        batch = self._largest_batch(training, samples)
         return self._cost.memory + batch * self._cost.memory_a_sample + training.asked_besides * self._cost.weights
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
@@ -289,7 +289,7 @@ class Rooflines:
         kind = int(self.which[device])
         if self.needed(training, samples) <= self.kinds[kind].room:
             return None
-        return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batch_size, samples)), False)
+        return self.kinds[kind].epoch + self._batch_s(kind, max(1, min(self._batching.size, samples)), False)
 
     def check(self, samples: int) -> None:
         """Raise ``ScenarioError`` for a model that no device has room to train on ``samples``."""
@@ -297,6 +297,17 @@ class Rooflines:
         if needed > room:
             sizes = f"training the model takes {show_bytes(needed)}, and no device has room, at most {show_bytes(room)}"
             raise ScenarioError(f"population.device: {sizes}")
+
+    def _largest_batch(self, training: Training, samples: int) -> int:
+        batching = training.batching(self._batching)
+        return max(min(batching.size, samples), batching.last_size(samples))
+
+    def _epoch_s(self, kind: int, samples: int, batching: Batching, learns: bool) -> float:
+        """Time of a pass over the batches of an epoch (s)."""
+        if batching.last != "merge" or samples <= batching.size:
+            return self._pass_s(kind, batching.taken(samples), min(batching.size, samples), learns)
+        last = batching.last_size(samples)
+        return self._pass_s(kind, samples - last, batching.size, learns) + self._batch_s(kind, last, learns)
 
     def _pass_s(self, kind: int, samples: int, size: int, learns: bool) -> float:
         full, rest = divmod(samples, size) if samples else (0, 0)

@@ -43,13 +43,12 @@ class TaskRunner(StepRunner):
         population: Population,
         availability: Availability,
         compute: Compute,
-        batch_size: int,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
         batteries: Power | None = None,
         host: HostSpec | None = None,
     ) -> None:
-        super().__init__(messages, population, compute, batch_size, batteries, host)
+        super().__init__(messages, population, compute, batteries, host)
         self._availability, self._next_steps, self._on_end = availability, next_steps, on_end
         messages.until = self.reachable_until
         self.off: set[int] = set()

@@ -15,7 +15,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.sizes import LongTailSizes, UniformSizes
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
-from fedsim.training import CutBy, Training
+from fedsim.training import Batching, CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
@@ -56,6 +56,7 @@ class Population:
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
         share_of: relative cost of a sample of a smaller model (``Training.cut``).
+        batching: batches of an epoch of training.
     """
 
     speed: Floats
@@ -67,6 +68,7 @@ class Population:
     rooflines: Rooflines | None = None
     flops: Floats | None = None
     share_of: Callable[[CutBy, float], float] | None = None
+    batching: Batching = Batching(1)
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:
@@ -80,14 +82,14 @@ class Population:
         self.version[device] = version
         self.samples[device] = samples
 
-    def training_s(self, device: int, training: Training, samples: int, batch_size: int) -> float:
+    def training_s(self, device: int, training: Training, samples: int) -> float:
         """Duration (s) of one undisturbed epoch of a training on so many samples."""
         if self.rooflines is not None:
             return training.share * self.rooflines.training_s(device, training, samples) / self.slowness.item(device)
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None and self.share_of is not None:
             cost *= self.share_of(*training.cut)
-        return training.share * (training.samples_an_epoch(samples, batch_size) * cost / self.speed.item(device))
+        return training.share * (training.samples_an_epoch(samples, self.batching) * cost / self.speed.item(device))
 
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of an undisturbed forward pass over so many samples."""
@@ -116,7 +118,8 @@ class Population:
         if self.rooflines is not None:
             epochs: Floats = self.rooflines.epochs_s(self.samples) / self.slowness
             return epochs[devices] * slowness
-        return self.samples[devices] * self.cost / (self.speed[devices] / slowness)
+        samples = self.batching.taken(self.samples[devices])
+        return samples * self.cost / (self.speed[devices] / slowness)
 
     def mean_epoch_s(self, over: DeadlineBase) -> float:
         """Mean over all devices of an undisturbed epoch's time (s)."""

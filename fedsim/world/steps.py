@@ -44,12 +44,11 @@ class StepRunner:
         messages: Messages,
         population: Population,
         compute: Compute,
-        batch_size: int,
         batteries: Power | None,
         host: HostSpec | None,
     ) -> None:
         self.messages, self.population, self.compute, self.batteries = messages, population, compute, batteries
-        self.network, self._simulation, self._batch_size = messages.network, messages.simulation, batch_size
+        self.network, self._simulation = messages.network, messages.simulation
         self._env = self._simulation.env
         self.hosts = None if host is None else Hosts(self._simulation, host, self._end_epoch)
         sending, pausing = (self._send, self._sent), (self._pause, self._stood)
@@ -152,7 +151,7 @@ class StepRunner:
         step, population, pace = task.step, self.population, self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
-            epoch_s = population.training_s(task.device, step.training, task.samples, self._batch_size)
+            epoch_s = population.training_s(task.device, step.training, task.samples)
             return epoch_s / pace, step.training.epochs, limit, step.limit.adaptive, None
         if isinstance(step, Work):
             return population.working_s(task.device, step) / pace, 1, math.inf, False, task.count

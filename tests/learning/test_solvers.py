@@ -20,12 +20,12 @@ from torch import nn
 from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
 from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
-from fedsim.learning.solvers.base import Descent, batch_width, one_thread, shuffled
+from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
 from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from fedsim.training import Contrast, Training
+from fedsim.training import Batching, Contrast, LastBatch, Training
 from tests.learning.small import PULLS, RULES, Dropping, federation, learning, plain_sgd, pulled, run, solve_of
 
 WAYS: tuple[Way, ...] = get_args(Way)
@@ -180,6 +180,40 @@ def test_dense_models_have_a_solver_of_their_own_on_a_cpu_all_others_the_referen
     assert type(pick(architecture, CPU, "reference")) is type(pick(Dropping(6, 3), CPU, "fast")) is Reference
     assert type(pick(Logistic().architecture((1, 8, 8), 10), torch.device("meta"), "fast")) is Reference
     assert isinstance(learning(federation([9, 5]), Logistic(), solver="reference")[0]._solver, Reference)
+
+
+@given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 4), st.integers(0, 99), st.sampled_from(["drop", "merge"]))
+def test_a_last_partial_batch_may_be_dropped_or_merged(
+    n: int, batch_size: int, epochs: int, seed: int, last: LastBatch
+) -> None:
+    """The batches are those of ``keep`` but for the last one of an epoch, and of that with more batches than one."""
+    kept = shuffled(np.random.default_rng(seed), n, batch_size, epochs)
+    batches = shuffled(np.random.default_rng(seed), n, batch_size, epochs, last=last)
+    of_kept = [kept.rows[step, :count].tolist() for step, count in enumerate(kept.counts)]
+    if n > batch_size and n % batch_size:
+        per_epoch = -(-n // batch_size)
+        for end in range(epochs * per_epoch, 0, -per_epoch):
+            left_over = of_kept.pop(end - 1)
+            of_kept[end - 2] += left_over if last == "merge" else []
+    assert [batches.rows[step, :count].tolist() for step, count in enumerate(batches.counts)] == of_kept
+    assert all((batches.rows[step, count:] == n).all() for step, count in enumerate(batches.counts))
+    assert batches.steps == epochs * Batching(batch_size, last).count(n)
+    assert batches.last_epoch == max(0, batches.steps - batches.per_epoch)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("last", ["drop", "merge"])
+def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch) -> None:
+    architecture, draw = perceptron(61, 13, 7), np.random.default_rng(4)
+    x, y = torch.randn(23, 61), torch.randint(7, (23,))
+    solve = LocalSolve(_start(architecture, 3), x, y, shuffled(draw, 23, 10, 2, last=last))
+    weights, loss, *_ = Dense(architecture, way=way).solve(solve, RULES[-1])
+    module = module_of(architecture)
+    load_weights(list(module.parameters()), solve.weights)
+    kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
+    expected, expected_loss = plain_sgd(module, solve, RULES[-1], kernels)
+    assert np.abs(weights - expected).max() <= 1e-5 * np.abs(expected).max()
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 4), st.integers(0, 99))

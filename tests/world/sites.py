@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsim.simulation import Record
 from fedsim.streams import Streams
+from fedsim.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.life import TaskRunner
@@ -29,13 +30,14 @@ class WorkSite:
         batch_size: int = 10,
     ) -> None:
         messages = Messages(network._simulation, network, 0, lambda edge: None)
+        population.batching = Batching(batch_size)
         self.simulation, self.population, self.availability = messages.simulation, population, availability or AlwaysOn()
         compute = Compute(Streams(1), 0.0, None, len(population.speed))
         self.ended: list[Task] = []
         self.records: list[Record] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
         self.tasks = TaskRunner(
-            messages, population, self.availability, compute, batch_size, self._more, self.ended.append, batteries, host
+            messages, population, self.availability, compute, self._more, self.ended.append, batteries, host
         )
         self.simulation.listen(self.records.append)
 

@@ -14,7 +14,7 @@ from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
-from fedsim.training import Part, Training
+from fedsim.training import Batching, LastBatch, Part, Training
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
 from fedsim.world.network import Star
@@ -113,7 +113,7 @@ NOW = Training(None)
 
 
 def rooflines(*kinds: DeviceKind, batch_size: int = 4) -> Rooflines:
-    return Rooflines(kinds, np.arange(len(kinds)), COST, batch_size)
+    return Rooflines(kinds, np.arange(len(kinds)), COST, Batching(batch_size))
 
 
 def test_each_operation_takes_the_longer_of_its_two_times() -> None:
@@ -128,7 +128,7 @@ def test_further_passes_come_on_top_and_a_gpu_spares_them() -> None:
     assert operations_s(passing, 4, 1e9, 1e9, "gpu") == pytest.approx(4e-3)
     assert operations_s(passing, 4, 1e9, 1e9, "arm") == pytest.approx(8e-3 + 3e-3 + 12e-3)
     cost = ModelCost(passing, 0 * passing, 0 * passing, 0.0, 0.0, 0.0)
-    devices = Rooflines((kind(), kind(gpu=True), kind(arm=True)), np.arange(3), cost, 4)
+    devices = Rooflines((kind(), kind(gpu=True), kind(arm=True)), np.arange(3), cost, Batching(4))
     assert [devices.training_s(device, NOW, 4) for device in range(3)] == pytest.approx([15e-3, 4e-3, 23e-3])
 
 
@@ -155,6 +155,18 @@ def test_full_batches_steps_and_parts() -> None:
     assert devices.training_s(0, Training(None, steps=2), 3) == pytest.approx(2 * (3 * (3 + 2 + 3) + 4) * 1e-3)
     part = Part(1, 1, 10)
     assert devices.training_s(0, Training(None, part=part), part.samples) == pytest.approx(34e-3 + 3 * 4e-3 + 4e-3)
+
+
+@pytest.mark.parametrize(("last", "sizes"), [("keep", [4, 4, 2]), ("drop", [4, 4]), ("merge", [4, 6])])
+def test_the_last_batch_takes_its_time_alone_merged_or_not_at_all(last: LastBatch, sizes: list[int]) -> None:
+    """A batch of n takes 3 (2 n + 2) ms where data are moved, and 4 ms: 34 ms of 4, 22 of 2, 46 of 6."""
+    devices = Rooflines((kind(),), np.zeros(1, dtype=np.int64), COST, Batching(4, last))
+    taken = sum((3 * (2 * size + 2) + 4) * 1e-3 for size in sizes)
+    assert devices.training_s(0, NOW, 10) == pytest.approx(taken)
+    assert devices.epochs_s(np.array([10])) == pytest.approx([taken])
+    assert devices.needed(NOW, 10) == COST.memory + max(sizes) * COST.memory_a_sample
+    population = Population(np.full(1, 2.0), np.array([10]), 1.0, np.zeros(1), np.full(1, np.inf), batching=Batching(4, last))
+    assert population.training_s(0, NOW, 10) == population.epochs_s()[0] == sum(sizes) / 2
 
 
 def test_room() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsim.errors import SimulationError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.toolbox.worlds.availability import Traces
-from fedsim.training import Limit, Part, Training
+from fedsim.training import Batching, LastBatch, Limit, Part, Training
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population
@@ -158,16 +158,19 @@ def test_a_task_knows_what_it_computed_on(step: TaskStep, time: float, end: floa
 
 
 class TestIterations:
-    @given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 200))
+    @given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 200), st.sampled_from(get_args(LastBatch)))
     def test_samples_processed_are_those_of_the_batches_one_by_one(
-        self, samples: int, batch_size: int, iterations: int
+        self, samples: int, batch_size: int, iterations: int, last: LastBatch
     ) -> None:
-        processed, left = 0, samples
-        for _ in range(iterations):
-            batch = min(batch_size, left)
-            processed += batch
-            left = left - batch or samples
-        assert Training("m", steps=iterations).samples_an_epoch(samples, batch_size) == processed
+        sizes = [min(batch_size, samples - at) for at in range(0, samples, batch_size)] or [0]
+        if len(sizes) > 1 and sizes[-1] < batch_size and last != "keep":
+            left_over = sizes.pop()
+            sizes[-1] += left_over if last == "merge" else 0
+        batching = Batching(batch_size, last)
+        processed = sum(sizes[step % len(sizes)] for step in range(iterations))
+        assert Training("m", steps=iterations).samples_an_epoch(samples, batching) == processed
+        assert Training("m", 3).samples_an_epoch(samples, batching) == sum(sizes)
+        assert Training("m", 3).sgd_steps(samples, batching) == (3 * len(sizes) if samples else 0)
 
     @pytest.mark.parametrize(
         ("train", "end"),

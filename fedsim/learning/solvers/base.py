@@ -14,12 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from fedsim.learning.refs import Weights
-from fedsim.training import Contrast, Penalised, Places
+from fedsim.training import Batching, Contrast, LastBatch, Penalised, Places
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
-
-WHOLE = 1 << 62
-"""A batch size that no device has samples for: every batch is the whole local set."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +29,8 @@ class Batches:
     """samples in each batch, int64 [steps]."""
     last_epoch: int
     """the first step of the last epoch."""
+    per_epoch: int = 1
+    """steps of an epoch."""
 
     @property
     def steps(self) -> int:
@@ -44,7 +43,7 @@ class Batches:
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """Rows of a batch array for a device with so many samples, independent of devices that train beside it."""
+    """Columns of a batch array for a device with so many samples, independent of devices that train beside it."""
     return min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length())) if samples else min(batch_size, _NARROW)
 
 
@@ -56,20 +55,33 @@ def shuffled(
     iterations: int | None = None,
     *,
     only: int | None = None,
+    last: LastBatch = "keep",
 ) -> Batches:
-    """Batches of a fresh permutation an epoch, or so many ``iterations``; with ``only`` all on the batch of that number."""
-    columns = batch_width(samples, batch_size)
-    total = 0 if not samples else epochs * -(-samples // batch_size) if iterations is None else iterations
+    """Batches of a fresh permutation an epoch, or so many ``iterations``; with ``only`` all on the batch of that number.
+
+    ``last``: the fate of an incomplete last batch; see ``Batching``.
+    """
+    batching = Batching(batch_size, last)
+    per_epoch = max(1, batching.count(samples))
+    last_size = batching.last_size(samples)
+    total = per_epoch * epochs if iterations is None else iterations
+    if not samples:
+        total = 0
     if only is not None and total:
-        found = shuffled(generator, samples, batch_size, 1, only + 1)
+        found = shuffled(generator, samples, batch_size, 1, only + 1, last=last)
         return Batches(found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1)
-    per_epoch = -(-samples // batch_size) if samples else 1
     epochs = -(-total // per_epoch)
-    rows = np.full((epochs, per_epoch * batch_size if samples > batch_size else columns), samples, dtype=np.int64)
-    rows[:, :samples] = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)  # as ``permutation`` in each epoch
+    order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)  # as ``permutation`` in each epoch
+    columns = max(batch_width(samples, batch_size), last_size)
+    rows = np.full((epochs, per_epoch, columns), samples, dtype=np.int64)
+    before = (per_epoch - 1) * batch_size
+    if before:
+        rows[:, :-1, :batch_size] = order[:, :before].reshape(epochs, per_epoch - 1, batch_size)
+    rows[:, -1, :last_size] = order[:, before : before + last_size]
     counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
-    counts[:, -1] = samples - (per_epoch - 1) * batch_size
-    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], max(0, (epochs - 1) * per_epoch))
+    counts[:, -1] = last_size
+    last_epoch = max(0, (epochs - 1) * per_epoch)
+    return Batches(rows.reshape(-1, columns)[:total], counts.ravel()[:total], last_epoch, per_epoch)
 
 
 @dataclass(frozen=True)

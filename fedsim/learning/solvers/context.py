@@ -6,7 +6,6 @@ from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -52,8 +51,8 @@ class LocalData:
     @cached_property
     def ends(self) -> list[bool]:
         """Whether each batch is the last of its epoch, or of all."""
-        seen = np.cumsum(self._solve.batches.counts)
-        return [bool(total % len(self.x) == 0) for total in seen[:-1]] + [True]
+        steps = len(self.counts)
+        return [(step + 1) % self._solve.batches.per_epoch == 0 or step + 1 == steps for step in range(steps)]
 
 
 class TrainingContext:

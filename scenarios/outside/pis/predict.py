@@ -19,6 +19,7 @@ from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
 from fedsim.scenarios.outside import rows as tables
 from fedsim.toolbox.models import profile as counted
+from fedsim.training import Batching
 from fedsim.world.device_kinds import Rooflines, find_kind
 
 HERE = Path(__file__).resolve().parent
@@ -144,7 +145,7 @@ def predict() -> None:
     for model in models:
         for mode in MODES:
             cost = counted.profile(module(model, mode), SHAPE)
-            lines = Rooflines(kinds, np.arange(len(kinds)), cost, BATCH)
+            lines = Rooflines(kinds, np.arange(len(kinds)), cost, Batching(BATCH))
             needed = cost.memory + BATCH * cost.memory_a_sample
             for place, board in enumerate(BOARDS):
                 if needed > kinds[place].room:
