@@ -68,6 +68,8 @@ class Tensor(NamedTuple):
     """of the tensor."""
     kept: bool = False
     """whether the scenario keeps it on each device (``model.keep``, ``model.send``)."""
+    is_buffer: bool = False
+    """whether forward passes move it, and no gradients."""
 
 
 @dataclass(frozen=True)

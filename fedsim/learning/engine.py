@@ -30,6 +30,7 @@ from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Weights, waves
 from fedsim.learning.solvers.base import Solver
 from fedsim.learning.solvers.by_trainer import ByTrainer
+from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
@@ -84,10 +85,45 @@ class Learning(Learner):
         losses = None if self._objective.is_plain else self._objective.losses
         self._solver = pick(whole or self._module(), device, training.sgd.solver, training, losses)
         samples = FederatedData(data.pool, [], data.augmentation)  # without shards, which change
+        if model.is_tried:
+            self._try(data)
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
         for thing in (samples, self._solver, self._work):
             simulation.executor.place(thing)
+
+    def _try(self, data: FederatedData) -> None:
+        """Refuse a module with state or draws that cannot be had again."""
+        assert isinstance(self._solver, Reference)
+        largest = max(data.shards, key=lambda shard: len(shard.train))
+        if len(largest.train) < 2:
+            return
+        shard = replace(largest, train=largest.train[:SAMPLES])
+        if not np.array_equal(*(flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)), equal_nan=True):
+            raise ScenarioError(
+                f"the module of model.factory {getattr(self._model, 'factory', self._model.kind)!r} begins with other numbers each "
+                "time that it is made: it draws from a generator that nobody seeds; allowed are draws of torch, numpy.random and "
+                "random, which have a seed then"
+            )
+        probe(self._solver, self._objective, *data.train_samples(shard))
+
+    def check_sizes(self, sizes: Mapping[int, int]) -> None:
+        least = getattr(self._solver, "least_batch", 1)
+        batching = self._training.batching
+        if least == 1:
+            return
+        short = [(device, size) for device, size in sizes.items() if size and batching.last_size(size) < least]
+        if not short:
+            return
+        device, size = short[0]
+        allowed = 'training.last_batch = "drop" or "merge"'
+        if size == 1 or batching.size == 1:
+            allowed = "a data.partition without devices of one sample" if size == 1 else "a training.batch_size of 2 or more"
+        raise ScenarioError(
+            f"the module of model.factory cannot be trained on a batch of one sample, as a norm by the batch cannot, and the last "
+            f"batch of device {device} has one: it has {size} samples in batches of {batching.size} (and {len(short) - 1} more "
+            f"such devices); allowed is {allowed}, or torch.nn.GroupNorm"
+        )
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
         ref = super().given(weights)

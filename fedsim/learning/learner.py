@@ -121,6 +121,9 @@ class Learner:
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on that version of its data."""
 
+    def check_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Raise ``ScenarioError`` for a device, by number of training samples, whose batches the model cannot be trained on."""
+
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         """A flat model as named tensors, named as torch names them."""
         return {}

@@ -143,6 +143,9 @@ class TorchModel(PartedModel):
     file: str | None = None
     """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run folder; sought as data are."""
 
+    is_tried: ClassVar[bool] = True
+    """Whether its module is tried before a run, for state and random draws of its own."""
+
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         """The module without adapters, with all of its tensors trained; of layers of ours the weights are arbitrary."""
@@ -159,12 +162,17 @@ class TorchModel(PartedModel):
         return 4.0 * frozen_numbers(self.fitted(shape, classes))
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        from fedsim.learning.modules import numbers
+        from fedsim.learning.modules import numbers, real_shape
 
         module = self.fitted(shape, classes)
         layers = {name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()}
-        tensors = numbers(module).items()
-        return [Tensor(name, each.numel(), layers[name.rpartition(".")[0]], tuple(each.shape)) for name, each in tensors]
+        parameters = {id(parameter) for parameter in module.parameters()}
+        found = []
+        for name, each in numbers(module).items():
+            own = real_shape(each)
+            layer = layers[name.rpartition(".")[0]]
+            found.append(Tensor(name, math.prod(own), layer, own, is_buffer=id(each) not in parameters))
+        return found
 
     def flops(self, shape: Shape, classes: int) -> float:
         from fedsim.learning.modules import step_flops
@@ -179,6 +187,7 @@ class TorchModel(PartedModel):
 class Layered(TorchModel):
     """Layers of ours, with a dense one at the end."""
 
+    is_tried: ClassVar[bool] = False
     layers: ClassVar[tuple[Layer, ...]] = ()
     width: float = Field(default=1.0, gt=0.0, le=1.0)
     """share of the channels and units of all layers but the last, rounded up."""
@@ -271,8 +280,8 @@ class ModuleModel(TorchModel):
 
     The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] for one a token. Its
     own method ``loss(outputs, y)``, with one loss a sample, [n], comes before the objective's. It initialises itself, under a
-    seed of the run's. Dropout is replaced by one with keyed masks; other random draws in training are refused. Running
-    statistics of batch norms are sent and averaged like parameters (``fedbn`` keeps them).
+    seed of the run's. Its persistent buffers of floats (running statistics and others) are sent and averaged like parameters.
+    torch's random draws are keyed; other draws, and state that a training leaves in the module besides, are refused.
     """
 
     kind: Literal["module"] = "module"

@@ -17,7 +17,7 @@ from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
-from fedsim.learning.architecture import STATISTICS, LoRA, Tensor
+from fedsim.learning.architecture import LoRA, Tensor
 from fedsim.learning.models import SizeOnly
 from fedsim.meters.base import Column, MeterContext
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
@@ -161,7 +161,7 @@ class Run:
         else:
             self.learner = (learner or Learner)(scenario.model, shape, classes)
         if scenario.training.state == "sent":
-            trained = {one.name: one.shape for one in self._tensors() if not one.name.endswith(STATISTICS)}
+            trained = {one.name: one.shape for one in self._tensors() if not one.is_buffer}
             shapes = trained or {"": (int(self.learner.parameters),)}
             self.learner.state_bytes = 4.0 * scenario.training.state_numbers(shapes)
 

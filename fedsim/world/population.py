@@ -68,7 +68,7 @@ class Population:
     rooflines: Rooflines | None = None
     flops: Floats | None = None
     share_of: Callable[[CutBy, float], float] | None = None
-    batching: Batching = Batching(1)
+    batching: Batching = field(default=Batching(1))
     version: Ints = field(init=False)
 
     def __post_init__(self) -> None:

@@ -1,9 +1,6 @@
 """Training by an optimiser of torch or a user's trainer, one device at a time, and checks of its results."""
 
-import copy
 import ctypes
-import pickle
-import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +11,7 @@ import torch
 from torch import nn
 
 from fedsim.errors import FedsimError, SimulationError, nearest, place_of, shown
+from fedsim.learning.draws import global_states, moved_since
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
@@ -57,15 +55,16 @@ class ByTrainer(Reference):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
             return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
-        trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", copy.deepcopy(self._template)
-        before = self._generators()
+        trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", self.watch.fresh()
+        self._repeat_first(solve, descent, f"in the training of device {solve.task[0]} in round {solve.task[1]}")
+        before = global_states(self.device)
         with self.context(module, solve, descent) as (trained, context):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
             where = f"on device {context.device} in round {context.round}"
             try:
                 with interrupted_after(trainer.real_limit):
-                    outcome = trainer.train(module, context.data, context)
+                    outcome = trainer.train(module.module, context.data, context)
             except TookTooLongError as error:
                 raise SimulationError(
                     f"{who} still trains {where} after {trainer.real_limit:g} s of real time{place_of(error)}; allowed "
@@ -75,8 +74,7 @@ class ByTrainer(Reference):
                 raise
             except Exception as error:
                 raise SimulationError(f"{who} failed {where}: {type(error).__name__}: {error}{place_of(error)}") from error
-        after = self._generators()
-        if drawn := [name for name in after if after[name] != before[name]]:
+        if drawn := moved_since(before, self.device):
             raise SimulationError(
                 f"{who} draws from the global generator of {' and of '.join(drawn)}, so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
@@ -104,9 +102,3 @@ class ByTrainer(Reference):
             taken, counts = context.data.taken, context.data.counts
             told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
         return Solved(weights, loss, told, {} if trainer.state == "fresh" else kept)
-
-    def _generators(self) -> dict[str, Any]:
-        """State of the process's own generators."""
-        found: dict[str, Any] = {"random": random.getstate(), "numpy.random": pickle.dumps(np.random.get_state())}  # noqa: NPY002
-        found["torch"] = torch.get_rng_state().tolist()
-        return found | ({"torch.cuda": torch.cuda.get_rng_state(self.device).tolist()} if self.device.type == "cuda" else {})

@@ -1,5 +1,6 @@
 """A local training as every trainer sees it: its batches in their keyed order, its loss, its facts."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
@@ -10,6 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsim.learning.draws import KeyedDraws
+from fedsim.learning.modules import as_real, as_tensor_like, real_shape
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
@@ -19,7 +22,7 @@ from fedsim.training import Contrast
 class LocalData:
     """A device's samples. Iterating gives the batches of all local epochs, once: samples [b, *shape] and labels [b].
 
-    The order is the device's and the task's own. Each step sets the key of the model's dropout masks.
+    The order is the device's and the task's own. Each step sets the key of the model's random draws.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
@@ -28,8 +31,17 @@ class LocalData:
         taken: batches until now, with the present one.
     """
 
-    def __init__(self, model: nn.Module, solve: LocalSolve, x: Tensor, y: Tensor, laid_out: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        solve: LocalSolve,
+        x: Tensor,
+        y: Tensor,
+        laid_out: Callable[[Tensor], Tensor],
+        draws: KeyedDraws | None = None,
+    ) -> None:
         self.x, self.y = x, y
+        self._draws = draws
         self.counts: list[int] = solve.batches.counts.tolist()
         self.batch = torch.arange(0, device=x.device)
         self.in_last_epoch, self.taken = False, 0
@@ -44,6 +56,8 @@ class LocalData:
         for step, count in enumerate(self.counts):
             for dropout in self._dropouts:
                 dropout.key.fill_(step_key(self._solve.key, step))
+            if self._draws is not None:
+                self._draws.seed(step_key(self._solve.key, step))
             self.batch = self._rows[step, :count]
             self.in_last_epoch, self.taken = step >= self._solve.batches.last_epoch, step + 1
             yield self._laid_out(self.x[self.batch]), self.y[self.batch]
@@ -102,9 +116,9 @@ class TrainingContext:
         loss = self.batch_loss(outputs, y, **options)
         for name, tensor in self._trained.items():
             if name in self._constants and tensor.requires_grad:
-                loss = loss + (self._constants[name] * tensor).sum()
+                loss = loss + (as_real(self._constants[name]) * as_real(tensor)).sum()
             if self._descent.mu and tensor.requires_grad:
-                loss = loss + self._descent.mu / 2 * (tensor - self.start[name]).square().sum()
+                loss = loss + self._descent.mu / 2 * as_real(tensor - self.start[name]).square().sum()
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
@@ -156,12 +170,13 @@ def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, 
     """The tensors of a flat model [d], on the device of those that are trained; none of None."""
     if model is None:
         return {}
-    parts = torch.split(torch.tensor(model), [tensor.numel() for tensor in trained.values()])
+    parts = torch.split(torch.tensor(model), [math.prod(real_shape(tensor)) for tensor in trained.values()])
     pairs = zip(trained.items(), parts, strict=True)
-    return {name: part.view(tensor.shape).to(tensor.device) for (name, tensor), part in pairs}
+    return {name: as_tensor_like(part, tensor).to(tensor.device) for (name, tensor), part in pairs}
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
     """The rule of each parameter, by name."""
-    ends = accumulate(parameter.numel() for parameter in trained.values())
-    return {name: descent.of(end - trained[name].numel(), end) for name, end in zip(trained, ends, strict=True)}
+    sizes = [math.prod(real_shape(parameter)) for parameter in trained.values()]
+    places = zip(trained, sizes, accumulate(sizes), strict=True)
+    return {name: descent.of(end - size, end) for name, size, end in places}

@@ -10,7 +10,6 @@ A CPU does more: matrix products and convolutions lay out their data anew, pooli
 library run: ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operation.
 """
 
-import copy
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,9 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from fedsim.errors import ScenarioError
+from fedsim.errors import FedsimError, ScenarioError
 from fedsim.learning.architecture import Shape
-from fedsim.learning.modules import example
+from fedsim.learning.draws import generators_kept
+from fedsim.learning.modules import copied, example, outputs_of, samples_dtype
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.model_cost import COLUMNS, ModelCost, Operations
@@ -78,9 +78,11 @@ def profile(module: nn.Module, shape: Shape, training: Trainer | None = None, ob
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
     for place in ("cpu",) if is_fused else ("meta", "cpu"):  # a CPU has one kernel for a layer of LSTM, meta tensors many
         try:
-            batches = [example(size, shape) for size in (_SMALL, _LARGE)]
+            batches = [example(size, shape, samples_dtype(module)) for size in (_SMALL, _LARGE)]
             steps = [_step(module, batch, trainer, place, learned) for batch in batches]
             break
+        except FedsimError:
+            raise
         except Exception as error:
             if place == "cpu":  # some modules look at values, which tensors that hold nothing do not have
                 raise ScenarioError(f"the model cannot be trained on samples of shape {shape}: {error}") from error
@@ -120,7 +122,7 @@ def _step(
     module: nn.Module, batch: Tensor, trainer: Trainer, place: str, objective: Objective
 ) -> tuple[dict[str, list[Counted]], float, float]:
     """The operations of a second step (the first makes the optimiser's state), bytes kept for it, and bytes held always."""
-    own, x = copy.deepcopy(module).to(place).train(), batch.to(place)
+    own, x = copied(module).to(place).train(), batch.to(place)
     named = {name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad}
     optimiser = trainer.torch_optimiser(named, 0.1)
     loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
@@ -135,8 +137,8 @@ def _step(
             kept[storage._cdata] = storage.nbytes()
         return tensor
 
-    with torch.random.fork_rng(devices=[]):
-        y = objective.answers(own(x).detach())
+    with generators_kept():
+        y = objective.answers(outputs_of(own, x).detach())
         for _ in range(2):
             optimiser.zero_grad()
             kept.clear()

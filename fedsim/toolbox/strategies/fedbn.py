@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 from fedsim.errors import ScenarioError
-from fedsim.learning.architecture import Tensor
+from fedsim.learning.architecture import STATISTICS, Tensor
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 
@@ -19,9 +19,9 @@ class FedBNParams(AggregatingParams):
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":
-            found = [tensor.name.rpartition(".")[2] in ("running_mean", "running_var") for tensor in tensors]
+            found = [tensor.is_buffer and (tensor.name.endswith(STATISTICS) or _is_of_norm(tensor)) for tensor in tensors]
         else:
-            found = ["norm" in tensor.layer.lower() for tensor in tensors]
+            found = [_is_of_norm(tensor) for tensor in tensors]
         if not any(found):
             kept = "running statistics" if self.keeps == "statistics" else "normalisation layer"
             layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
@@ -30,6 +30,10 @@ class FedBNParams(AggregatingParams):
                 "a module with one, torch.nn.BatchNorm2d say"
             )
         return found
+
+
+def _is_of_norm(tensor: Tensor) -> bool:
+    return "norm" in tensor.layer.lower()
 
 
 class FedBN(FedAvg[FedBNParams]):

@@ -1,0 +1,166 @@
+"""A trial of a user's module before a run: what it draws, what it leaves behind, what it gives.
+
+Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. Where a result differs, or the
+module's memory grows with each training, the module is refused by the name of what differs.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedsim.errors import FedsimError, ScenarioError, place_of
+from fedsim.learning.draws import generators_kept, global_states, moved_since
+from fedsim.learning.objectives import Objective
+from fedsim.learning.refs import Weights
+from fedsim.learning.remains import Token, differences, remains
+from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
+from fedsim.learning.solvers.reference import Reference, flat_weights, repeats_message, same_results
+from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
+
+SAMPLES = 16
+"""Samples of a trial, at most."""
+
+_TRIES = 3  # after which a moved global generator is not somebody else's doing
+_WHERE = "in a trial on samples of the data"
+_RULE = Descent(lr=1e-3)
+
+
+def probe(solver: Reference, objective: Objective, x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Try a solver's module on some samples, [n, *shape] with targets [n, ...], and set what the solver is to watch.
+
+    Raises:
+        ScenarioError: the module cannot be used, by the name of what is wrong.
+    """
+    with ThreadPoolExecutor(1) as alone:  # whose settings of torch are its own
+        alone.submit(_probed, solver, objective, torch.tensor(x), torch.tensor(y)).result()
+
+
+def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
+    one_thread()
+    solver.watch.is_on = True
+    solver.keyed = {"training": True, "testing": True}
+    weights = flat_weights(list(solver.watch.fresh().flat.values()))
+    with generators_kept():
+        _refuse_draws(lambda: _tested(solver, weights, x))
+        _refuse_outputs(solver, objective, _tested(solver, weights, x), y)
+        harmless = _replayed_test(solver, weights, x)
+        work = [_work(weights, x[half::2], y[half::2], key=half) for half in (0, 1)]
+        _refuse_draws(lambda: _trained(solver, solver.watch.fresh(), work[0]))
+        harmless |= _replayed(solver, *work)
+        solver.least_batch = 1 if _takes_one(solver, weights, x, y) else 2
+    solver.watch.harmless = harmless
+    solver.keyed = dict(solver.drawn)
+
+
+def _work(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
+    """A training in two batches, of which the second is smaller if it can be, twice."""
+    size = max(2, -(-len(y) * 5 // 8))
+    batches = shuffled(np.random.default_rng(key), len(y), size, 2, last="merge" if len(y) - size < 2 else "keep")
+    return LocalSolve(weights, x, y, batches, key=key)
+
+
+def _plainly(work: Callable[[], Any]) -> Any:
+    try:
+        return work()
+    except FedsimError:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise ScenarioError(f"the module of model.factory failed {_WHERE}: {message}") from error
+
+
+def _trained(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
+    found: Solved = _plainly(lambda: solver.trained(module, solve, _RULE))
+    return found
+
+
+def _tested(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy | None = None) -> Tensor:
+    found: Tensor = _plainly(lambda: solver.tested(module or solver.watch.fresh(), weights, x))
+    return found
+
+
+def _refuse_draws(work: Callable[[], object]) -> None:
+    """Raise if some work draws from global generators; other threads of the process may, too."""
+    for _ in range(_TRIES):
+        before = global_states()
+        work()
+        if not (drawn := moved_since(before)):
+            return
+    raise ScenarioError(draws_message(drawn, _WHERE))
+
+
+def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y: Tensor) -> None:
+    """Raise for outputs from which no loss or test follows."""
+    shape, targets = tuple(outputs.shape), y.to(outputs.device)
+    if not shape or shape[0] != len(y):
+        raise ScenarioError(
+            f"the module of model.factory gives outputs of shape {shape} for {len(y)} samples; allowed is [{len(y)}, ...], one "
+            "entry a sample"
+        )
+    if outputs.is_complex():
+        raise ScenarioError("the module of model.factory gives complex outputs; allowed are real ones, such as outputs.real")
+    if bool(torch.isnan(outputs).any()):
+        raise ScenarioError(
+            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, from "
+            "finite samples and weights"
+        )
+    losses = _plainly(lambda: solver.losses(outputs, targets))
+    if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
+        found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise ScenarioError(
+            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one loss a "
+            "sample (reduction='none')"
+        )
+    _plainly(lambda: objective.answers(outputs) == targets)
+
+
+def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
+    """Names of memory that a test changes without effect; ``ScenarioError`` if there is an effect."""
+    module = solver.watch.fresh()
+    first = _tested(solver, weights, x, module)
+    once = _memory(module)
+    same = [_tested(solver, weights, x, each) for each in (module, solver.watch.fresh())]
+    left = differences(once, _memory(module))
+    changed = differences(module.memory, remains(module.module, module.flat))
+    if left:
+        raise ScenarioError(left_message(left, f"after a test {_WHERE}"))
+    if any(first.cpu().numpy().tobytes() != each.cpu().numpy().tobytes() for each in same):
+        raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
+    return set(changed)
+
+
+def _replayed(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
+    """Names of memory that trainings change without effect; ``ScenarioError`` if there is an effect."""
+    used, other = solver.watch.fresh(), solver.watch.fresh()
+    results_a = [_trained(solver, used, a)]
+    once = _memory(used)
+    changed = differences(used.memory, remains(used.module, used.flat))
+    results_a.append(_trained(solver, used, a))
+    if left := differences(once, _memory(used)):
+        raise ScenarioError(left_message(left, _WHERE))
+    results_b = [_trained(solver, used, b), _trained(solver, other, b)]
+    changed += differences(other.memory, remains(other.module, other.flat))
+    results_a.append(_trained(solver, other, a))
+    alike = [same_results(results[0], each) for results in (results_a, results_b) for each in results[1:]]
+    if not all(alike):
+        raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
+    return set(changed)
+
+
+def _memory(module: ModuleCopy) -> dict[str, Token]:
+    return remains(module.module, module.flat, whole=True)
+
+
+def _takes_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> bool:
+    """Whether the module can be trained on a batch of one sample."""
+    one = LocalSolve(weights, x[:1], y[:1], shuffled(np.random.default_rng(0), 1, 1, 1))
+    try:
+        solver.trained(solver.watch.fresh(), one, _RULE)
+    except Exception:
+        return False
+    return True
