@@ -1,8 +1,9 @@
 """Rules by which a device's data change over time: when, the base of all, complete exchanges, and the registry."""
 
+import math
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,9 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.streams import Streams
+
+
+_FORESEEN = 1_000  # occasions
 
 
 class Occasions(Spec):
@@ -64,6 +68,9 @@ class Shift(Spec):
     An occasion is a function of its number, the candidates and the data; draws come from the streams ``world/drift...``.
     """
 
+    apart: ClassVar[bool] = False
+    """Whether the data of a device after an occasion do not depend on the other candidates."""
+
     kind: str
     at: Occasions = Occasions(every_rounds=1)
     """when there is an occasion."""
@@ -72,6 +79,40 @@ class Shift(Spec):
 
     def check(self, data: FederatedData) -> None:
         """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a run."""
+
+    def foreseen(
+        self, data: FederatedData, streams: Streams, rounds: int | None, end: float | None, *, all_present: bool
+    ) -> list[dict[int, int]]:
+        """Training samples of devices at first, and from each occasion on of those that change, as far as they are known.
+
+        Args:
+            data: the data before any shift; left as they are.
+            streams: of the run.
+            rounds, end: rounds, and simulated time (s), after which the run stops; None: unknown.
+            all_present: whether no device comes or goes.
+        """
+        count = self._occasions(rounds, end)
+        sizes = [dict(enumerate(data.train_sizes().tolist()))]
+        if not (self.apart or (all_present and self.among == "all")):
+            return sizes
+        copy = replace(data, truth=data.initial_truth)
+        for occasion in range(count):
+            changes = self.apply(copy, occasion, np.arange(len(data.shards)), streams)
+            after = {change.device: len(copy.current(change.device).train) for change in changes}
+            if occasion == 0 and self.at.has_round(0) and self.among == "all" and all_present:
+                sizes = [sizes[0] | after]  # nobody has trained before
+            else:
+                sizes.append(after)
+        return sizes
+
+    def _occasions(self, rounds: int | None, end: float | None) -> int:
+        """Number of occasions within a run, at most ``_FORESEEN``."""
+        count = 0
+        if self.at.rounds is not None or self.at.every_rounds is not None:
+            count = sum(self.at.has_round(number) for number in range(_FORESEEN if rounds is None else rounds))
+        while (time := self.at.time(count)) is not None and count < _FORESEEN and time <= (math.inf if end is None else end):
+            count += 1
+        return min(count, _FORESEEN)
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:

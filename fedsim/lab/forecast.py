@@ -165,6 +165,7 @@ class Beginning:
             streams = Streams(scenario.seed)
             parts = scenario.model, scenario.training, self.run.data, streams, scenario.data.own_folder(), scenario.objective
             self.core = Learning(Simulation(executor=executor), *parts)
+            self.run.check_sizes(self.core)
         self.build_s = time.perf_counter() - began  # real seconds until it could begin
 
     @property

@@ -107,11 +107,12 @@ class Learning(Learner):
             )
         probe(self._solver, self._objective, *data.train_samples(shard))
 
+    @property
+    def needs_sizes(self) -> bool:
+        return self._solver.least_batch > 1
+
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        least = getattr(self._solver, "least_batch", 1)
-        batching = self._training.batching
-        if least == 1:
-            return
+        batching, least = self._training.batching, self._solver.least_batch
         short = [(device, size) for device, size in sizes.items() if size and batching.last_size(size) < least]
         if not short:
             return

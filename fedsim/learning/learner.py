@@ -121,6 +121,11 @@ class Learner:
     def shift(self, device: int, version: int) -> None:
         """From now on ``device`` is tested on that version of its data."""
 
+    @property
+    def needs_sizes(self) -> bool:
+        """Whether some sizes of devices' data would be refused by ``check_sizes``."""
+        return False
+
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
         """Raise ``ScenarioError`` for a device, by number of training samples, whose batches the model cannot be trained on."""
 

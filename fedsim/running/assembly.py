@@ -114,6 +114,7 @@ class Run:
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
             self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
+        self.check_sizes(self.learner)
         self.capacity = capacity
         self.processes = Processes(scenario.world.processes, streams, capacity, self.tasks, dispatch.on_switched_on)
         begin_round = None if self.drift is None else self.drift.begin_round
@@ -192,6 +193,18 @@ class Run:
             kinds=capacity.names,
             kind_of=capacity.name,
         )
+
+    def check_sizes(self, learner: Learner) -> None:
+        """Raise ``ScenarioError`` for a device on whose samples, now or after a shift, ``learner`` cannot train."""
+        data, drift, stop = self.data, self.scenario.drift, self.scenario.stop
+        if data is None or not learner.needs_sizes:
+            return
+        if drift is None:
+            learner.check_sizes(dict(enumerate(data.train_sizes().tolist())))
+            return
+        streams, stays = Streams(self.scenario.seed), not self._some_come_or_go
+        for sizes in drift.foreseen(data, streams, stop.rounds, stop.simulated_time, all_present=stays):
+            learner.check_sizes(sizes)
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))

@@ -51,6 +51,7 @@ class Drift:
         changed = self._spec.apply(self._data, occasion, candidates, self._dispatch.streams)
         for change in changed:
             shard = self._data.shard(change.device, change.version)
+            sides.learner.check_sizes({change.device: len(shard.train)})
             sides.population.shift(change.device, change.version, len(shard.train))
             sides.learner.shift(change.device, change.version)
             partner = {} if change.partner is None else {"partner": change.partner}

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field, field_validator
@@ -84,6 +84,7 @@ class Incremental(Shift):
     Test data and the true group stay. Before the first occasion a device holds everything.
     """
 
+    apart: ClassVar[bool] = True
     kind: Literal["incremental"] = "incremental"
     at: Occasions = Occasions(rounds=[0, 50, 100, 150])
     shares: list[Annotated[float, Field(gt=0.0, le=1.0)]] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
@@ -124,6 +125,7 @@ class LabelPermutation(Shift):
     device is of no group (``NO_GROUP``) from then on. Its draws do not depend on the other candidates.
     """
 
+    apart: ClassVar[bool] = True
     kind: Literal["label-permutation"] = "label-permutation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
     """of each candidate, on each occasion."""
@@ -159,6 +161,7 @@ class Rotation(Shift):
     other cases it is of no group (``NO_GROUP``).
     """
 
+    apart: ClassVar[bool] = True
     kind: Literal["rotation"] = "rotation"
     probability: float = Field(default=0.05, ge=0.0, le=1.0)
     """of each candidate, on each occasion."""

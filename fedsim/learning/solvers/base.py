@@ -196,8 +196,11 @@ class Solved(NamedTuple):
 class Solver(ABC):
     """Trains and applies one kind of model, in several threads at once.
 
-    ``tensors``: names and shapes, in the order of a flat model; ``kernels``: names of those that are kernels.
+    ``tensors``: names and shapes, in the order of a flat model; ``kernels``: names of those that are kernels;
+    ``least_batch``: samples of the smallest batch on which it trains.
     """
+
+    least_batch = 1
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device, self.tensors, self.kernels = device, tensors, kernels

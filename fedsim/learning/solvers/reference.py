@@ -54,7 +54,6 @@ class Reference(Solver):
     ) -> None:
         self._dtype = dtype
         self._samples_dtype = dtype or samples_dtype(module)
-        self.least_batch = 1
         self.keyed = {"training": False, "testing": False}
         self.drawn = {"training": False, "testing": False}
         self._template = with_keyed_dropout(copied(module)).to(device, dtype)

@@ -1,7 +1,7 @@
 """Small models of tokens."""
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 
 class _OfTokens(TorchModel):
+    is_tried: ClassVar[bool] = False
+
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
         from fedsim.learning.modules import seeded
 
