@@ -91,6 +91,7 @@ def _shared(cls: type) -> Iterator[tuple[str, Any]]:
                 functions.append(value)
             elif not isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | None):
                 yield f"{function.__module__}.{key}", value
+        functions += [each for each in map(_content, function.__closure__ or ()) if isinstance(each, types.FunctionType)]
         if function.__closure__ or function.__defaults__:
             yield f"{cls.__name__}.{function.__name__}()", (function.__closure__, function.__defaults__)
 

@@ -19,7 +19,7 @@ from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
 from fedsim.learning.remains import Token, differences, remains
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
-from fedsim.learning.solvers.reference import Reference, flat_weights, repeats_message, same_results
+from fedsim.learning.solvers.reference import Reference, flat_weights, repeats_message, same_bits, same_results
 from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
 
 SAMPLES = 16
@@ -86,11 +86,12 @@ def _tested(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy |
 
 def _refuse_draws(work: Callable[[], object]) -> None:
     """Raise if some work draws from global generators; other threads of the process may, too."""
-    for _ in range(_TRIES):
-        before = global_states()
-        work()
-        if not (drawn := moved_since(before)):
-            return
+    for number in range(_TRIES):
+        with generators_kept(number + 1):  # of any seed but one that the module may set
+            before = global_states()
+            work()
+            if not (drawn := moved_since(before)):
+                return
     raise ScenarioError(draws_message(drawn, _WHERE))
 
 
@@ -129,7 +130,7 @@ def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
     changed = differences(module.memory, remains(module.module, module.flat))
     if left:
         raise ScenarioError(left_message(left, f"after a test {_WHERE}"))
-    if any(first.cpu().numpy().tobytes() != each.cpu().numpy().tobytes() for each in same):
+    if not all(same_bits(first, each) for each in same):
         raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
     return set(changed)
 

@@ -82,7 +82,7 @@ class Reference(Solver):
         def tested(module: ModuleCopy) -> Tensor:
             return self.tested(module, weights, x)
 
-        return self.watch.use(tested, _same_bits, "in a test", always=False)
+        return self.watch.use(tested, same_bits, "in a test", always=False)
 
     def tested(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a copy of the module for samples, with these weights."""
@@ -228,8 +228,10 @@ def same_results(one: Solved, other: Solved) -> bool:
     return one.weights.tobytes() == other.weights.tobytes() and losses[:1].tobytes() == losses[1:].tobytes()
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
-    return one.cpu().numpy().tobytes() == other.cpu().numpy().tobytes()
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors have the same numbers, to the bit."""
+    bits = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
+    return torch.equal(*bits)
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:

@@ -1,0 +1,374 @@
+"""Small modules as users bring them, each an instance of a class of trouble; they map [n, 6] to [n, 3].
+
+``RUNS`` are the same again on any number of threads; ``REFUSED`` are refused, by words that their message has.
+"""
+
+import collections
+import functools
+import itertools
+import os
+import random
+import time
+import warnings
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations
+from torch.utils.checkpoint import checkpoint
+
+F_, C_ = 6, 3
+STEPS = 0
+CACHE: dict[int, Tensor] = {}
+
+
+class Base(nn.Module):
+    """Two dense layers, with a hidden one of 8 that subclasses change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(F_, 8), nn.Linear(8, C_)
+        self.begin()
+
+    def begin(self) -> None:
+        """Add parts."""
+
+    def hidden(self, h: Tensor) -> Tensor:
+        return h
+
+    def forward(self, x: Tensor) -> Any:
+        return self.b(self.hidden(torch.tanh(self.a(x))))
+
+
+def made(hidden: Any = None, begin: Any = None, *, train: bool = True) -> Any:
+    """A subclass whose hidden layer is changed by ``hidden(module, h)``, with ``train`` in training alone."""
+
+    class Made(Base):
+        def begin(self) -> None:
+            if begin is not None:
+                begin(self)
+
+        def hidden(self, h: Tensor) -> Tensor:
+            return h if hidden is None or (train and not self.training) else hidden(self, h)
+
+    return Made
+
+
+def _attention(self: Any, h: Tensor) -> Tensor:
+    q = h.view(len(h), 1, 4, 2)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.3 if self.training else 0.0).reshape(len(h), 8)
+
+
+def _buffer(name: str, value: Tensor, **options: Any) -> Any:
+    return lambda self: self.register_buffer(name, value.clone(), **options)
+
+
+def _ema(self: Any, h: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.mean.mul_(0.9).add_(h.mean(0), alpha=0.1)
+    return h - self.mean
+
+
+def _ema_replaced(self: Any, h: Tensor) -> Tensor:
+    self.mean = 0.9 * self.mean + 0.1 * h.mean(0).detach()
+    return h - self.mean
+
+
+def _ema_data(self: Any, h: Tensor) -> Tensor:
+    self.mean.data = self.mean.data * 0.9 + 0.1 * h.detach().mean(0)
+    return h - self.mean
+
+
+def _codebook(self: Any, h: Tensor) -> Tensor:
+    nearest = torch.cdist(h, self.codes).argmin(1)
+    with torch.no_grad():
+        for code in range(4):
+            if (nearest == code).any():
+                self.codes[code] = 0.8 * self.codes[code] + 0.2 * h[nearest == code].mean(0)
+    return h + (self.codes[nearest] - h).detach()
+
+
+def _lazy_places(self: Any, h: Tensor) -> Tensor:
+    if getattr(self, "places", None) is None:
+        self.places = torch.linspace(0, 1, 8)
+    return h + self.places
+
+
+def _masks_by_size(self: Any, h: Tensor) -> Tensor:
+    if len(h) not in self.masks:
+        self.masks[len(h)] = torch.arange(len(h))[:, None] / len(h)
+    return h + self.masks[len(h)]
+
+
+def _global_cache(self: Any, h: Tensor) -> Tensor:
+    if len(h) not in CACHE:
+        CACHE[len(h)] = torch.ones(len(h), 1)
+    return h * CACHE[len(h)]
+
+
+def _keep_last(self: Any, h: Tensor) -> Tensor:
+    self.last = h
+    return h
+
+
+def _features(self: Any, h: Tensor) -> Tensor:
+    self.features.clear()
+    self.features.append(h)
+    return h
+
+
+class LSTM(nn.Module):
+    """Two layers with dropout between, over the features."""
+
+    def __init__(self, kind: Any = nn.LSTM) -> None:
+        super().__init__()
+        self.rnn, self.b = kind(1, 5, 2, dropout=0.4, batch_first=True), nn.Linear(5, C_)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.rnn(x[:, :, None])[0][:, -1])
+
+
+class Attention(nn.Module):
+    """Attention with dropout, in a layer of a transformer too."""
+
+    def __init__(self, layer: bool = False) -> None:
+        super().__init__()
+        self.up, self.b, self.is_layer = nn.Linear(1, 4), nn.Linear(4, C_), layer
+        self.part = nn.TransformerEncoderLayer(4, 2, 8, 0.2, batch_first=True) if layer else nn.MultiheadAttention(4, 2, 0.2, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.up(x[:, :, None])
+        return self.b((self.part(h) if self.is_layer else self.part(h, h, h)[0]).mean(1))
+
+
+class Complex(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.randn(F_, C_, dtype=torch.cfloat) * 0.3)
+        self.register_buffer("phase", torch.ones(C_, dtype=torch.cfloat))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.phase.mul_(torch.exp(torch.tensor(0.01j)))
+        return (x.to(torch.cfloat) @ self.w * self.phase).real
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(F_, F_), nn.Linear(F_, F_)
+        self.b.weight = self.a.weight
+        scale = torch.ones(F_)
+        self.a.register_buffer("scale", scale)
+        self.b.register_buffer("scale", scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.a.scale.mul_(0.99)
+        return self.b(torch.tanh(self.a(x)) * self.b.scale)[:, :C_]
+
+
+class Checkpointed(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.b(self.drop(torch.tanh(self.a(x)))), x, use_reentrant=False)
+
+    def begin(self) -> None:
+        self.drop = nn.Dropout(0.3)
+
+
+class CheckpointedDraws(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(lambda x: self.b(F.dropout(torch.tanh(self.a(x)), 0.5, self.training)), x, use_reentrant=False)
+
+
+class Outputs(Base):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor) -> Any:
+        z = super().forward(x)
+        return {
+            "dict": lambda: {"logits": z}, "tuple": lambda: (z, z), "none": lambda: None, "mean": lambda: z.mean(0),
+            "nan": lambda: z * float("nan"), "complex": lambda: z.to(torch.cfloat), "array": lambda: z.detach().numpy(),
+        }[self.how]()  # fmt: skip
+
+
+class Loss(Base):
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, y)
+
+
+def _single(self: Any, h: Tensor) -> Tensor:
+    return self.norm(h)
+
+
+def _dropouts() -> dict[str, Any]:
+    image = lambda h: h.view(len(h), 2, 2, 2)  # noqa: E731
+    drawn = {
+        "dropout": lambda h: F.dropout(h, 0.5),
+        "dropout1d": lambda h: F.dropout1d(h.view(len(h), 2, 4)),
+        "dropout2d": lambda h: F.dropout2d(image(h)),
+        "dropout3d": lambda h: F.dropout3d(image(h)[..., None]),
+        "alpha": lambda h: F.alpha_dropout(h, 0.3, True),
+        "feature_alpha": lambda h: F.feature_alpha_dropout(h.view(len(h), 2, 4), 0.3, True),
+        "rrelu": lambda h: F.rrelu(h, training=True),
+        "gumbel": lambda h: F.gumbel_softmax(h),
+        "rand": lambda h: h * torch.rand(len(h), 1),
+        "rand_like": lambda h: h + 0.1 * torch.rand_like(h),
+        "randn": lambda h: h + 0.1 * torch.randn(h.shape),
+        "randint": lambda h: h * torch.randint(1, 3, (len(h), 1)),
+        "randperm": lambda h: h[:, torch.randperm(8)],
+        "bernoulli": lambda h: h * torch.bernoulli(torch.full_like(h, 0.5)),
+        "normal": lambda h: torch.normal(h, 0.1),
+        "multinomial": lambda h: h[:, torch.multinomial(torch.ones(8), 8)],
+        "poisson": lambda h: h * torch.poisson(torch.ones_like(h)),
+        "bernoulli_": lambda h: h * torch.empty_like(h).bernoulli_(0.5),
+        "uniform_": lambda h: h * torch.empty_like(h).uniform_(),
+        "normal_": lambda h: h + torch.empty_like(h).normal_(),
+        "exponential_": lambda h: h * torch.empty_like(h).exponential_(),
+        "gamma": lambda h: h * torch.distributions.Gamma(torch.ones(8), 1.0).sample(),
+        "depth": lambda h: h if float(torch.rand(())) < 0.5 else 2 * h,
+        "inference": lambda h: h + _drawn_in_inference(h),
+    }
+    return {f"F.{name}": made(lambda self, h, draw=draw: draw(h).reshape(len(h), 8)) for name, draw in drawn.items()}
+
+
+def _drawn_in_inference(h: Tensor) -> Tensor:
+    with torch.inference_mode():
+        found = F.dropout(torch.ones_like(h))
+    return found.clone()
+
+
+def _norm(norm: Any) -> Any:
+    return made(_single, lambda self: setattr(self, "norm", norm()), train=False)
+
+
+def _old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):
+        return nn.utils.weight_norm(nn.Linear(8, 8))
+
+
+def _double() -> nn.Module:
+    return made()().double()
+
+
+def _set(name: str, value: Any) -> Any:
+    return lambda self: setattr(self, name, value())
+
+
+RUNS: dict[str, Any] = {
+    **_dropouts(),
+    "attention": made(_attention, train=False),
+    "mc-dropout in tests": made(lambda self, h: F.dropout(h, 0.2), train=False),
+    "nn.AlphaDropout": _norm(nn.AlphaDropout), "nn.RReLU": _norm(nn.RReLU), "nn.Dropout": _norm(nn.Dropout),
+    "lstm": LSTM, "gru": lambda: LSTM(nn.GRU), "mha": Attention, "encoder": lambda: Attention(True),
+    "ema": made(_ema, _buffer("mean", torch.zeros(8))), "ema replaced": made(_ema_replaced, _buffer("mean", torch.zeros(8))),
+    "ema by data": made(_ema_data, _buffer("mean", torch.zeros(8))), "codebook": made(_codebook, _buffer("codes", torch.eye(4, 8))),
+    "batch norm": _norm(lambda: nn.BatchNorm1d(8)), "batch norm, no statistics": _norm(lambda: nn.BatchNorm1d(8, track_running_stats=False)),
+    "group norm": _norm(lambda: nn.GroupNorm(2, 8)),
+    "spectral norm": _norm(lambda: parametrizations.spectral_norm(nn.Linear(8, 8))),
+    "weight norm": _norm(lambda: parametrizations.weight_norm(nn.Linear(8, 8))),
+    "old spectral norm": _norm(lambda: nn.utils.spectral_norm(nn.Linear(8, 8))),
+    "old weight norm": _norm(_old_weight_norm),
+    "complex": Complex, "double": _double, "half": lambda: made()().half(), "bfloat16": lambda: made()().bfloat16(),
+    "tied": Tied, "lazy": made(_lazy_places, train=False), "masks": made(_masks_by_size, _set("masks", dict)),
+    "global cache": made(_global_cache), "last": made(_keep_last), "features": made(_features, _set("features", list)),
+    "unused": made(None, lambda self: setattr(self, "extra", nn.Linear(2, 2))), "checkpoint": Checkpointed,
+    "mask of -inf": made(lambda self, h: h + self.mask.clamp(min=-1), _buffer("mask", torch.full((8,), -np.inf)), train=False),
+    "constant": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False),
+    "integers": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8)), train=False),
+    "frozen integers": made(None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))),
+}  # fmt: skip
+"""Name -> a class or function that makes the module."""
+
+
+def _bump(self: Any, h: Tensor) -> Tensor:
+    self.steps += 1
+    return h
+
+
+def _bump_class(self: Any, h: Tensor) -> Tensor:
+    type(self).steps += 1
+    return h
+
+
+def _bump_global(self: Any, h: Tensor) -> Tensor:
+    global STEPS
+    STEPS += 1
+    return h * (1 + 0.001 * STEPS)
+
+
+def _state(self: Any, h: Tensor) -> Tensor:
+    out = h if self.state is None else h + 0.1 * self.state
+    self.state = h.mean(0).detach()
+    return out
+
+
+def _history(self: Any, h: Tensor) -> Tensor:
+    self.history.append(float(h.detach().mean()))
+    return h
+
+
+def _hook(self: Any) -> None:
+    seen: list[float] = []
+    self.a.register_forward_hook(lambda part, args, out: seen.append(1.0))
+
+
+def _bump_counter(self: Any, h: Tensor) -> Tensor:
+    return h * (1 + 0.001 * next(self.counter))
+
+
+def _bump_buffer(self: Any, h: Tensor) -> Tensor:
+    self.n += 1
+    return h
+
+
+def _flag(self: Any, h: Tensor) -> Tensor:
+    out = h * 2 if self.flag else h
+    self.flag = True
+    return out
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "random": (made(lambda self, h: h * random.random()), "Python's random"),
+    "numpy": (made(lambda self, h: h * np.random.rand()), "numpy.random"),  # noqa: NPY002
+    "torch.manual_seed": (made(lambda self, h: (torch.manual_seed(0), h)[1]), "generator of torch"),
+    "default_rng": (made(lambda self, h: h * np.random.default_rng().random()), "other numbers"),
+    "rng coin": (made(lambda self, h: h * (np.random.default_rng().random() < 0.5)), "other numbers"),
+    "urandom": (made(lambda self, h: h * os.urandom(1)[0]), "other numbers"),
+    "clock": (made(lambda self, h: h * (time.perf_counter_ns() % 1000)), "other numbers"),
+    "random in tests": (made(lambda self, h: h if self.training else h * random.random(), train=False), "Python's random"),
+    "unseeded tests": (made(lambda self, h: h if self.training else h * np.random.default_rng().random(), train=False), "other numbers"),
+    "own rng": (made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))), "'rng'"),
+    "own generator": (made(lambda self, h: h * torch.rand(8, generator=self.g), _set("g", torch.Generator)), "'g'"),
+    "own random": (made(lambda self, h: h * self.r.random(), _set("r", lambda: random.Random(0))), "'r'"),
+    "counter": (made(_bump, _set("steps", int)), "'steps'"),
+    "class counter": (type("Shared", (made(_bump_class),), {"steps": 0, "__module__": __name__}), "steps"),
+    "global counter": (made(_bump_global), "STEPS"), "state": (made(_state, _set("state", lambda: None)), "'state'"),
+    "history": (made(_history, _set("history", list)), "'history'"), "deque": (made(_history, _set("history", collections.deque)), "'history'"),
+    "hook": (made(None, _hook), "hooks"), "iterator": (made(_bump_counter, _set("counter", itertools.count)), "'counter'"),
+    "flag": (made(_flag, _set("flag", bool)), "'flag'"), "integer buffer": (made(_bump_buffer, _buffer("n", torch.zeros(1, dtype=torch.long))), "'n'"),
+    "hidden buffer": (made(_ema, _buffer("mean", torch.zeros(8), persistent=False)), "'mean'"),
+    "plain tensor": (made(_ema, _set("mean", lambda: torch.zeros(8))), "'mean'"),
+    "partial": (made(lambda self, h: (self.f(1.0), h)[1], lambda self: setattr(self, "f", functools.partial(list.append, []))), "'f'"),
+    "ema in tests": (made(_ema, _buffer("mean", torch.zeros(8)), train=False), "'mean'"),
+    "history in tests": (made(lambda self, h: h if self.training else _history(self, h), _set("history", list), train=False), "'history'"),
+    "checkpoint and draws": (CheckpointedDraws, "backward pass"), "scalar loss": (Loss, "one loss a sample"),
+    **{f"outputs {how}": ((lambda how=how: Outputs(how)), says) for how, says in {
+        "dict": r"outputs\['logits'\]", "tuple": r"outputs\[0\]", "none": "NoneType", "mean": "outputs of shape", "nan": "gives NaN", "complex": "complex outputs", "array": "ndarray"}.items()},
+    "grows": (made(lambda self, h: (setattr(self, "q", torch.cat([self.q, h.detach().mean(0)[None]])), h)[1], _buffer("q", torch.zeros(1, 8))), "'q'"),
+    "meta": (lambda: made()().to("meta"), "'meta'"),
+    "fails": (made(lambda self, h: h @ torch.ones(3)), "mat|size"), "random init": (made(None, lambda self: self.a.weight.data.mul_(np.random.default_rng().random())), "begins with other"),
+    "lock": (made(None, _set("lock", __import__("threading").Lock)), "'lock'"),
+}  # fmt: skip
+"""Name -> the same, and a pattern of the message."""
+
+
+def build(name: str) -> nn.Module:
+    """The module of a name."""
+    maker = RUNS[name] if name in RUNS else REFUSED[name][0]
+    found: nn.Module = maker()
+    return found
