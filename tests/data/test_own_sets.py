@@ -160,9 +160,10 @@ def test_arrays_that_are_refused(name: str, tmp_path: Path) -> None:
     arrays, message = WRONG[name]
     np.savez(tmp_path / "a.npz", **arrays)
     data = {"source": {"kind": "npz", "path": str(tmp_path / "a.npz")}}
+    sections = {"population": {"devices": 2}, "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}}
+    scenario = fedsim.Scenario(data=data, **sections)
     with pytest.raises((DataError, ScenarioError)) as caught:
-        sections = {"population": {"devices": 2}, "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}}
-        fedsim.run(fedsim.Scenario(data=data, **sections), tmp_path / "run")
+        fedsim.run(scenario, tmp_path / "run")
     assert message in str(caught.value)
     assert not (tmp_path / "run").exists()
 
