@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
@@ -22,12 +23,36 @@ from fedsim.world.columns import alike
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
+_DIGITS = re.compile("([0-9]+)")
+_ID_WORDS = (
+    "device_id",
+    "deviceid",
+    "client",
+    "client_id",
+    "clientid",
+    "cid",
+    "id",
+    "node",
+    "node_id",
+    "user",
+    "user_id",
+    "uid",
+)
+_INDICES = ("index", "", "Unnamed: 0", "__index_level_0__")  # as pandas writes them
+_IDS = [form for word in _ID_WORDS for form in (word, word.capitalize(), word.title(), word.upper())]
+IDS = ("device", "Device", "DEVICE", *_IDS, *_INDICES)
+"""Names of columns by which rows have an order, the first that is there; numbers of devices if they are 0, 1 and so on."""
 
 
 class DeviceTable:
-    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty."""
+    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty.
 
-    def __init__(self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = ()) -> None:
+    ``others``: names of further columns that may be there; any other one is refused. None: all may be there.
+    """
+
+    def __init__(
+        self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = (), others: Sequence[str] | None = None
+    ) -> None:
         import pyarrow as pa
 
         self._key, self._path = key, path
@@ -42,6 +67,13 @@ class DeviceTable:
             if column not in names:
                 known = f"it has {', '.join(names)}{nearest(column, names)}"
                 raise DataError(f"{key}: {str(path)!r} has no column {column!r}; {known}")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{key}: {str(path)!r} has the column {twice[0]!r} twice; allowed is once")
+        used = [*columns, *more]
+        for column in names if others is not None else ():
+            if column not in (*used, *(others or ())):
+                known = f"known are {', '.join((*used, *(others or ())))}{nearest(column, used)}"
+                raise DataError(f"{key}: {str(path)!r} has the column {column!r}, which nothing uses; {known}")
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
@@ -94,7 +126,39 @@ class DeviceTable:
             return [values[rows[device]] for device in range(devices)]
         if self.rows != devices:
             raise DataError(f"{where} has {self.rows} rows for {devices} devices; allowed is one a device")
-        return values
+        order = self._order([name for name in self.cells if name != column and name in IDS])
+        return values if order is None else [values[row] for row in order]
+
+    def _order(self, names: Sequence[str]) -> list[int] | None:
+        """The row of each device by the first of the columns ``names``; None for the order of the rows.
+
+        ``DataError``: its values are not the devices' numbers, and the rows are not in their order.
+        """
+        if not names:
+            return None
+        name = min(names, key=IDS.index)
+        places: dict[str, int] = {}
+        for row, cell in enumerate(self.cells[name]):
+            if cell is None:
+                raise self.wrong(row, name, "every row needs a value, or the column is left out")
+            text = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+            if places.setdefault(text, row) != row:
+                raise self.wrong(row, name, f"row {places[text] + 1} has the same; allowed is one a device")
+        numbers = [str(device) for device in range(self.rows)]
+        if places.keys() == {*numbers}:
+            return [places[number] for number in numbers]
+        texts = list(places)
+        for row, (before, after) in enumerate(pairwise(texts), 1):
+            if _natural(after) < _natural(before):
+                why = f"it comes after {shown(before)}, and these are not the numbers of the devices, 0 to {self.rows - 1}"
+                raise self.wrong(row, name, f"{why}; sort the rows, or name the device of each in a column 'device'")
+        return None
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key by which "c2" comes before "c10"."""
+    parts = _DIGITS.split(text)
+    return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
@@ -230,12 +294,16 @@ class FileColumn(Spec):
     """of the cells that are bare numbers, such as ``"s"``; others carry their own."""
 
     def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
-        table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
+        table = DeviceTable(key, sought(self.file, root), (self.column,), IDS)
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 
 
 class FromFile(FileColumn, Distribution, Generic[Q]):
-    """A column of a CSV or Parquet file with a row a device: in order of their numbers, or as its column ``device`` says."""
+    """A column of a CSV or Parquet file with a row a device, in order of their numbers or as its column ``device`` says.
+
+    Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written gives the order: the numbers of
+    the devices in any order, or other names in ascending order.
+    """
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
         return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])
