@@ -101,6 +101,7 @@ class ZoneSpec(Spec):
         if self.file is not None:
             key = f"energy.carbon.zones.{place}.file"
             table = DeviceTable(key, sought(self.file, root), ("intensity",), ("hour",), others=())
+            table.note("rows by 'hour'" if "hour" in table.cells else "a row for each hour from 0 to 23")
             hours = table.values("intensity", GramsPerJoule)
             if len(hours) != 24:
                 raise DataError(f"{key} {self.file!r} has {len(hours)} rows; allowed are 24")

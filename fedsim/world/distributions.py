@@ -15,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from fedsim.arrays import Floats
 from fedsim.errors import DataError, ScenarioError, nearest, shown
 from fedsim.files import SOUGHT, regular, sought
+from fedsim.language.notes import note
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import LinkRate, Quantity, SamplesPerSecond, Seconds
@@ -77,7 +78,12 @@ class DeviceTable:
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
+        self._names = names
         self.cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
+
+    def note(self, meaning: str) -> None:
+        """Say for people what the table was taken for."""
+        note(f"{self._key} from {str(self._path)!r} (columns {', '.join(map(repr, self._names))}): {meaning}")
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
         """The error for a cell; ``row`` counts from 0, in the message from 1 without the header."""
@@ -115,6 +121,10 @@ class DeviceTable:
         """A column's values in order of devices, [devices]; ``DataError`` unless each device has one row."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
+        if self._order_column(column) is None:
+            self.note(f"column {column!r}, a row for each device in their order")
+        else:
+            self.note(f"column {column!r}, rows by {self._order_column(column)!r}")
         if "device" in self.cells:
             rows: dict[int, int] = {}
             for row, device in enumerate(self.devices(devices)):
@@ -126,17 +136,20 @@ class DeviceTable:
             return [values[rows[device]] for device in range(devices)]
         if self.rows != devices:
             raise DataError(f"{where} has {self.rows} rows for {devices} devices; allowed is one a device")
-        order = self._order([name for name in self.cells if name != column and name in IDS])
+        name = self._order_column(column)
+        order = None if name is None else self._order(name)
         return values if order is None else [values[row] for row in order]
 
-    def _order(self, names: Sequence[str]) -> list[int] | None:
-        """The row of each device by the first of the columns ``names``; None for the order of the rows.
+    def _order_column(self, column: str) -> str | None:
+        """The column that gives the rows their order, other than ``column``; None: they have none."""
+        names = [name for name in self.cells if name != column and name in IDS]
+        return min(names, key=IDS.index, default=None)
+
+    def _order(self, name: str) -> list[int] | None:
+        """The row of each device by the column ``name``; None for the order of the rows.
 
         ``DataError``: its values are not the devices' numbers, and the rows are not in their order.
         """
-        if not names:
-            return None
-        name = min(names, key=IDS.index)
         places: dict[str, int] = {}
         for row, cell in enumerate(self.cells[name]):
             if cell is None:

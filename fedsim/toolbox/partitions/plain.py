@@ -12,6 +12,7 @@ from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 from fedsim.errors import DataError, ScenarioError, nearest, shown
 from fedsim.files import read_keyed_json, reading, sought
+from fedsim.language.notes import note
 from fedsim.streams import Streams
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
@@ -128,7 +129,10 @@ class PartitionFile(Partition):
         if len(entries) != devices:
             raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
         train = [_index(path, f"{device}, train", entry["train"], dataset.train) for device, entry in enumerate(entries)]
-        if any("test" in entry for entry in entries):
+        has_tests = any("test" in entry for entry in entries)
+        tests = "with test indices" if has_tests else "test samples follow the devices' labels"
+        note(f"{str(path)!r}: training indices of {devices} devices by their numbers; {tests}")
+        if has_tests:
             test = [
                 _index(path, f"{device}, test", entry.get("test", []), dataset.test) for device, entry in enumerate(entries)
             ]

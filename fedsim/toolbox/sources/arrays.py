@@ -11,6 +11,7 @@ from pydantic import Field
 from fedsim.data.federated import Raw
 from fedsim.data.sources import checked_labels, every_fifth
 from fedsim.errors import DataError, nearest, shown
+from fedsim.language.notes import note
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 _CHANNELS = (1, 3, 4)  # of images: grey, colours, colours with transparency
@@ -70,6 +71,10 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
     classes = max(1, y_train.shape[1]) if y_train.ndim > 1 else _most(y_train, y_test) + 1
     tokens = _tokens(path, x_train, x_test, meaning.vocabulary)
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
+    held = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
+    tests = "every fifth sample of a class is for tests" if whole else "with test samples of its own"
+    used = f"; columns are {', '.join(columns)}" if columns else ""
+    note(f"{str(path)!r} has {held}; {tests}{used}")
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
 
 

@@ -13,6 +13,7 @@ from fedsim.data.federated import Raw
 from fedsim.data.sources import Source
 from fedsim.errors import DataError, nearest
 from fedsim.files import read_json, reading, regular, sought
+from fedsim.language.notes import note
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
 
@@ -89,7 +90,16 @@ class HuggingFace(Source):
             arrays |= {f"{name}{part}": _array(folder / inner, column, table[column]) for name, column in names.items()}
             if _holds_images(table[self.x].type):
                 layout = self._layout_of_images(arrays[f"x{part}"])
+        self._note(folder, table.column_names)
         return raw_of(folder, arrays, Meaning(self.vocabulary, layout))
+
+    def _note(self, folder: Path, names: list[str]) -> None:
+        others = [name for name in names if name not in (self.x, self.y, *self.columns)]
+        splits = folder / "dataset_dict.json"
+        held = read_json(splits).get("splits", []) if splits.is_file() else []
+        unused = [*others, *(f"the split {name}" for name in held if name not in ("train", "test"))]
+        rest = f"; not used: {', '.join(unused)}" if unused else ""
+        note(f"{str(folder)!r}: column {self.x!r} has the samples, {self.y!r} the labels or targets{rest}")
 
     def _layout_of_images(self, images: NDArray[Any]) -> Layout:
         if self.layout is not None:

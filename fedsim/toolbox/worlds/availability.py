@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import DataError, ScenarioError
 from fedsim.files import SOUGHT, sought
+from fedsim.language.notes import note
 from fedsim.language.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
 from fedsim.language.wording import in_words
 from fedsim.simulation import on_grid
@@ -215,6 +216,7 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
     usable = {name: phone for name, phone in phones.items() if phone["ok"]}
     if not usable:
         raise DataError(f"{where} holds no trace that can be used ('ok': true); it is of the form {form}")
+    note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
     return [_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry) for name, entry in usable.items()]
 
 
@@ -258,6 +260,7 @@ class Intervals(AvailabilityModel):
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
         columns = ("device", "start", "end")
         table = DeviceTable("population.availability", sought(self.file, root), columns, others=())
+        table.note("a row for each interval in which a device is on")
         owners = table.values("device", Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime and not calendar.stated:

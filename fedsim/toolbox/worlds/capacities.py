@@ -10,6 +10,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from fedsim.arrays import Floats
 from fedsim.errors import DataError, shown
 from fedsim.files import read_toml, sought
+from fedsim.language.notes import note
 from fedsim.language.wording import in_words
 from fedsim.streams import Streams
 from fedsim.toolbox.worlds.published import fedscale_capacities, is_pickle
@@ -45,6 +46,7 @@ def read_capacities(path: Path) -> Floats:
     if path.is_file() and is_pickle(path):
         return _published(path)
     table = DeviceTable("population.capacity", path, _COLUMNS, others=_LEFT_OUT)
+    table.note(f"a device for each row, drawn; {', '.join(_LEFT_OUT)} are not used")
     return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
 
 
@@ -59,6 +61,7 @@ def _published(path: Path) -> Floats:
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as FedScale's pickle: {error}") from None
     table = np.array(numbers)
+    note(f"{str(path)!r}: FedScale's capacities of {len(table)} clients, computation (ms a sample) and communication (kbit/s)")
     return table[:, [0, 1, 1]]
 
 

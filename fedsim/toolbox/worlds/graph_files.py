@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.errors import ScenarioError, nearest, shown
 from fedsim.files import read_keyed_json
+from fedsim.language.notes import note
 from fedsim.language.units import LinkRate, Seconds
 
 if TYPE_CHECKING:
@@ -72,6 +73,9 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         if graph.has_edge(tail, head):
             raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
         graph.add_edge(tail, head, **_link(edge, attributes))
+    timed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
+    kind = "one-way links" if graph.is_directed() else "links, each both ways"
+    note(f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {timed} of them with a latency")
     return graph
 
 

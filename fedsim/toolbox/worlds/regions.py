@@ -197,6 +197,7 @@ class RegionsSpec(NetworkModel):
 def _read(path: Path) -> dict[tuple[str, str], Connection]:
     """A user's table of connections, by (from, to); ``DataError``: it is missing or malformed."""
     table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"), others=())
+    table.note("a row for each connection")
     round_trips, rates = table.values("rtt_ms", _Milliseconds), table.values("mbit_s", _Megabits)
     ends = zip(table.values("from", str), table.values("to", str), strict=True)
     found = [Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)]
