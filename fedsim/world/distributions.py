@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
@@ -25,23 +25,22 @@ from fedsim.world.columns import alike
 _BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
 _DIGITS = re.compile("([0-9]+)")
-_ID_WORDS = (
-    "device_id",
-    "deviceid",
-    "client",
-    "client_id",
-    "clientid",
-    "cid",
-    "id",
-    "node",
-    "node_id",
-    "user",
-    "user_id",
-    "uid",
-)
-_INDICES = ("index", "", "Unnamed: 0", "__index_level_0__")  # as pandas writes them
-_IDS = [form for word in _ID_WORDS for form in (word, word.capitalize(), word.title(), word.upper())]
-IDS = ("device", "Device", "DEVICE", *_IDS, *_INDICES)
+_STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
+_ALONE = ("id", "Id", "ID", "cid", "uid", "index", "Index")
+_OF_PANDAS = ("", "Unnamed: 0", "__index_level_0__")  # as it writes its own index
+
+
+def _id_names() -> Iterator[str]:
+    yield "device"
+    for stem in _STEMS:
+        for form in (stem, stem.capitalize(), stem.upper()):
+            yield from (form, f"{form}id", f"{form}Id", f"{form}ID")
+            for between in "_- ":
+                yield from (f"{form}{between}id", f"{form}{between}Id", f"{form}{between}ID")
+    yield from (*_ALONE, *_OF_PANDAS)
+
+
+IDS = tuple(dict.fromkeys(_id_names()))
 """Names of columns by which rows have an order, the first that is there; numbers of devices if they are 0, 1 and so on."""
 
 
