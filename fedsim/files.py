@@ -9,6 +9,7 @@ import json
 import os
 import stat
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,3 +115,20 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
+
+
+def read_keyed_json(path: Path) -> Any:
+    """As ``read_json``; an object that has a key twice raises ``ValueError`` too."""
+    try:
+        return json.loads(regular(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_key_once)
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        twice = next(key for key, count in counts.items() if count > 1)
+        raise ValueError(f"an object has the key {twice[:80]!r} twice")
+    return table

@@ -113,16 +113,37 @@ class Link(NamedTuple):
     users: Sequence[tuple[str, int, int]]  # messages of a direction, on a part of the way, of a place (of devices, or an edge)
 
 
+class Layout(NamedTuple):
+    """The shared part of a network.
+
+    Attributes:
+        links: those that devices share.
+        place_s: what devices' latencies have in them beside their own, by place (s), float64 [places].
+        edge_s: latency between each edge server and the server (s), and 0 for no edge server; float64 [edge servers + 1].
+    """
+
+    links: list[Link]
+    place_s: Floats
+    edge_s: Floats
+
+    def beyond_s(self, edge: Any) -> Floats:
+        """Latency beyond the edge server of each message (s), 0 without one; float64 [messages]."""
+        numbers = np.asarray(edge)
+        known = (numbers >= 0) & (numbers < len(self.edge_s) - 1)
+        return np.asarray(self.edge_s[np.where(known, numbers, -1)])
+
+
 def within_capacity(evidence: Evidence) -> Iterator[str]:
     """Each device's own link each way, and each link that devices share."""
     changes = evidence.said("link-rate").assign(time=evidence.events["time"]).groupby("link")
     changed = {str(link): own for link, own in changes}
     network = evidence.run.scenario["network"]
     from_file = network["kind"] == "graph" or "edge" in network
-    places, links, latency = _from_file(evidence) if from_file else _of_scenario(network, network.get("cells", 1))
-    messages = _messages(evidence, places, latency)
+    layout = _from_file(evidence) if from_file else _of_scenario(network, network.get("cells", 1))
+    links = layout.links
+    messages = _messages(evidence, layout)
     yield from _own_links(evidence, messages, changed)
-    yield from _between_peers(evidence, latency, changed)
+    yield from _between_peers(evidence, layout, changed)
     users = messages.groupby(["direction", "part", "place"], observed=True).indices
     for link in links:
         rows = np.concatenate([np.empty(0, dtype=np.int64), *(users[user] for user in link.users if user in users)])
@@ -143,7 +164,7 @@ def _overfull(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
         yield f"{link} carried {found.carried:.0f} bytes from {found.begin:.6g} s to {found.end:.6g} s"
 
 
-def _messages(evidence: Evidence, places: int, latency: float) -> pd.DataFrame:
+def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
     """The transfers on links: other parts of the server's side than edge servers have none.
 
     Columns besides theirs: ``part`` of the way, ``place`` of the device or the edge server, ``at`` (the device's row), and
@@ -160,9 +181,12 @@ def _messages(evidence: Evidence, places: int, latency: float) -> pd.DataFrame:
     if not told["direction"].isin(_WAYS).all():
         raise RunFolderError("there are messages that went neither down nor up")
     part = np.where(edge == NOTHING, _WHOLE, np.where(device == NOTHING, _ABOVE, _BELOW))
-    delay = np.append(devices["latency"], latency)[at] - latency * (part == _BELOW)  # at -1: between an edge and the server
+    beyond_s = layout.beyond_s(edge)
+    device_s = np.append(devices["latency"], 0.0)[at]  # at -1: between an edge and the server
+    delay = device_s + beyond_s * (part == _ABOVE) - beyond_s * (part == _BELOW)
     begin = told["start"] + np.where(told["wire_bytes"] > 0, delay, 0.0)
-    return told.assign(part=part, place=np.where(part == _ABOVE, edge, device % places), at=at, begin=begin)
+    place = np.where(part == _ABOVE, edge, device % len(layout.place_s))
+    return told.assign(part=part, place=place, at=at, begin=begin)
 
 
 def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
@@ -184,7 +208,7 @@ def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str,
     yield from findings(text, told.assign(took=end - told["begin"], rate=rate), ~(told["wire_bytes"] <= most))
 
 
-def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
+def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """A device may have many messages of other devices at a time, beside those of its tasks, on its own link each way.
 
     The folder does not tell which shared links they take.
@@ -193,7 +217,8 @@ def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, pd.
     peer = told["direction"] == "peer"
     ends = {way: numbered(told[end], "device") for way, end in (("up", "sender"), ("down", "receiver"))}
     between_regions = evidence.run.scenario["network"]["kind"] == "regions"  # where it is each pair's, and is left out here
-    own = np.append(np.maximum(devices["latency"] - latency, 0.0) * (not between_regions), 0.0)  # at -1, of others, 0
+    shared_s = layout.place_s[devices["device"].to_numpy() % len(layout.place_s)]
+    own = np.append(np.maximum(devices["latency"] - shared_s, 0.0) * (not between_regions), 0.0)  # at -1, of others, 0
     delay = sum(own[evidence.row_of(end)] for end in ends.values())
     told = told.assign(begin=told["start"] + np.where(peer, delay, 0.0))
     for way, end in ends.items():
@@ -204,7 +229,7 @@ def _between_peers(evidence: Evidence, latency: float, changed: Mapping[str, pd.
             yield from _overfull(text, told[user == device], _rate(built, changed.get(f"device {device} {way}")))
 
 
-def _of_scenario(network: Mapping[str, Any], places: int) -> tuple[int, list[Link], float]:
+def _of_scenario(network: Mapping[str, Any], places: int) -> Layout:
     """The places of a star, or a tree of cells, to which devices are attached in turn, and the links that they share."""
     links = []
     for way, text in network.get("server", {}).items():
@@ -214,11 +239,11 @@ def _of_scenario(network: Mapping[str, Any], places: int) -> tuple[int, list[Lin
         for place in range(places):
             name, rate = f"the {way} link of cell {place}", read(BytesPerSecond, text)
             links.append(Link(name, f"cell {place} {way}", rate, [(way, _WHOLE, place)]))
-    return places, links, 0.0
+    return Layout(links, np.zeros(places), np.zeros(1))
 
 
-def _from_file(evidence: Evidence) -> tuple[int, list[Link], float]:
-    """Likewise as the run has left them in the folder; and the latency between edge servers and the server (s)."""
+def _from_file(evidence: Evidence) -> Layout:
+    """Likewise as the run has left them in the folder, with the latencies of links and of edge servers."""
     try:
         if (told := evidence.network) is None:
             raise ValueError("there is no such file")
@@ -231,6 +256,11 @@ def _from_file(evidence: Evidence) -> tuple[int, list[Link], float]:
                         users[name].append((way, part, place))
         rates = {name: math.inf if rate is None else float(rate) for name, rate in told["links"].items()}
         links = [Link(f"the link {name!r}", name, rates[name], users[name]) for name in users]
-        return len(told["routes"]["down"]), links, float(edges["latency"])
+        places = len(told["routes"]["down"])
+        servers = len(edges["above"].get("down", ()))
+        delays = told.get("delays", {"places": [0.0] * places, "edges": [0.0] * servers})
+        place_s = np.array(delays["places"], dtype=np.float64).reshape(places) + float(edges["latency"])
+        edge_s = np.array(delays["edges"], dtype=np.float64).reshape(servers) + float(edges["latency"])
+        return Layout(links, place_s, np.append(edge_s, 0.0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None

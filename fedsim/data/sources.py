@@ -31,6 +31,10 @@ class Source(Spec):
     def load(self, root: Path | None) -> Raw:
         """Read the data set; ``DataError`` if files are missing or malformed. ``root``: ``data.root``."""
 
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        """Columns of the user's file that nothing uses and that must not be there; ``column`` is ``data.column``."""
+        return []
+
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
         """Shape of one sample and number of classes."""
         if self.known is not None:
@@ -131,7 +135,7 @@ _OTHERS = {
     "emnist": (f"{_TOOLS}.images:Emnist", "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files"),
     "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
     "huggingface": (f"{_TOOLS}.own:HuggingFace", "a folder that the 'save_to_disk' of Hugging Face's data sets has written"),
-    "dataset": (f"{_TOOLS}.own:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
+    "dataset": (f"{_TOOLS}.datasets:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
 }
 _HERE = Registry.of("source", Digits, Synthetic)
 SOURCES = Registry("source", "fedsim.data.sources:Source", {**_HERE.known, **_OTHERS})

@@ -11,7 +11,7 @@ from fedsim.data.federated import FederatedData, Normalise, pooled
 from fedsim.data.partitions import PARTITIONS, Iid, PartitionSpec, SyntheticSizes
 from fedsim.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.data.transforms import Augmentation
-from fedsim.errors import ScenarioError
+from fedsim.errors import DataError, ScenarioError
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
 
@@ -95,6 +95,10 @@ class DataSpec(Spec):
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
             raw = self.source.load(self.own_folder())
+            if surplus := self.source.surplus(raw, self.column):
+                names = ", ".join(surplus)
+                advice = "name one as data.column, list them as data.source.columns, or leave them out"
+                raise DataError(f"data.source: nothing uses the columns {names} of '{raw.name}'; {advice}")
             dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
             if not dataset.pool.labelled and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS:
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""

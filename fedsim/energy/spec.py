@@ -79,7 +79,9 @@ class ZoneSpec(Spec):
     ] = None
     """one, or one for each of the 24 hours of its day."""
     file: str | None = None
-    """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are."""
+    """instead, a CSV file with a column ``intensity`` and 24 rows, such as ``475 g/kWh``; sought as all files are. Rows go by a
+    column ``hour``, 0 to 23, if there is one.
+    """
     ahead: Seconds = 0.0
     """how far its time of the day is ahead of ``energy.starts``."""
 
@@ -97,10 +99,17 @@ class ZoneSpec(Spec):
         """Its ``name``, its ``hours`` (g/J), and the time of its day when the run begins, ``offset_s``."""
         hours: list[float] = (self.intensity or []) * (24 // len(self.intensity or [""]))
         if self.file is not None:
-            table = DeviceTable(f"energy.carbon.zones.{place}.file", sought(self.file, root), ("intensity",))
+            key = f"energy.carbon.zones.{place}.file"
+            table = DeviceTable(key, sought(self.file, root), ("intensity",), ("hour",), others=())
+            table.note("rows by 'hour'" if "hour" in table.cells else "a row for each hour from 0 to 23")
             hours = table.values("intensity", GramsPerJoule)
             if len(hours) != 24:
-                raise DataError(f"energy.carbon.zones.{place}.file {self.file!r} has {len(hours)} rows; allowed are 24")
+                raise DataError(f"{key} {self.file!r} has {len(hours)} rows; allowed are 24")
+            if "hour" in table.cells:
+                order = table.values("hour", int)
+                if sorted(order) != list(range(24)):
+                    raise DataError(f"{key} {self.file!r} has not each hour from 0 to 23 once in its column 'hour'")
+                hours = [hours[order.index(hour)] for hour in range(24)]
         return {"name": self.name or f"zone {place}", "hours": hours, "offset_s": (starts + self.ahead) % DAY_S}
 
 

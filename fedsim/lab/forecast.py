@@ -20,6 +20,7 @@ from typing_extensions import override
 
 from fedsim.arrays import Floats, Ints
 from fedsim.executors import Executor, Inline
+from fedsim.language.notes import collected_notes
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.learning import Learner
 from fedsim.output.terminal import share_done
@@ -84,6 +85,31 @@ def nominal_lines(run: Run) -> list[str]:
         task_s = task_s if limit is None or params.bounds_training else np.minimum(task_s, limit)
         lines += _round_lines(run, params, stop.rounds, task_s + dispatch.down.model_s + dispatch.up.model_s, samples)
     return lines + stop.notes
+
+
+def data_lines(run: Run) -> list[str]:
+    """Samples as they were understood, in words; none if no data are read."""
+    if run.data is None:
+        return []
+    pool = run.data.pool
+    train = np.unique(np.concatenate([shard.train for shard in run.data.shards]))
+    test = np.unique(np.concatenate([shard.test for shard in run.data.shards]))
+    samples = [f"{len(train)} samples for training, {len(test)} for tests"]
+    if pool.vocabulary:
+        samples.append(f"each is {pool.shape[0]} tokens of {pool.vocabulary}")
+    elif len(pool.shape) == 3:
+        channels, height, width = pool.shape
+        plural = "" if channels == 1 else "s"
+        samples.append(f"each is an image of {channels} channel{plural}, {height} x {width} pixels ({pool.x.dtype})")
+    else:
+        samples.append(f"each has {' x '.join(map(str, pool.shape))} features ({pool.x.dtype})")
+    if pool.targets is not None:
+        samples.append(f"targets are {pool.targets.dtype} of shape {pool.targets.shape[1:]}")
+    if pool.labelled:
+        held = np.count_nonzero(np.bincount(pool.y[train], minlength=pool.classes))
+        missing = "" if held == pool.classes else f", of which {pool.classes - held} have no training sample"
+        samples.append(f"{pool.classes} classes{missing}")
+    return [f"data: {'; '.join(samples)}"]
 
 
 def _round_lines(run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints) -> list[str]:
@@ -259,8 +285,9 @@ def forecast_lines(scenario: "Scenario", executor: Executor, patience_s: float =
         Simulation(scenario, executor=executor)  # refuses invalid scenarios
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return [f"{scenario.population.devices} devices; {about}", *scenario.stop.notes, *scenario.strategy.notes]
-    trial = Beginning(scenario, executor)
-    lines = nominal_lines(trial.run)
+    with collected_notes() as notes:
+        trial = Beginning(scenario, executor)
+    lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
     if not patience_s:
         return lines
     found = forecast(trial, patience_s)

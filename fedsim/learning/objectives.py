@@ -171,6 +171,17 @@ def told_targets(targets: NDArray[Any]) -> str:
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
+def _labels_hint(targets: NDArray[Any]) -> str:
+    """How to make labels of targets that are labels in another form; empty for real targets."""
+    if (targets != np.rint(targets)).any():
+        return ""
+    if targets.shape[1:] == (1,):
+        way = "y.astype(int)" if targets.dtype == np.float32 else "y[:, 0]"
+        return f"; if these are labels, use {way}, of shape (n,)"
+    is_one_hot = targets.ndim == 2 and targets.min() >= 0 and (targets.sum(axis=1) == 1).all()
+    return "; if these are labels, one-hot, use y.argmax(axis=1)" if is_one_hot else ""
+
+
 def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
     """Softmax cross-entropy of each answer."""
     from torch.nn.functional import cross_entropy
@@ -186,7 +197,7 @@ class Classification(Objective):
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         if pool.targets is not None and (pool.targets.ndim > 1 or pool.targets.dtype != np.int64):
-            raise self.misfit(told_targets(pool.targets))
+            raise self.misfit(f"{told_targets(pool.targets)}{_labels_hint(pool.targets)}")
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":

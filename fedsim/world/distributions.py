@@ -3,7 +3,8 @@
 import csv
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
 
@@ -14,6 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from fedsim.arrays import Floats
 from fedsim.errors import DataError, ScenarioError, nearest, shown
 from fedsim.files import SOUGHT, regular, sought
+from fedsim.language.notes import note
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import LinkRate, Quantity, SamplesPerSecond, Seconds
@@ -22,12 +24,35 @@ from fedsim.world.columns import alike
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
+_DIGITS = re.compile("([0-9]+)")
+_STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
+_ALONE = ("id", "Id", "ID", "cid", "uid", "index", "Index")
+_OF_PANDAS = ("", "Unnamed: 0", "__index_level_0__")  # as it writes its own index
+
+
+def _id_names() -> Iterator[str]:
+    yield "device"
+    for stem in _STEMS:
+        for form in (stem, stem.capitalize(), stem.upper()):
+            yield from (form, f"{form}id", f"{form}Id", f"{form}ID")
+            for between in "_- ":
+                yield from (f"{form}{between}id", f"{form}{between}Id", f"{form}{between}ID")
+    yield from (*_ALONE, *_OF_PANDAS)
+
+
+IDS = tuple(dict.fromkeys(_id_names()))
+"""Names of columns by which rows have an order, the first that is there; numbers of devices if they are 0, 1 and so on."""
 
 
 class DeviceTable:
-    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty."""
+    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty.
 
-    def __init__(self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = ()) -> None:
+    ``others``: names of further columns that may be there; any other one is refused. None: all may be there.
+    """
+
+    def __init__(
+        self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = (), others: Sequence[str] | None = None
+    ) -> None:
         import pyarrow as pa
 
         self._key, self._path = key, path
@@ -42,10 +67,22 @@ class DeviceTable:
             if column not in names:
                 known = f"it has {', '.join(names)}{nearest(column, names)}"
                 raise DataError(f"{key}: {str(path)!r} has no column {column!r}; {known}")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise DataError(f"{key}: {str(path)!r} has the column {twice[0]!r} twice; allowed is once")
+        used = [*columns, *more]
+        for column in names if others is not None else ():
+            if column not in (*used, *(others or ())):
+                known = f"known are {', '.join((*used, *(others or ())))}{nearest(column, used)}"
+                raise DataError(f"{key}: {str(path)!r} has the column {column!r}, which nothing uses; {known}")
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
+        self._names = names
         self.cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
+
+    def note(self, meaning: str) -> None:
+        """Say for people what the table was taken for."""
+        note(f"{self._key} from {str(self._path)!r} (columns {', '.join(map(repr, self._names))}): {meaning}")
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
         """The error for a cell; ``row`` counts from 0, in the message from 1 without the header."""
@@ -83,6 +120,10 @@ class DeviceTable:
         """A column's values in order of devices, [devices]; ``DataError`` unless each device has one row."""
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
+        if self._order_column(column) is None:
+            self.note(f"column {column!r}, a row for each device in their order")
+        else:
+            self.note(f"column {column!r}, rows by {self._order_column(column)!r}")
         if "device" in self.cells:
             rows: dict[int, int] = {}
             for row, device in enumerate(self.devices(devices)):
@@ -94,7 +135,42 @@ class DeviceTable:
             return [values[rows[device]] for device in range(devices)]
         if self.rows != devices:
             raise DataError(f"{where} has {self.rows} rows for {devices} devices; allowed is one a device")
-        return values
+        name = self._order_column(column)
+        order = None if name is None else self._order(name)
+        return values if order is None else [values[row] for row in order]
+
+    def _order_column(self, column: str) -> str | None:
+        """The column that gives the rows their order, other than ``column``; None: they have none."""
+        names = [name for name in self.cells if name != column and name in IDS]
+        return min(names, key=IDS.index, default=None)
+
+    def _order(self, name: str) -> list[int] | None:
+        """The row of each device by the column ``name``; None for the order of the rows.
+
+        ``DataError``: its values are not the devices' numbers, and the rows are not in their order.
+        """
+        places: dict[str, int] = {}
+        for row, cell in enumerate(self.cells[name]):
+            if cell is None:
+                raise self.wrong(row, name, "every row needs a value, or the column is left out")
+            text = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
+            if places.setdefault(text, row) != row:
+                raise self.wrong(row, name, f"row {places[text] + 1} has the same; allowed is one a device")
+        numbers = [str(device) for device in range(self.rows)]
+        if places.keys() == {*numbers}:
+            return [places[number] for number in numbers]
+        texts = list(places)
+        for row, (before, after) in enumerate(pairwise(texts), 1):
+            if _natural(after) < _natural(before):
+                why = f"it comes after {shown(before)}, and these are not the numbers of the devices, 0 to {self.rows - 1}"
+                raise self.wrong(row, name, f"{why}; sort the rows, or name the device of each in a column 'device'")
+        return None
+
+
+def _natural(text: str) -> list[tuple[int, str]]:
+    """A key by which "c2" comes before "c10"."""
+    parts = _DIGITS.split(text)
+    return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
@@ -230,12 +306,16 @@ class FileColumn(Spec):
     """of the cells that are bare numbers, such as ``"s"``; others carry their own."""
 
     def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
-        table = DeviceTable(key, sought(self.file, root), (self.column,), ("device",))
+        table = DeviceTable(key, sought(self.file, root), (self.column,), IDS)
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 
 
 class FromFile(FileColumn, Distribution, Generic[Q]):
-    """A column of a CSV or Parquet file with a row a device: in order of their numbers, or as its column ``device`` says."""
+    """A column of a CSV or Parquet file with a row a device, in order of their numbers or as its column ``device`` says.
+
+    Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written gives the order: the numbers of
+    the devices in any order, or other names in ascending order.
+    """
 
     def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
         return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])

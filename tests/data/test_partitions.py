@@ -150,16 +150,37 @@ def test_a_file_says_who_holds_what(tmp_path: Path, small: Dataset) -> None:
         assert {shard.train.dtype for shard in data.shards} == {np.dtype(np.int32)}
         return [(shard.train.tolist(), shard.test.tolist()) for shard in data.shards]
 
-    content = {"anna": {"train": [3, 1], "test": [0, 199]}, "bert": {"train": [1, 599]}}
+    content = {"1": {"train": [1, 599]}, "0": {"train": [3, 1], "test": [0, 199]}}
     (tmp_path / "p.json").write_text(json.dumps(content))
     assert split("p.json") == [([3, 1], [600, 799]), ([1, 599], [])]
     (tmp_path / "p.json").write_text('{"0": [0, 10, 20], "1": [1, 11]}')  # test samples follow the labels
     assert [(len(tested), {*small.pool.y[tested]}) for _, tested in split("p.json")] == [(20, {0}), (20, {1})]
 
 
+def test_entries_go_by_the_numbers_of_their_devices_in_any_order(tmp_path: Path, small: Dataset) -> None:
+    devices = 12
+    numbers = [*range(devices)]
+    for order in (numbers, numbers[::-1], sorted(numbers, key=str), [5, *numbers[:5], *numbers[6:]]):
+        content = {str(device): [*range(20 * device, 20 * device + device + 1)] for device in order}
+        (tmp_path / "p.json").write_text(json.dumps(content))
+        data = PartitionFile(path="p.json").under(tmp_path).split(small, devices, Streams(1))
+        assert data.train_sizes().tolist() == [device + 1 for device in numbers]
+        assert [shard.train[0] for shard in data.shards] == [20 * device for device in numbers]
+
+
 @pytest.mark.parametrize(
     ("content", "says"),
     [
+        *[({key: [1]}, f"has the key '{key}'; allowed are the numbers") for key in ("anna", "01", "-1", "1.0", " 0", "", "²")],
+        ({"1": [1]}, "has no entry for device 0, but one for 1; with 1 entries, '0' to '0'"),
+        ({"0": [1], "2": [2]}, "has no entry for device 1, but one for 2"),
+        (b'{"0": [1], "0": [2]}', "an object has the key '0' twice"),
+        (
+            {"0": {"train": [1], "tset": [1]}},
+            "has 'tset', which nothing uses; known are 'train' and 'test' (did you",
+        ),
+        ({"0": {"train": [1], "val": [1]}}, "device 0 has 'val', which nothing uses"),
+        ({"train": {"0": [1]}}, "has the key 'train'"),
         *[([[1, 2]], "is not an object of devices")],
         *[({"0": wrong}, "device 0 is neither a list nor an object") for wrong in (5, {"tests": [5]})],
         ({"0": [600]}, "device 0, train has the index 600; allowed are 0 to 599"),

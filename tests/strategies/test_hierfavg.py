@@ -198,6 +198,21 @@ def test_edge_servers_within_a_graph(tmp_path: Path) -> None:
     assert layout["above"] == {"down": [["s -> m", "edge 0 receive"]], "up": [["edge 0 send", "m -> s"]]}
 
 
+def test_latencies_of_links_are_paid_below_and_above_an_edge_server(tmp_path: Path) -> None:
+    """As above, and each of four messages that follow one another waits for its links."""
+    graph: networkx.Graph[str] = networkx.Graph()
+    graph.add_edge("s", "m", capacity="1000 B/s", latency="500 ms")
+    graph.add_edges_from([("m", "a"), ("m", "b")], capacity="250 B/s", delay="250 ms")
+    (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+    network = {"kind": "graph", "file": "net.json", "server": "s", "attach": ["a", "b"], "edge": {"nodes": ["m"]}}
+    sections = by_hand({"kappa2": 1}, network=network) | {"data": {"root": str(tmp_path)}}
+    folder = ran(sections, tmp_path / "run")
+    assert folder.rounds[0]["time"] == pytest.approx(12 + 2 * 0.5 + 2 * 0.25)
+    assert not any(audit(tmp_path / "run").values())
+    told = json.loads((tmp_path / "run" / "network.json").read_text())
+    assert told["delays"] == {"places": [0.75, 0.75], "edges": [0.5]}
+
+
 def test_the_audit_sees_more_than_an_edge_server_can_send(tmp_path: Path) -> None:
     run(by_hand(), tmp_path / "run")
     path = tmp_path / "run" / "network.json"

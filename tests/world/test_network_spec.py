@@ -2,6 +2,8 @@
 
 import json
 import math
+import random
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from pydantic import TypeAdapter
 from fedsim.errors import ScenarioError
 from fedsim.simulation import Simulation, on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.graph_files import LABELS, PLACES
 from fedsim.world.network import SERVER, Network, NetworkSpec, ends
 
 SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
@@ -116,6 +119,158 @@ class TestGraph:
         file = write(tmp_path, metro() | {"edges": told})
         with pytest.raises(ScenarioError, match=message):
             build(graph_section(file, **changes))
+
+
+def random_tree(seed: int, *, is_directed: bool = False) -> "networkx.Graph[str]":
+    """Eight nodes, of which ``hub`` is the server; between two there is one way, whose latencies differ from link to link."""
+    draw = random.Random(seed)
+    names = ["hub", *(f"n{number}" for number in range(1, 8))]
+    graph: networkx.Graph[str] = networkx.Graph()
+    for place, name in enumerate(names[1:], 1):
+        milliseconds = draw.choice([0, 1, 7, 40, 250])
+        graph.add_edge(name, draw.choice(names[:place]), capacity="8 Mbit/s", latency=f"{milliseconds} ms")
+    return graph.to_directed() if is_directed else graph
+
+
+def way_s(graph: "networkx.Graph[str]", tail: str, head: str) -> float:
+    """The sum of the latencies of the one way between two nodes."""
+    path = networkx.shortest_path(graph, tail, head)
+    return sum(int(graph.edges[link]["latency"].removesuffix(" ms")) for link in pairwise(path)) / 1000
+
+
+class TestLatencies:
+    @pytest.mark.parametrize("seed", range(12))
+    def test_latencies_of_links_add_up_along_every_way(self, tmp_path: Path, seed: int) -> None:
+        graph = random_tree(seed, is_directed=seed % 2 == 0)
+        file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
+        places = ["n3", "n5", "n7"]
+        section = {"kind": "graph", "file": file, "server": "hub", "attach": places, "hosts": ["n4"]}
+        own_s = 0.003
+        network = build(section | {"device": {"latency": "3 ms"}}, devices=6)
+        nodes = {SERVER: "hub", network.hosts["n4"]: "n4"} | {device: places[device % 3] for device in range(6)}
+        for source, tail in nodes.items():
+            for destination, head in nodes.items():
+                if source != destination:
+                    ends_s = own_s * sum(0 <= end < 6 for end in (source, destination))
+                    expected = way_s(graph, tail, head) + ends_s
+                    assert network.latency_s(source, destination) == pytest.approx(expected, abs=2e-9)
+        assert network.latencies.tolist() == [network.latency_s(device, SERVER) for device in range(6)]
+        alone = network.all_alone_s("up", 1e6)
+        assert alone.tolist() == pytest.approx((network.latencies + 1.0).tolist())
+
+    def test_edge_servers_split_the_way(self, tmp_path: Path) -> None:
+        links = {("hub", "metro"): 40, ("metro", "north"): 3, ("metro", "south"): 5}
+        graph: networkx.Graph[str] = networkx.Graph()
+        for link, milliseconds in links.items():
+            graph.add_edge(*link, capacity="1 Gbit/s", latency=f"{milliseconds} ms")
+        file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
+        edge = {"nodes": ["metro"], "latency": "2 ms"}
+        network = build(graph_section(file, edge=edge, device={"latency": "1 ms"}), devices=4)
+        near = [network.latency_s(device, 4) for device in range(4)]
+        assert near == pytest.approx([0.004, 0.006] * 2, abs=2e-9)
+        assert near == network.near_latencies().tolist()
+        assert network.latency_s(4, SERVER) == pytest.approx(0.042, abs=2e-9)
+        assert network.latencies == pytest.approx([0.046, 0.048] * 2, abs=2e-9)
+        layout = network.layout()
+        assert layout is not None
+        assert layout["delays"] == {"places": pytest.approx([0.043, 0.045]), "edges": pytest.approx([0.04])}
+
+    def test_without_latencies_nothing_changes(self, tmp_path: Path) -> None:
+        network = build(graph_section(write(tmp_path, metro())))
+        assert "delays" not in (network.layout() or {})
+        assert network.latencies.tolist() == [0.0] * 4
+
+    def test_other_latencies_on_the_way_back_are_refused(self, tmp_path: Path) -> None:
+        graph = random_tree(3, is_directed=True)
+        graph.edges["hub", next(iter(graph["hub"]))]["latency"] = "99 ms"
+        file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
+        section = {"kind": "graph", "file": file, "server": "hub", "attach": [f"n{number}" for number in range(1, 8)]}
+        with pytest.raises(ScenarioError, match=r"links take .* and back .*; allowed are the same latencies both ways"):
+            build(section)
+
+
+UNUSED_OF_EDGES = {
+    "weight": 3, "cost": 1, "loss": 0.01, "jitter": "5 ms", "rtt": "80 ms", "bandwidth": "1 Gbit/s", "rate": "1 Mbit/s",
+    "propagation_delay": "4 ms", "distance": 3, "length": 3, "km": 12, "type": "fiber", "queue": 100, "mtu": 1500,
+    "latancy": "4 ms",
+    "Latency": "4 ms", "capacity_up": "1 Mbit/s", "up": "1 Mbit/s", "cap": 3, "bidirectional": False, "duplex": "half", "id": 3,
+}  # fmt: skip
+UNUSED_OF_NODES = {
+    "capacity": "1 Gbit/s",
+    "delay": "4 ms",
+    "speed": 3,
+    "role": "server",
+    "devices": 40,
+    "type": "edge",
+    "group": 2,
+}
+
+
+class TestAttributes:
+    def refusal(self, folder: Path, data: Any) -> str:
+        with pytest.raises(ScenarioError) as caught:
+            build(graph_section(write(folder, data)))
+        return str(caught.value)
+
+    @pytest.mark.parametrize("name", UNUSED_OF_EDGES)
+    def test_of_an_edge_that_nothing_uses(self, tmp_path: Path, name: str) -> None:
+        data = metro()
+        data["edges"][1][name] = UNUSED_OF_EDGES[name]
+        message = self.refusal(tmp_path, data)
+        assert f"the edge 'hub' - 'south' has {name!r}, which nothing uses" in message
+
+    @pytest.mark.parametrize("name", UNUSED_OF_NODES)
+    def test_of_a_node_that_nothing_uses(self, tmp_path: Path, name: str) -> None:
+        data = metro()
+        data["nodes"][0][name] = UNUSED_OF_NODES[name]
+        assert f"the node 'hub' has {name!r}, which nothing uses; used are id, and labels" in self.refusal(tmp_path, data)
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"graph": {"edge_default": {"latency": "4 ms"}}}, "'graph' has 'edge_default', which nothing uses"),
+            ({"graph": [1]}, "'graph' is [1]; it must be an object"),
+            ({"routes": []}, "has 'routes', which nothing uses"),
+            ({"links": []}, "has 'edges' and 'links'"),
+            ({"directed": "no"}, "'directed' is 'no'; it must be true or false"),
+            ({"nodes": [{"id": "hub"}, {"id": "north"}, {"id": "south"}, {"id": "hub"}]}, "the node 'hub' is there twice"),
+            ({"nodes": [{"id": 1}, {"id": "1"}]}, "the node '1' is there twice"),
+            ({"edges": [{"source": "hub", "target": "hub", "capacity": "1 MB/s"}]}, "leads back to its own node"),
+        ],
+    )
+    def test_of_the_file(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:
+        assert message in self.refusal(tmp_path, metro() | change)
+
+    @pytest.mark.parametrize("text", ["40", 40, 0.04, "40 mss", "-3 ms", "fast", None, "40 MB"])
+    def test_latencies_need_a_unit(self, tmp_path: Path, text: Any) -> None:
+        for name in ("latency", "delay"):
+            data = metro()
+            data["edges"][0][name] = text
+            assert "has the latency" in self.refusal(tmp_path, data)
+
+    def test_latency_is_said_once(self, tmp_path: Path) -> None:
+        data = metro()
+        data["edges"][0] |= {"latency": "4 ms", "delay": "4 ms"}
+        assert "has 'delay', which nothing uses; name it 'latency'" in self.refusal(tmp_path, data)
+
+    def test_keys_that_are_there_twice(self, tmp_path: Path) -> None:
+        text = json.dumps(metro()).replace('"capacity"', '"capacity": "1 MB/s", "capacity"', 1)
+        assert "has the key 'capacity' twice" in self.refusal(tmp_path, text)
+
+    def test_labels_and_orders_change_nothing(self, tmp_path: Path) -> None:
+        plain = metro()
+        labelled = metro() | {"graph": {"name": "a city"}, "multigraph": False}
+        for place, node in enumerate(labelled["nodes"]):
+            node |= dict.fromkeys((*LABELS, *PLACES), place)
+        for edge in labelled["edges"]:
+            edge |= {"label": "fibre", "color": "red", "key": 0}
+        turned = metro() | {"nodes": metro()["nodes"][::-1], "edges": metro()["edges"][::-1]}
+        for edge in turned["edges"]:
+            edge["source"], edge["target"] = edge["target"], edge["source"]
+        layouts = [build(graph_section(write(tmp_path, data))).layout() for data in (plain, labelled, turned)]
+        assert layouts[0] is not None
+        for layout in layouts[1:]:
+            assert layout == layouts[0]
 
 
 @pytest.mark.parametrize("kind", ["star", "tree", "graph"])

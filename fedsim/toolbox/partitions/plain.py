@@ -1,5 +1,6 @@
 """Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
 
+import re
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -9,11 +10,13 @@ from pydantic import Field, field_validator
 
 from fedsim.data.federated import Dataset, FederatedData, Index, Shard
 from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.errors import DataError, ScenarioError
-from fedsim.files import read_json, reading, sought
+from fedsim.errors import DataError, ScenarioError, nearest, shown
+from fedsim.files import read_keyed_json, reading, sought
+from fedsim.language.notes import note
 from fedsim.streams import Streams
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
+_NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device, as JSON has it for a key
 _TRIES = 10_000  # of permutations
 
 
@@ -106,11 +109,11 @@ class Dirichlet(Partition):
 
 
 class PartitionFile(Partition):
-    """Partition that a JSON file describes: an object with one entry a device, in the order of the devices.
+    """Partition that a JSON file describes: an object with one entry a device, by its number, in any order.
 
-    An entry is a list of training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within the
-    published training and test sets. If no device has test indices, test samples follow the devices' labels. A sample may be on
-    several devices.
+    The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on. An entry is a list of training indices, or an object
+    with ``train`` and perhaps ``test``. Indices count from 0 within the published training and test sets. If no device has test
+    indices, test samples follow the devices' labels. A sample may be on several devices.
     """
 
     kind: Literal["file"] = "file"
@@ -125,24 +128,47 @@ class PartitionFile(Partition):
         entries = _read_entries(path)
         if len(entries) != devices:
             raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
-        train = [_index(path, f"{name}, train", entry["train"], dataset.train) for name, entry in entries.items()]
-        if any("test" in entry for entry in entries.values()):
-            test = [_index(path, f"{name}, test", entry.get("test", []), dataset.test) for name, entry in entries.items()]
+        train = [_index(path, f"{device}, train", entry["train"], dataset.train) for device, entry in enumerate(entries)]
+        has_tests = any("test" in entry for entry in entries)
+        tests = "with test indices" if has_tests else "test samples follow the devices' labels"
+        note(f"{str(path)!r}: training indices of {devices} devices by their numbers; {tests}")
+        if has_tests:
+            test = [
+                _index(path, f"{device}, test", entry.get("test", []), dataset.test) for device, entry in enumerate(entries)
+            ]
         else:
             test = deal_test_alike(dataset, train, streams)
         return federated(dataset, train, test)
 
 
-def _read_entries(path: Path) -> dict[str, dict[str, Any]]:
+def _read_entries(path: Path) -> list[dict[str, Any]]:
+    """The entry of each device, in order of their numbers."""
     with reading(path, "data.partition.path", "JSON"):
-        content = read_json(path)
+        content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
-    entries = {name: {"train": entry} if isinstance(entry, list) else entry for name, entry in content.items()}
-    for name, entry in entries.items():
-        if not isinstance(entry, dict) or "train" not in entry or not entry.keys() <= {"train", "test"}:
-            raise DataError(f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', as in {_EXAMPLE}")
-    return entries
+    for name in content:
+        if _NUMBER.fullmatch(name) is None:
+            allowed = f"the numbers of the devices, from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
+            raise DataError(f"'{path}' has the key {shown(name)}; allowed are {allowed}")
+    numbers = {str(device): device for device in range(len(content))}
+    missing = [name for name in numbers if name not in content]
+    if missing:
+        strange = next(name for name in content if name not in numbers)
+        allowed = f"with {len(content)} entries, '0' to '{len(content) - 1}' are allowed, each once"
+        raise DataError(f"'{path}' has no entry for device {missing[0]}, but one for {strange}; {allowed}")
+    return [_entry(path, name, content[name]) for name in numbers]
+
+
+def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
+    parts = {"train": entry} if isinstance(entry, list) else entry
+    if not isinstance(parts, dict) or "train" not in parts:
+        raise DataError(f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', as in {_EXAMPLE}")
+    for part in parts:
+        if part not in ("train", "test"):
+            known = f"known are 'train' and 'test'{nearest(part, ('train', 'test'))}"
+            raise DataError(f"'{path}': device {name} has {shown(part)}, which nothing uses; {known}")
+    return parts
 
 
 def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:

@@ -1,9 +1,8 @@
-"""The user's own data: numpy archives, folders as Hugging Face's ``datasets`` saves them, and any ``Dataset`` of torch."""
+"""The user's own files of data: numpy archives, and folders as Hugging Face's ``datasets`` saves them."""
 
 import io
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from zipfile import is_zipfile
 
 import numpy as np
@@ -11,15 +10,11 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
 from fedsim.data.federated import Raw
-from fedsim.data.sources import Source, checked_labels, every_fifth
+from fedsim.data.sources import Source
 from fedsim.errors import DataError, nearest
 from fedsim.files import read_json, reading, regular, sought
-from fedsim.language.imports import find, refuse_unless_allowed
-
-_MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
-
-Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
-NamedArrays = dict[str, NDArray[Any]]
+from fedsim.language.notes import note
+from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
 
 class Npz(Source):
@@ -31,7 +26,13 @@ class Npz(Source):
     ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, whose every fifth sample (of each class) is a test
     sample. Samples: uint8 or floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T]. ``y``: labels,
     integers [n] from 0; or targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further integers [n], such
-    as ``place`` (or ``place_train`` and ``place_test``), are columns for ``data.column``.
+    as ``place`` (or ``place_train`` and ``place_test``), are columns for ``data.column``. Any other array is refused.
+    """
+    columns: list[str] = Field(default_factory=list)
+    """further columns that may be there without use; one that is neither here nor ``data.column`` is refused."""
+    layout: Layout = None
+    """of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h, w], and a shape that is more likely
+    the other is refused.
     """
     vocabulary: Vocabulary = None
     """tokens are 0..vocabulary-1; None: up to the largest that is there."""
@@ -42,92 +43,16 @@ class Npz(Source):
             if not is_zipfile(regular(path)):
                 raise ValueError("it is no zip file")
             with np.load(path, allow_pickle=False) as archive:
+                names = list(archive.files)
                 arrays = dict(archive)
-        return _raw_of(path, arrays, self.vocabulary)
+        for name in names:
+            if names.count(name) > 1 or not isinstance(arrays[name], np.ndarray):
+                kind = "twice" if names.count(name) > 1 else "which is no array"
+                raise DataError(f"'{path}' holds {name!r} {kind}; allowed are arrays, each of its own name")
+        return raw_of(path, arrays, Meaning(self.vocabulary, self.layout))
 
-
-def _raw_of(path: Path, arrays: NamedArrays, vocabulary: int | None) -> Raw:
-    """The data set of a file's arrays, which are named as in ``Npz``; ``DataError`` names the one that is wrong."""
-    if "x_train" in arrays or "x" not in arrays:
-        (x_train, y_train), (x_test, y_test) = (_pair(path, arrays, part) for part in ("_train", "_test"))
-        both = [name.removesuffix("_train") for name in arrays if name.removesuffix("train") + "test" in arrays]
-        columns = {name: np.concatenate([arrays[f"{name}_train"], arrays[f"{name}_test"]]) for name in both if name not in "xy"}
-    else:
-        x, y = _pair(path, arrays, "")
-        test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
-        x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
-        others = {name: each for name, each in arrays.items() if name not in "xy" and len(each) == len(x)}
-        columns = {name: np.concatenate([each[~test], each[test]]) for name, each in others.items()}
-    for name, train, tested in (("x", x_train, x_test), ("y", y_train, y_test)):
-        if train.shape[1:] != tested.shape[1:] or train.dtype != tested.dtype:
-            what = "samples" if name == "x" else "targets"
-            held = f"{what} of shape {train.shape[1:]} and type {train.dtype}"
-            raise DataError(f"'{path}': {name}_train holds {held}, but {name}_test of {tested.shape[1:]} and {tested.dtype}")
-    classes = int(max(y_train.max(), y_test.max(initial=0))) + 1 if y_train.ndim == 1 else max(1, y_train.shape[1])
-    tokens = 0
-    if x_train.dtype == np.int64:
-        largest = int(max(x_train.max(), x_test.max(initial=0)))
-        tokens = vocabulary or largest + 1
-        if largest >= tokens:
-            allowed = f"with data.source.vocabulary = {tokens}, 0 to {tokens - 1} are allowed"
-            raise DataError(f"'{path}' has the token {largest}; {allowed}")
-    shape = (len(x_train) + len(x_test),)
-    columns = {name: each for name, each in columns.items() if each.shape == shape and np.issubdtype(each.dtype, np.integer)}
-    peak = 255.0 if x_train.dtype == np.uint8 else 1.0
-    return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
-
-
-def _pair(path: Path, arrays: NamedArrays, part: str) -> tuple[NDArray[Any], NDArray[Any]]:
-    x_name, y_name = f"x{part}", f"y{part}"
-    x, y = arrays.get(x_name), arrays.get(y_name)
-    if x is not None and y is None and _is_tokens(x):
-        return _samples(path, x_name, x), np.zeros((len(x), 0))
-    if x is None or y is None:
-        lacks, has = x_name if x is None else y_name, ", ".join(arrays) or "none"
-        needs = "x_train, y_train, x_test and y_test, or x and y"
-        raise DataError(f"'{path}' has no array '{lacks}'; it has {has}, and needs {needs}")
-    real = np.issubdtype(y.dtype, np.floating)
-    if not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)) or not 1 <= y.ndim <= 2:
-        allowed = "labels are integers of shape (n,), targets floats or integers of shape (n, k)"
-        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; {allowed}")
-    if not 2 <= x.ndim <= 4:
-        raise DataError(f"'{path}': '{x_name}' is of shape {x.shape}; allowed are (n, features), (n, h, w) and (n, c, h, w)")
-    if len(x) != len(y) or not len(x):
-        said = f"'{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels"
-        raise DataError(f"'{path}': {said}; they must match and not be empty")
-    samples = _samples(path, x_name, x)
-    if y.ndim == 1 and not real:
-        return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
-    if real and not np.isfinite(y).all():
-        raise DataError(f"'{path}': '{y_name}' has values that are not finite")
-    return samples, y.reshape(len(y), -1).astype(np.float32 if real else np.int64)
-
-
-def _is_tokens(x: NDArray[Any]) -> bool:
-    return np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
-
-
-def _samples(path: Path, name: str, x: NDArray[Any]) -> NDArray[Any]:
-    """Samples as models take them: tokens int64 [n, T], else uint8 or float32."""
-    said = f"'{path}': '{name}' is of shape {x.shape} and type {x.dtype}"
-    if _is_tokens(x):
-        if x.ndim != 2 or not x.size or x.min() < 0:
-            said += f", and the least is {x.min()}" if x.size else ""
-            raise DataError(f"{said}; tokens are integers from 0 of shape (n, T), and samples of numbers uint8 or floats")
-        return x.astype(np.int64)
-    if 0 in x.shape:
-        raise DataError(f"{said}; each sample needs one number at least")
-    if x.ndim == 3:
-        x = x[:, None]
-    if x.dtype == np.uint8:
-        return np.asarray(x, dtype=np.uint8)
-    if not np.issubdtype(x.dtype, np.floating):
-        raise DataError(f"{said}; allowed are uint8 and floats")
-    with np.errstate(over="ignore"):
-        numbers = x.astype(np.float32)
-    if not np.isfinite(numbers).all():
-        raise DataError(f"'{path}': '{name}' has values that are not finite")
-    return numbers
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return surplus(raw.columns, self.columns, column)
 
 
 class HuggingFace(Source):
@@ -141,36 +66,68 @@ class HuggingFace(Source):
     y: str = "label"
     """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
-    """further columns of integers, for ``data.column``."""
+    """further columns of integers, for ``data.column``; all others are left alone."""
+    layout: Layout = None
+    """as of ``npz``, of lists of numbers; decoded images need none."""
     vocabulary: Vocabulary = None
     """as of ``npz``."""
+
+    @field_validator("columns")
+    @classmethod
+    def _other_names(cls, columns: list[str]) -> list[str]:
+        if taken := {"x", "y"} & {*columns}:
+            raise ValueError(f"'columns' has {min(taken)!r}, which names the samples or targets here")
+        return columns
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
         names = {"x": self.x, "y": self.y} | {name: name for name in self.columns}
         parts = {"_train": "train", "_test": "test"} if (folder / "dataset_dict.json").is_file() else {"": ""}
         arrays: NamedArrays = {}
+        layout = self.layout
         for part, inner in parts.items():
             table = _table(folder / inner, [*names.values()])
             arrays |= {f"{name}{part}": _array(folder / inner, column, table[column]) for name, column in names.items()}
-        return _raw_of(folder, arrays, self.vocabulary)
+            if _holds_images(table[self.x].type):
+                layout = self._layout_of_images(arrays[f"x{part}"])
+        self._note(folder, table.column_names)
+        return raw_of(folder, arrays, Meaning(self.vocabulary, layout))
+
+    def _note(self, folder: Path, names: list[str]) -> None:
+        others = [name for name in names if name not in (self.x, self.y, *self.columns)]
+        splits = folder / "dataset_dict.json"
+        held = read_json(splits).get("splits", []) if splits.is_file() else []
+        unused = [*others, *(f"the split {name}" for name in held if name not in ("train", "test"))]
+        rest = f"; not used: {', '.join(unused)}" if unused else ""
+        note(f"{str(folder)!r}: column {self.x!r} has the samples, {self.y!r} the labels or targets{rest}")
+
+    def _layout_of_images(self, images: NDArray[Any]) -> Layout:
+        if self.layout is not None:
+            why = f"column {self.x!r} holds images, which are decoded with their channels first; leave it out"
+            raise DataError(f"data.source.layout is {self.layout!r}, but {why}")
+        return "channels-first" if images.ndim == 4 else None
 
 
 def _table(folder: Path, names: list[str]) -> Any:
     import pyarrow as pa
 
     try:
-        files = [folder / each["filename"] for each in read_json(folder / "state.json")["_data_files"]]
+        state = read_json(folder / "state.json")
+        if state.get("_indices_data_files"):
+            raise ValueError("it holds a selection of its rows as indices; call flatten_indices() before save_to_disk")
+        files = [folder / each["filename"] for each in state["_data_files"]]
         table = pa.concat_tables([pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files])
     except FileNotFoundError as error:
         needed = "give a folder that datasets' save_to_disk has written"
         raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"'{folder}' cannot be read as a Hugging Face data set: {error}") from None
     for name in names:
         if name not in table.column_names:
             known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
             raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
+        if table.column_names.count(name) > 1:
+            raise DataError(f"data.source: '{folder}' has the column '{name}' twice; allowed is one")
     return table
 
 
@@ -182,7 +139,7 @@ def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
     column, named = chunks.combine_chunks(), f"column '{name}'"
     if column.null_count:
         raise DataError(f"'{folder}': {named} has no value at {column.null_count} places")
-    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+    if _holds_images(column.type):
         images = [_image(folder, name, value) for value in column.field("bytes").to_pylist()]
         if len({image.shape for image in images}) != 1:
             raise DataError(f"'{folder}': the images of {named} are not all of one shape")
@@ -198,8 +155,16 @@ def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
         column = column.flatten()
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         allowed = "images, numbers and lists of numbers"
+        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+            allowed += " (datasets' class_encode_column numbers words)"
         raise DataError(f"'{folder}': {named} is of type {column.type}; allowed are {allowed}")
     return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
+
+
+def _holds_images(kind: Any) -> bool:
+    import pyarrow as pa
+
+    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
 def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
@@ -211,50 +176,3 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
         return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
     except OSError as error:
         raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None
-
-
-class MapDataset(Source):
-    """A map-style ``torch.utils.data.Dataset``, read into memory.
-
-    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``.
-    """
-
-    kind: Literal["dataset"] = "dataset"
-    factory: str
-    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """keyword arguments for it."""
-    test: dict[str, Any] | None = None
-    """keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one."""
-    vocabulary: Vocabulary = None
-    """as of ``npz``."""
-
-    @field_validator("factory")
-    @classmethod
-    def _allowed(cls, factory: str) -> str:
-        refuse_unless_allowed(factory, "data.source.factory")
-        return factory
-
-    def load(self, root: Path | None) -> Raw:
-        parts = {"": self.args} if self.test is None else {"_train": self.args, "_test": self.args | self.test}
-        arrays = {f"{key}{part}": array for part, args in parts.items() for key, array in self._arrays(args).items()}
-        return _raw_of(Path(self.factory.rpartition(":")[2]), arrays, self.vocabulary)
-
-    def _arrays(self, args: Mapping[str, Any]) -> NamedArrays:
-        from torch import Tensor
-        from torch.utils.data import Dataset, default_collate
-
-        where = f"data.source.factory is {self.factory!r}"
-        factory = find(self.factory, "data.source.factory", Dataset, "torch.utils.data.Dataset", or_function=True)
-        try:
-            made = factory(**args)
-            items = default_collate([made[at] for at in range(len(made))]) if hasattr(made, "__len__") else None
-        except Exception as error:
-            raise DataError(f"{where}, whose items cannot be read into arrays: {type(error).__name__}: {error}") from error
-        if items is None:
-            raise DataError(f"{where}, a {type(made).__name__} without a length; allowed is a map-style Dataset with __len__")
-        if isinstance(items, list | tuple) and len(items) == 2:
-            items = dict(zip("xy", items, strict=True))
-        if not isinstance(items, Mapping):
-            raise DataError(f"{where}, whose items are {type(made[0]).__name__}; allowed are (sample, target) and mappings")
-        return {key: np.asarray(value) for key, value in items.items() if isinstance(value, Tensor)}

@@ -14,11 +14,13 @@ from pydantic_core import PydanticCustomError
 
 from fedsim.arrays import Flags, Floats, Ints
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, read_json, sought
+from fedsim.files import SOUGHT, sought
+from fedsim.language.notes import note
 from fedsim.language.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
 from fedsim.language.wording import in_words
 from fedsim.simulation import on_grid
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.published import recorded_phones
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import DAY_S, Calendar, seconds_of_day
 from fedsim.world.columns import each
@@ -174,12 +176,15 @@ class Traces(Availability):
 class Flash(AvailabilityModel):
     """Phones as FLASH recorded them: on while idle, charging and on Wi-Fi.
 
-    The file is JSON, ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds; entries with ``ok`` false are skipped.
     Each device repeats a random trace, at the time of day at which the trace was recorded.
     """
 
     kind: Literal["flash"] = "flash"
     file: str = "traces/flash_availability_1000.json"
+    """FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's ``client_behave_trace`` (a pickle, of which plain
+    values alone are read), or JSON ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable
+    trace (``ok`` false) are skipped. FedScale's times count from a midnight on.
+    """
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
         traces = read_flash(sought(self.file, root))
@@ -193,6 +198,7 @@ RecordedTime = Annotated[float, Field(ge=-CLOCK_END_S, le=CLOCK_END_S, strict=Tr
 
 
 class _Recorded(BaseModel):
+    ok: bool
     start: RecordedTime
     end: RecordedTime
     ready: list[tuple[RecordedTime, RecordedTime]]
@@ -202,15 +208,15 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
     """Each usable trace of a FLASH file, and when it starts (s)."""
     where = f"population.availability: {str(path)!r}"
     try:
-        usable = {name: entry for name, entry in read_json(path).items() if entry["ok"]}
+        form, phones = recorded_phones(path)
     except FileNotFoundError:
         raise DataError(f"population.availability: there is no trace file {str(path)!r}; {SOUGHT}") from None
     except (OSError, ValueError) as error:
-        raise DataError(f"{where} cannot be read as JSON: {error}") from None
-    except (AttributeError, KeyError, TypeError):
-        raise DataError(f"{where} is no table of traces by phone, each with 'ok'") from None
+        raise DataError(f"{where} cannot be read as JSON, or FedScale's pickle: {error}") from None
+    usable = {name: phone for name, phone in phones.items() if phone["ok"]}
     if not usable:
-        raise DataError(f"{where} holds no trace with 'ok': true")
+        raise DataError(f"{where} holds no trace that can be used ('ok': true); it is of the form {form}")
+    note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
     return [_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry) for name, entry in usable.items()]
 
 
@@ -235,7 +241,8 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
 class Intervals(AvailabilityModel):
     """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns ``device``, ``start``, ``end``.
 
-    A device without a row is never on. All times of a file are of one form:
+    Rows have any order. Other columns are refused: a row that means off would be taken for one that means on. A device without
+    a row is never on. All times of a file are of one form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
     - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone (``population.calendar``);
@@ -251,7 +258,9 @@ class Intervals(AvailabilityModel):
     """whether each device follows a device of the file, of any name, that is drawn at random."""
 
     def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
-        table = DeviceTable("population.availability", sought(self.file, root), ("device", "start", "end"))
+        columns = ("device", "start", "end")
+        table = DeviceTable("population.availability", sought(self.file, root), columns, others=())
+        table.note("a row for each interval in which a device is on")
         owners = table.values("device", Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime and not calendar.stated:

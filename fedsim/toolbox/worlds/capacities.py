@@ -5,27 +5,32 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from fedsim.arrays import Floats
+from fedsim.errors import DataError, shown
 from fedsim.files import read_toml, sought
+from fedsim.language.notes import note
+from fedsim.language.wording import in_words
 from fedsim.streams import Streams
+from fedsim.toolbox.worlds.published import fedscale_capacities, is_pickle
 from fedsim.world.device_kinds import Capacity, CapacityModel
 from fedsim.world.distributions import DeviceTable
 
 _COLUMNS = ("computation_ms_per_sample", "dl_kbps", "ul_kbps")
+_LEFT_OUT = ("client", "communication_kbps")  # a number of each row, and one rate for both ways
 _TableNumber = Annotated[float, Field(ge=1e-6, le=1e12)]  # nothing overflows in its unit
 _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three times its inference
 
 
 class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough.
-
-    The file is CSV with ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
-    """
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough."""
 
     kind: Literal["fedscale"] = "fedscale"
     file: str = "traces/fedscale_capacity_9242.csv"
+    """the published ``client_device_capacity`` (a pickle, of which plain values alone are read), whose one rate counts for both
+    ways, as in FedScale; or CSV with ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
+    """
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
@@ -38,8 +43,26 @@ class FedScaleCapacity(CapacityModel):
 
 def read_capacities(path: Path) -> Floats:
     """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
-    table = DeviceTable("population.capacity", path, _COLUMNS)
+    if path.is_file() and is_pickle(path):
+        return _published(path)
+    table = DeviceTable("population.capacity", path, _COLUMNS, others=_LEFT_OUT)
+    table.note(f"a device for each row, drawn; {', '.join(_LEFT_OUT)} are not used")
     return np.array([table.values(name, _TableNumber) for name in _COLUMNS]).T
+
+
+def _published(path: Path) -> Floats:
+    where = f"population.capacity: {str(path)!r}"
+    try:
+        rows = fedscale_capacities(path)
+        numbers = TypeAdapter(list[tuple[_TableNumber, _TableNumber]]).validate_python(rows)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        raise DataError(f"{where}: entry {problem['loc'][0]} is {shown(problem['input'])}: {in_words(problem)}") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where} cannot be read as FedScale's pickle: {error}") from None
+    table = np.array(numbers)
+    note(f"{str(path)!r}: FedScale's capacities of {len(table)} clients, computation (ms a sample) and communication (kbit/s)")
+    return table[:, [0, 1, 1]]
 
 
 class HospitalsCapacity(CapacityModel):

@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from fedsim.arrays import Floats, Ints
-from fedsim.errors import ScenarioError, SimulationError, nearest, shown
-from fedsim.files import read_json, sought
+from fedsim.errors import ScenarioError, SimulationError, nearest
+from fedsim.files import sought
 from fedsim.language.spec import Spec
 from fedsim.language.units import LinkRate, Seconds
 from fedsim.simulation import Simulation
-from fedsim.world.network.endpoints import SERVER
+from fedsim.toolbox.worlds.graph_files import read_graph
+from fedsim.world.columns import ALL
+from fedsim.world.network.endpoints import SERVER, in_ticks
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import PLAIN, Transport
 from fedsim.world.network.spec import AccessColumns, NetworkModel, SharedLink
@@ -37,7 +39,10 @@ class EdgeServers:
 
 
 class Graph(Network):
-    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links between two nodes."""
+    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links between two nodes.
+
+    ``delay_s`` gives the latency of the way between two nodes (s), paid beside the endpoints' own; None: no way has one.
+    """
 
     def __init__(
         self,
@@ -52,8 +57,10 @@ class Graph(Network):
         transport: Transport = PLAIN,
         edges: EdgeServers | None = None,
         hosts: Sequence[Hashable] = (),
+        delay_s: Callable[[Any, Any], float] | None = None,
     ) -> None:
         self._path, self._places, self._server, self._edges = path, places, server, edges
+        self._delay_s = delay_s
         self._others = [*(() if edges is None else edges.nodes), *hosts]
         self.repeats, self.has_layout = len(places), edges is not None
         kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
@@ -63,11 +70,34 @@ class Graph(Network):
             kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
             kept["edges"] = edges.of[np.arange(len(down)) % len(places)]
         super().__init__(simulation, links, down, up, latency, transport, **kept)
+        if delay_s is not None:
+            whole = self._own_latency if edges is None else self._own_latency + self._edge_latency[self.edges]
+            self.latencies = in_ticks(whole + self._delays(whole, lambda place: SERVER))
+
+    def _delays(self, column: Floats, end: Callable[[int], int]) -> Floats:
+        """Latency of the way between each device's place and an endpoint (s), float64 as long as ``column``."""
+        delays = np.array([self._way_s(place, end(place)) for place in range(len(self._places))])
+        return delays[np.arange(len(column)) % len(delays)]
+
+    def near_latencies(self, devices: slice = ALL) -> Floats:
+        if self._delay_s is None or self._edges is None:
+            return super().near_latencies(devices)
+        of = self._edges.of
+        delays = self._delays(self._own_latency, lambda place: self.devices + of.item(place))
+        return in_ticks((self._own_latency + delays)[devices])
+
+    def _way_s(self, source: int, destination: int) -> float:
+        """Latency of the links between two endpoints (s)."""
+        return 0.0 if self._delay_s is None else self._delay_s(self._node(source), self._node(destination))
+
+    def _exact_latency_s(self, source: int, destination: int) -> float:
+        return super()._exact_latency_s(source, destination) + self._way_s(source, destination)
 
     def layout(self) -> dict[str, Any] | None:
         """Layout of a graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite), and
         ``routes`` by direction, the links between each place and the server. ``edges`` has, where there are edge servers,
         ``of`` (each place's), ``latency``, and the routes ``below`` (place, edge server) and ``above`` (edge server, server).
+        ``delays``, where links have latencies, has those of the ways to the server of ``places`` and ``edges`` (s).
         """
         if not self.has_layout:
             return None
@@ -83,6 +113,10 @@ class Graph(Network):
             below = routes((place, self.devices + edge) for place, edge in enumerate(of))
             above = routes((self.devices + edge, SERVER) for edge in range(len(self._edges.nodes)))
             layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+        if self._delay_s is not None:
+            servers = range(self.devices, self.devices + len(self._edge_latency))
+            ends = {"places": range(len(self._places)), "edges": servers}
+            layout["delays"] = {name: [self._way_s(each, SERVER) for each in numbers] for name, numbers in ends.items()}
         return layout
 
     def route(self, source: int, destination: int) -> list[str]:
@@ -126,12 +160,15 @@ def between(
     edges: EdgeServers | None = None,
     hosts: Sequence[Hashable] = (),
 ) -> Graph:
-    """The network of a networkx graph, each edge with a ``capacity`` in bytes/s; ``attach`` has the nodes of the places.
+    """The network of a networkx graph; ``attach`` has the nodes of the places.
+
+    Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along a route.
 
     Routes have the fewest hops; among equals a route to or from the server takes the nodes that come first by name, seen from
     the server. If one of two other nodes lies on the other's way to or from the server, their route is that part of the way.
     Otherwise it is found as if the node that comes first by name were the server. An undirected edge carries its capacity
-    each way at the same time. ``SimulationError``: no way between a node and the server or its edge server.
+    each way at the same time. ``SimulationError``: no way between a node and the server or its edge server, or one whose
+    latency differs from that of the way back.
     """
     walks = _Walks(graph, server)
     links = {f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)}
@@ -139,9 +176,21 @@ def between(
         walks.between(server, node)
         walks.between(node, server)
     built = None if edges is None else replace(edges, of=walks.edges_of(edges.nodes, attach))
-    network = Graph(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts)
+    delay_s = walks.delay_s if walks.has_delays else None
+    if delay_s is not None:
+        for node in (*attach, *hosts, *([] if edges is None else edges.nodes)):
+            _refuse_other_way_back(delay_s, server, node)
+    network = Graph(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts, delay_s)
     network.has_layout = True
     return network
+
+
+def _refuse_other_way_back(delay_s: Callable[[Any, Any], float], server: Hashable, node: Hashable) -> None:
+    there_s = delay_s(server, node)
+    back_s = delay_s(node, server)
+    if there_s != back_s:
+        ways = f"from the server {server!r} to node {node!r} links take {there_s:g} s, and back {back_s:g} s"
+        raise SimulationError(f"{ways}; allowed are the same latencies both ways")
 
 
 class _Walks:
@@ -151,6 +200,11 @@ class _Walks:
         self.graph = graph.to_directed()
         self._server = server
         self._steps: dict[tuple[Hashable, bool], dict[Hashable, Hashable]] = {}
+        self.has_delays = any(data.get("latency") for _, _, data in graph.edges(data=True))
+
+    def delay_s(self, tail: Hashable, head: Hashable) -> float:
+        """Latency of the route between two nodes (s): the sum of those of its links."""
+        return math.fsum(self.graph.edges[link].get("latency", 0.0) for link in pairwise(self.between(tail, head)))
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
         return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
@@ -203,7 +257,12 @@ class EdgeNodesSpec(EdgeLinks):
 
 
 class GraphSpec(NetworkModel):
-    """Any network, from a JSON node-link file as networkx writes it; each edge has a ``capacity`` ("1 Gbit/s") each way."""
+    """Any network, from a JSON node-link file as networkx writes it.
+
+    Each edge has a ``capacity`` ("1 Gbit/s") each way, and perhaps a ``latency`` ("40 ms"; also as ``delay``), which adds up
+    along the way and is paid before the first byte leaves. Labels for people and pictures change nothing; any other attribute
+    is refused.
+    """
 
     kind: Literal["graph"] = "graph"
     file: str
@@ -242,39 +301,6 @@ class GraphSpec(NetworkModel):
             return between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts)
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
-
-
-def read_graph(path: Path) -> "networkx.Graph[str]":
-    """The graph of a node-link file, with ``capacity`` in bytes/s; ``ScenarioError``: it is missing or malformed."""
-    import networkx
-
-    where = f"network.file {str(path)!r}"
-    try:
-        data = read_json(path)
-        edges = data["edges"] if "edges" in data else data["links"]  # "links" was written by networkx before 3.4
-        graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
-        graph.add_nodes_from(str(node["id"]) for node in data["nodes"])
-        ends = [(str(edge["source"]), str(edge["target"]), edge.get("capacity")) for edge in edges]
-    except OSError as error:
-        raise ScenarioError(f"{where} cannot be read: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ScenarioError(f"{where} is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'") from None
-    for tail, head, text in ends:
-        edge = f"{where}: the edge {tail!r} - {head!r}"
-        for node in (tail, head):
-            if node not in graph:
-                raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
-        if graph.has_edge(tail, head):
-            raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
-        if text is None:
-            raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
-        try:
-            capacity = TypeAdapter[float](LinkRate).validate_python(text)
-        except ValidationError as error:
-            message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
-            raise ScenarioError(f"{edge} has the capacity {shown(text)}: {message}") from None
-        graph.add_edge(tail, head, capacity=capacity)
-    return graph
 
 
 class TreeSpec(NetworkModel):

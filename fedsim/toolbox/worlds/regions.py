@@ -196,8 +196,14 @@ class RegionsSpec(NetworkModel):
 
 def _read(path: Path) -> dict[tuple[str, str], Connection]:
     """A user's table of connections, by (from, to); ``DataError``: it is missing or malformed."""
-    table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"))
+    table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"), others=())
+    table.note("a row for each connection")
     round_trips, rates = table.values("rtt_ms", _Milliseconds), table.values("mbit_s", _Megabits)
     ends = zip(table.values("from", str), table.values("to", str), strict=True)
     found = [Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)]
-    return dict(zip(ends, found, strict=True))
+    connections: dict[tuple[str, str], Connection] = {}
+    for row, (way, connection) in enumerate(zip(ends, found, strict=True)):
+        if way in connections:
+            raise table.wrong(row, "to", f"there is a row from {way[0]!r} to {way[1]!r} already; allowed is one")
+        connections[way] = connection
+    return connections

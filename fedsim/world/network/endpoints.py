@@ -71,7 +71,7 @@ class Endpoints(ABC):
         self.endpoints = servers + len(hosts)
         self.access: dict[Direction, Floats] = {"down": down, "up": up}
         self._own_latency = latency  # weights depend on it as it was given, and a tick is much of a short one
-        self.latencies: Floats = each(_in_ticks, latency if edges is None else latency + self._edge_latency[edges])
+        self.latencies: Floats = each(in_ticks, latency if edges is None else latency + self._edge_latency[edges])
         self._protocol = transport.protocol
 
     @abstractmethod
@@ -146,9 +146,13 @@ class Endpoints(ABC):
 
     def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
         """Time (s) of a message between each device and the server (``near``: its edge server), alone, float64 [devices]."""
-        latency = each(_in_ticks, self._own_latency[devices]) if near else self.latencies[devices]
+        latency = self.near_latencies(devices) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
         return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
+
+    def near_latencies(self, devices: slice = ALL) -> Floats:
+        """``latency_s`` between each device and its edge server (s), float64 [devices]."""
+        return each(in_ticks, self._own_latency[devices])
 
     # Rates, as they were built.
 
@@ -184,7 +188,8 @@ class Endpoints(ABC):
         return self.access["up" if found[2] == "up" else "down"].item(int(found[1]))
 
 
-def _in_ticks(seconds: Floats) -> Floats:
+def in_ticks(seconds: Floats) -> Floats:
+    """Times on the clock's grid (s)."""
     ticks: Floats = np.rint(seconds / TICK_S) * TICK_S
     return ticks
 

@@ -1,0 +1,236 @@
+"""A ``Dataset`` of torch as arrays. Its items are read again, to refuse those that draw or depend on the order of reading."""
+
+import pickle
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from fedsim.data.federated import Raw
+from fedsim.data.sources import Source
+from fedsim.errors import DataError, place_of
+from fedsim.language.imports import find, refuse_unless_allowed
+from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
+
+_AGAIN = 512  # items that the same Dataset is asked for a second time
+_OTHER_SEEDS = (20_231, 77_003)  # of the shared generators while items are read again
+_INSTEAD = (
+    "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another in every run: give items that "
+    "follow from their index alone (draw them once, by a generator with a seed of its own), and distort images by "
+    "[data.augmentation] or in a trainer of your own"
+)
+
+Item = dict[str, NDArray[Any]]
+
+
+class MapDataset(Source):
+    """A map-style ``torch.utils.data.Dataset``, read into memory.
+
+    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``. Each item is
+    read twice, the second time of another instance and in reverse order: items that draw, or depend on the order of reading,
+    are refused.
+    """
+
+    kind: Literal["dataset"] = "dataset"
+    factory: str
+    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """keyword arguments for it."""
+    test: dict[str, Any] | None = None
+    """keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one."""
+    columns: list[str] = Field(default_factory=list)
+    """as of ``npz``."""
+    layout: Layout = None
+    """as of ``npz``."""
+    vocabulary: Vocabulary = None
+    """as of ``npz``."""
+
+    @field_validator("factory")
+    @classmethod
+    def _allowed(cls, factory: str) -> str:
+        refuse_unless_allowed(factory, "data.source.factory")
+        return factory
+
+    def load(self, root: Path | None) -> Raw:
+        from torch.utils.data import Dataset
+
+        base = "torch.utils.data.Dataset"
+        factory = find(self.factory, "data.source.factory", Dataset, base, or_function=True)
+        parts = {"": self.args}
+        if self.test is not None:
+            parts = {"_train": self.args, "_test": self.args | self.test}
+        arrays: NamedArrays = {}
+        for part, args in parts.items():
+            where = f"data.source.factory is {self.factory!r}"
+            columns = _read(lambda args=args: factory(**args), where)  # type: ignore[misc]
+            arrays |= {f"{key}{part}": array for key, array in columns.items()}
+        return raw_of(Path(self.factory.rpartition(":")[2]), arrays, Meaning(self.vocabulary, self.layout))
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        return surplus(raw.columns, self.columns, column)
+
+
+def _read(make: Callable[[], Any], where: str) -> NamedArrays:
+    """The items of a Dataset by key, stacked; ``DataError`` unless each follows from its index alone."""
+    with _kept_generators():
+        before = _states()
+        dataset = _made(make, where)
+        size = len(dataset)
+        arrays = _stacked(_items(dataset, range(size), where), where)
+        after = _states()
+        _seed_generators(_OTHER_SEEDS[0])
+        some = [*range(0, size, max(1, size // _AGAIN))][::-1]
+        _require_same(_items(dataset, some, where), some, arrays, where, "when it is read again")
+        del dataset
+        other = _made(make, where)
+        if len(other) != size:
+            raise DataError(f"{where}, which has {size} items at first and {len(other)} when it is made again; {_INSTEAD}")
+        backwards = range(size)[::-1]
+        how = "when the Dataset is made again and read in another order"
+        _require_same(_items(other, backwards, where), backwards, arrays, where, how)
+        del other
+        if moved := [name for name in before if before[name] != after[name]]:
+            _require_own_seed(make, where, moved, after)
+    return arrays
+
+
+def _require_own_seed(make: Callable[[], Any], where: str, moved: list[str], after: dict[str, bytes]) -> None:
+    """Refuse a Dataset that draws from a shared generator that it has not seeded, even if no item shows it."""
+    _seed_generators(_OTHER_SEEDS[1])
+    dataset = _made(make, where)
+    for _ in _items(dataset, range(len(dataset)), where):
+        pass
+    ends = _states()
+    if drawn := [name for name in moved if ends[name] != after[name]]:
+        raise DataError(f"{where}, which draws from {' and '.join(drawn)}; {_INSTEAD}")
+
+
+def _made(make: Callable[[], Any], where: str) -> Any:
+    from torch.utils.data import IterableDataset
+
+    try:
+        dataset = make()
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}{place_of(error)}"
+        raise DataError(f"{where}, which cannot be made: {why}") from error
+    if isinstance(dataset, IterableDataset):
+        allowed = "allowed is a map-style Dataset, with __len__ and __getitem__; its items may be read once and kept in a list"
+        raise DataError(f"{where}, an IterableDataset ({type(dataset).__name__}); {allowed}")
+    if not hasattr(dataset, "__len__"):
+        name = type(dataset).__name__
+        raise DataError(f"{where}, a {name} without a length; allowed is a map-style Dataset with __len__")
+    return dataset
+
+
+def _items(dataset: Any, places: Iterable[int], where: str) -> Iterator[Item]:
+    for place in places:
+        try:
+            item = dataset[place]
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}{place_of(error)}"
+            raise DataError(f"{where}, whose items cannot be read: item {place}: {why}") from error
+        yield _entries(item, f"{where}, whose item {place}")
+
+
+def _entries(item: Any, whose: str) -> Item:
+    """The parts of an item as arrays."""
+    if isinstance(item, list | tuple) and len(item) == 2:
+        item = dict(zip("xy", item, strict=True))
+    if not isinstance(item, Mapping):
+        count = f" of {len(item)}" if isinstance(item, list | tuple) else ""
+        allowed = "allowed are (sample, target) and mappings with x, y and perhaps columns"
+        raise DataError(f"{whose} is a {type(item).__name__}{count}; {allowed}")
+    return {str(key): _array(value, f"{whose} has {key!r}") for key, value in item.items()}
+
+
+def _array(value: Any, what: str) -> NDArray[Any]:
+    import torch
+
+    try:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu()
+            value = value.float() if value.dtype == torch.bfloat16 else value
+        array = np.asarray(value)
+    except Exception as error:
+        raise DataError(f"{what}, which is no array: {type(error).__name__}: {error}") from error
+    if array.dtype.kind == "O":
+        allowed = "allowed are tensors, arrays, numbers and lists of numbers"
+        raise DataError(f"{what}, a {type(value).__name__} that is no array; {allowed}")
+    return array
+
+
+def _stacked(items: Iterator[Item], where: str) -> NamedArrays:
+    columns: dict[str, list[NDArray[Any]]] = {}
+    for place, item in enumerate(items):
+        if place == 0:
+            columns = {key: [] for key in item}
+        if item.keys() != columns.keys():
+            held = f"{', '.join(item)}; item 0 has {', '.join(columns)}"
+            raise DataError(f"{where}, whose item {place} has {held}; all must have the same")
+        for key, array in item.items():
+            first = columns[key][0] if place else array
+            if array.shape != first.shape or (array.dtype.kind in "US") != (first.dtype.kind in "US"):
+                held = f"of shape {array.shape} and type {array.dtype}"
+                other = f"item 0 of {first.shape} and {first.dtype}"
+                raise DataError(f"{where}, whose item {place} has {key!r} {held}, and {other}; all must be alike")
+            columns[key].append(array)
+    if not columns:
+        raise DataError(f"{where}, which has no items; a data set needs one at least")
+    return {key: np.stack(arrays) for key, arrays in columns.items()}
+
+
+def _require_same(items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, how: str) -> None:
+    for place, item in zip(places, items, strict=True):
+        for key, array in arrays.items():
+            if not _is_same(array[place], item.get(key)):
+                raise DataError(f"{where}, whose item {place} has another {key!r} {how}; {_INSTEAD}")
+
+
+def _is_same(first: NDArray[Any], again: NDArray[Any] | None) -> bool:
+    """Whether both have the same bits; ``first`` may have a wider type, that of all items."""
+    if again is None or again.shape != first.shape or (again.dtype.kind in "US") != (first.dtype.kind in "US"):
+        return False
+    return again.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
+
+
+# The generators that all code of a process shares.
+
+
+def _states() -> dict[str, bytes]:
+    """Their states by name, to be compared."""
+    import torch
+
+    return {
+        "Python's random": pickle.dumps(random.getstate()),
+        "numpy.random": pickle.dumps(np.random.get_state(legacy=False)),  # noqa: NPY002
+        "torch's generator": torch.default_generator.get_state().numpy().tobytes(),
+    }
+
+
+def _seed_generators(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)
+
+
+@contextmanager
+def _kept_generators() -> Iterator[None]:
+    """Leave them as they were, however this context ends."""
+    import torch
+
+    pythons = random.getstate()
+    numpys = np.random.get_state()  # noqa: NPY002
+    torchs = torch.default_generator.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)  # noqa: NPY002
+        torch.default_generator.set_state(torchs)

@@ -1,0 +1,131 @@
+"""Graphs from node-link JSON: capacities and latencies of edges; an attribute without a meaning here is refused by name."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.errors import ScenarioError, nearest, shown
+from fedsim.files import read_keyed_json
+from fedsim.language.notes import note
+from fedsim.language.units import LinkRate, Seconds
+
+if TYPE_CHECKING:
+    import networkx
+
+LABELS = ("name", "label", "title", "description", "comment", "color", "colour", "style", "shape", "size", "width")
+"""Attributes of nodes, edges and graphs that are for people and pictures, and change nothing."""
+
+PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
+"""Attributes of nodes that likewise change nothing: edges say themselves how long they take."""
+
+_TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
+_FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
+_USED = ("capacity", "latency")
+_MEANT = {
+    **dict.fromkeys(("bandwidth", "bw", "rate", "speed", "throughput", "datarate", "data_rate"), "capacity"),
+    **dict.fromkeys(("delay", "lat", "propagation_delay", "prop_delay"), "latency"),
+}
+_WHY = {
+    "weight": "routes have the fewest hops, whatever the weights; leave it out",
+    "cost": "routes have the fewest hops, whatever the costs; leave it out",
+    "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and slow start',
+    "jitter": "latencies of links are constant; a process of the world can change rates",
+    "rtt": "a round trip is twice the 'latency', which is one way",
+}
+
+
+def read_graph(path: Path) -> "networkx.Graph[str]":
+    """The graph of a node-link file, each edge with ``capacity`` (bytes/s) and ``latency`` (s, 0 by default).
+
+    Raises:
+        ScenarioError: the file is missing or malformed, or has an attribute that nothing uses.
+    """
+    import networkx
+
+    where = f"network.file {str(path)!r}"
+    try:
+        data = read_keyed_json(path)
+        edges = data["edges"] if "edges" in data else data["links"]  # networkx before 3.4 wrote "links"
+        nodes = [(str(node["id"]), node) for node in data["nodes"]]
+        ends = [(str(edge["source"]), str(edge["target"]), edge) for edge in edges]
+    except OSError as error:
+        raise ScenarioError(f"{where} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ScenarioError(f"{where} {_FORM} ({error})") from None
+    except (KeyError, TypeError, AttributeError):
+        raise ScenarioError(f"{where} {_FORM}") from None
+    _check_top(where, data)
+    graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
+    for node, attributes in nodes:
+        if node in graph:
+            raise ScenarioError(f"{where}: the node {node!r} is there twice; give each once")
+        _refuse_others(f"{where}: the node {node!r}", attributes, ("id",), LABELS + PLACES)
+        graph.add_node(node)
+    for tail, head, attributes in ends:
+        edge = f"{where}: the edge {tail!r} - {head!r}"
+        for node in (tail, head):
+            if node not in graph:
+                raise ScenarioError(f"{edge} has the unknown node {node!r}{nearest(node, graph)}")
+        if tail == head:
+            raise ScenarioError(f"{edge} leads back to its own node; give edges between two")
+        if graph.has_edge(tail, head):
+            raise ScenarioError(f"{edge} is there twice; give it once with the capacity of both")
+        graph.add_edge(tail, head, **_link(edge, attributes))
+    timed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
+    kind = "one-way links" if graph.is_directed() else "links, each both ways"
+    note(f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {timed} of them with a latency")
+    return graph
+
+
+def _check_top(where: str, data: Mapping[str, Any]) -> None:
+    if "edges" in data and "links" in data:
+        raise ScenarioError(f"{where} has 'edges' and 'links'; allowed is one of them")
+    for key in ("directed", "multigraph"):
+        if not isinstance(data.get(key, False), bool):
+            raise ScenarioError(f"{where}: {key!r} is {shown(data[key])}; it must be true or false")
+    _refuse_others(where, data, _TOP, ())
+    graph = data.get("graph", {})
+    if not isinstance(graph, Mapping):
+        raise ScenarioError(f"{where}: 'graph' is {shown(graph)}; it must be an object of labels")
+    _refuse_others(f"{where}: 'graph'", graph, (), LABELS)
+
+
+def _refuse_others(whose: str, attributes: Mapping[str, Any], used: Iterable[str], harmless: Iterable[str]) -> None:
+    """Refuse an attribute that is neither used nor a label."""
+    known = [*used, *harmless]
+    for name in attributes:
+        if name not in known:
+            hint = nearest(name, known)
+            uses = f"used are {', '.join(used)}" if used else "none is used"
+            labels = f", and labels are {', '.join(harmless)}" if harmless else ""
+            raise ScenarioError(f"{whose} has {shown(name)}, which nothing uses; {uses}{labels}{hint}")
+
+
+def _link(edge: str, attributes: Mapping[str, Any]) -> dict[str, float]:
+    """The capacity (bytes/s) and latency (s) of an edge."""
+    for name in attributes:
+        if name in _MEANT:
+            other = _MEANT[name]
+            if other == "latency" and other not in attributes and name == "delay":
+                continue
+            raise ScenarioError(f"{edge} has {name!r}, which nothing uses; name it {other!r}")
+        if name in _WHY:
+            raise ScenarioError(f"{edge} has {name!r}, which nothing uses: {_WHY[name]}")
+    _refuse_others(edge, attributes, ("source", "target", "key", *_USED), (*LABELS, "delay"))
+    if attributes.get("capacity") is None:
+        raise ScenarioError(f"{edge} has no 'capacity', such as '1 Gbit/s'")
+    latency = attributes.get("latency", attributes.get("delay", "0 s"))
+    return {
+        "capacity": _quantity(edge, "capacity", LinkRate, attributes["capacity"]),
+        "latency": _quantity(edge, "latency", Seconds, latency),
+    }
+
+
+def _quantity(edge: str, name: str, quantity: Any, text: Any) -> float:
+    try:
+        return TypeAdapter[float](quantity).validate_python(text)
+    except ValidationError as error:
+        message = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+        raise ScenarioError(f"{edge} has the {name} {shown(text)}: {message}") from None
