@@ -156,7 +156,7 @@ def test_all_variants_meet_the_same_worlds(name: str) -> None:
 @pytest.mark.parametrize("name", ["communication.toml", "communication_mnist.toml"])
 def test_communication_is_of_all_strategies(name: str) -> None:
     """But for what needs edge servers (edges.toml) or layers and models of its own, has no server, or is an app of Flower."""
-    left_out = {"fedper", "fedrep", "moon", "pfedme", *ELSEWHERE}
+    left_out = {"fedper", "fedrep", "fpfc", "moon", "pfedme", *ELSEWHERE}
     assert {run.scenario.strategy.kind for run in read_study(HERE / "studies" / name).runs} == set(STRATEGIES) - left_out
 
 
