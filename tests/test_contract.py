@@ -54,17 +54,10 @@ PARTS = [
         | {"malicious": {"attack": "gaussian", "share": 0.1}},
     ),
     (
-        {"kind": "fedrep", "clients_per_round": 5, "head": ["*.bias"], "deadline": "30 s", "server": "adam"}
+        {"kind": "fpfc", "clients_per_round": 5, "lam": 0.3, "over_selection": 1.4, "layers": "last", "deadline": "30 s"}
         | {"selection": {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8, "patience": "20 s"}},
-        {
-            "messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "int8"},
-            "malicious": {"attack": "gaussian", "share": 0.1},
-        },
-    ),
-    (
-        {"kind": "fpfc", "clients_per_round": 5, "lam": 0.3, "over_selection": 1.4, "layers": "last", "every": "25 s"},
-        {"model": {"kind": "mlp", "hidden": [9], "lora": {"rank": 4}, "train": "*"}, "messages": {"up": TOP, "down": "int8"}}
-        | {"malicious": {"attack": "sign-flip", "share": 0.1}},
+        {"model": {"kind": "mlp", "hidden": [7]}, "messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "int8"}}
+        | {"malicious": {"attack": "gaussian", "share": 0.1}},
     ),
     (
         {"kind": "scaffold", "option": "I", "clients_per_round": 9, "deadline": "30 s"}
