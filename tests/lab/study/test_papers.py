@@ -1,6 +1,7 @@
 """The studies of papers: valid scenarios, in the published settings, and published figures of rows that there are."""
 
 import importlib.util
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,27 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
         shown |= {table.title for table in tables}
         assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
     assert shown == {table.title for table in published.apart}
+
+
+SECTIONS = {"FlexCFL": "flexcfl", "CFL": "cfl", "CCS": "ccs", "CATA-Fed": "stragglers", "LCFL": "lcfl", "Five": "field"}
+
+
+def test_every_part_that_the_page_of_papers_names_is_one_of_its_study() -> None:
+    page = (HERE.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    named = 0
+    for title, folder in SECTIONS.items():
+        text = re.search(rf"\n## {title}\b.*?\n(.*?)(?=\n## )", page, re.DOTALL)
+        assert text
+        parts = {place["part"] for size in RUNS[folder] for place in map(dict, points(folder, size))}
+        for words in re.findall(r"parts? ((?:`[\w-]+`(?:, | and )?)+)", text[1]):
+            names = re.findall(r"`([\w-]+)`", words)
+            assert set(names) <= parts, f"{title}: {names}"
+            named += len(names)
+    assert named >= 30
+
+
+def points(paper: str, size: str) -> list[tuple[tuple[str, Any], ...]]:
+    return [variant.point for variant in read(paper, size).variants]
 
 
 ROW_OF = {"ifca": "ifca-first", "fesem": "fesem-first"}  # FlexCFL's paper has one row for both ways to aggregate
