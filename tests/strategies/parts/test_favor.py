@@ -85,8 +85,8 @@ def half_of_them_liars(folder: Path, rounds: int, **keys: Any) -> dict[str, Any]
 
 
 def test_it_comes_to_prefer_the_devices_that_help(tmp_path: Path) -> None:
-    run, records = played(half_of_them_liars(tmp_path, 60))
-    late = [fields["device"] for fields in told(records, "task-start") if fields["round"] is not None and fields["round"] >= 40]
+    run, records = played(half_of_them_liars(tmp_path, 40))
+    late = [fields["device"] for fields in told(records, "task-start") if fields["round"] is not None and fields["round"] >= 25]
     assert np.mean([device < 3 for device in late]) > 0.85
     expected = run.strategy.state["selection"]["values"]
     assert np.mean(expected[:3]) > np.mean(expected[3:])
