@@ -54,6 +54,12 @@ PARTS = [
         | {"malicious": {"attack": "gaussian", "share": 0.1}},
     ),
     (
+        {"kind": "fpfc", "clients_per_round": 5, "lam": 0.3, "over_selection": 1.4, "layers": "last", "deadline": "30 s"}
+        | {"selection": {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8, "patience": "20 s"}},
+        {"model": {"kind": "mlp", "hidden": [7]}, "messages": {"up": {"kind": "top-k", "share": 0.1}, "down": "int8"}}
+        | {"malicious": {"attack": "gaussian", "share": 0.1}},
+    ),
+    (
         {"kind": "scaffold", "option": "I", "clients_per_round": 9, "deadline": "30 s"}
         | {"selection": {"kind": "flanp", "accuracy": 50.0, "patience": "5 s"}},
         {},
@@ -100,6 +106,7 @@ class TestPartsInAnyCombination(StrategyContract):
     @pytest.fixture(autouse=True)
     def _given(self, strategy: dict[str, Any], sections: dict[str, Any]) -> None:
         self.strategy, self.sections = strategy, sections
+        self.goes_by_tests = "favor" in str(strategy)
 
 
 def test_no_registered_strategy_is_left_out() -> None:

@@ -83,6 +83,7 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fednova", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
     {"kind": "ditto", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddr", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
+    {"kind": "fpfc", "clients_per_round": 5, "local_epochs": 2, "lam": 0.3, "deadline": "30 s"},
     {"kind": "fedrep", "clients_per_round": 5, "head": ["*.bias"], "head_epochs": 1, "deadline": "30 s"},
     {"kind": "pfedme", "clients_per_round": 5, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
     {"kind": "fl-hc", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},

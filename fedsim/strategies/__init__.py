@@ -52,6 +52,7 @@ STRATEGIES = _Strategies(
         "flexcfl": (f"{_TOOLS}.flexcfl:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
         "flora": (f"{_TOOLS}.flora:FLoRA", "FLoRA: adapters of all clients are stacked, and merged into the weights"),
         "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
+        "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
         "gossip": (f"{_PEERS}.rounds:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
         "heterofl": (f"{_TOOLS}.heterofl:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
         "hetlora": (f"{_TOOLS}.hetlora:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),

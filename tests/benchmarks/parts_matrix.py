@@ -77,6 +77,7 @@ PARTS: dict[str, list[Any]] = {
         {"kind": "power-of-choice", "candidates": 11, "losses": "reported"},
         {"kind": "oort", "pacer_step": "5 s", "window": 1},
         {"kind": "fedcs", "time": "25 s"},
+        {"kind": "favor", "target": 0.9, "components": 3, "hidden": 8},
         {"kind": "flanp", "accuracy": 50.0},
     ],
     "aggregation": [

@@ -260,6 +260,17 @@ def test_what_the_server_has_is_what_its_devices_have(kind: str, up: dict[str, A
     assert on_server == pytest.approx((sum(states) + (12 - len(own)) * others) / 12, abs=1e-5)
 
 
+@pytest.mark.parametrize("up", UP[:3], ids=lambda value: value["kind"])
+def test_the_models_that_fpfc_compares_are_those_that_its_devices_go_on_from(up: dict[str, Any]) -> None:
+    run, _ = played(learning_both({"kind": "fpfc"}, up, 5))
+    states = run.dispatch.snapshot()["devices"]["states"]
+    models = {number: state["model"] for number, state in states.items() if "model" in state}
+    assert len(models) >= 5
+    on_devices = weights(run, [*models.values()])
+    on_server = weights(run, [run.strategy.state["own"][number] for number in models])
+    assert np.array_equal(on_devices, on_server)
+
+
 @pytest.mark.parametrize(
     ("strategy", "up"),
     [

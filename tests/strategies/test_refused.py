@@ -75,6 +75,7 @@ PARAMETERS: list[Case] = [
     ),
     ({"kind": "lcfl", "moment": "pre-training"}, {}, "moment.kind is 'pre-training'; allowed are rounds, local"),
     ({"kind": "fesem", "aggregation": "first", "as": "paper"}, {}, "'as' is 'paper'"),
+    ({"kind": "fpfc", "rho": 0.3}, {}, r"allowed is \(a - 1\) rho above 1"),
     ({"kind": "tifl", "mode": "static"}, {}, "'probabilities' belong to mode 'static'.*they are None"),
     ({"kind": "tifl", "mode": "static", "probabilities": [0.5, 0.5]}, {}, "allowed are 5, one a tier"),
     ({"kind": "tifl", "mode": "static", "probabilities": [0.0] * 5}, {}, "not all 0"),
@@ -111,12 +112,15 @@ PARAMETERS: list[Case] = [
     ({"secure_aggregation": {}} | chosen_by("flanp", accuracy=1.0), {}, "'flanp' makes a gradient of single updates"),
     # Selections.
     ({"kind": "fedbuff"} | chosen_by("flanp", accuracy=1.0), {}, rf"strategy\.selection is 'flanp', {ASKS_FIRST}"),
+    ({"kind": "fedasync"} | chosen_by("favor", target=0.9), {}, rf"strategy\.selection is 'favor', {ASKS_FIRST}"),
+    ({"kind": "local"} | chosen_by("favor", target=0.9), {}, r"strategy\.selection is 'favor'.*local training has none"),
     ({"kind": "local"} | chosen_by("power-of-choice"), {}, r"strategy\.selection is 'power-of-choice'.*training has none"),
     (chosen_by("oort"), {}, "'pacer_step' is missing"),
     # Edge servers.
     ({"kind": "hierfavg"}, {"network": {"kind": "star"}}, "'hierfavg', which needs edge servers, and the network has none"),
     ({"kind": "hierfavg"}, {"network": {"kind": "tree", "cells": 2}}, "network.edge"),
     ({"kind": "hierfavg", "selection": OORT}, TREE, "'selection' is 'oort', which goes by what clients send"),
+    ({"kind": "hierfavg"} | chosen_by("favor", target=0.9), TREE, "'selection' is 'favor', which goes by what"),
     ({"kind": "hierfavg"} | chosen_by("flanp", accuracy=1.0), TREE, "'selection' is 'flanp', which goes by what"),
     ({"kind": "hierfavg", "kappa1": 5, "local_epochs": 2}, TREE, "'kappa1' and 'local_epochs' both say"),
     ({"kind": "hierfavg", "over_selection": 1.5}, TREE, "over_selection"),
@@ -137,6 +141,7 @@ PARAMETERS: list[Case] = [
 ACCOUNTS: list[tuple[Sections, str]] = [
     *((chosen_by("power-of-choice", losses=losses), BY_DATA) for losses in ("asked", "reported")),
     ({"selection": OORT}, BY_DATA),
+    (chosen_by("favor", target=0.9), BY_DATA),
     (chosen_by("flanp", accuracy=1.0), BY_DATA),
     ({"kind": "tifl", "mode": "credits", "credits": 9}, "tiers are chosen by the accuracy"),
     *(({"kind": kind}, "clusters are made of updates that are not clipped") for kind in ("cfl", "lcfl", "fl-hc")),

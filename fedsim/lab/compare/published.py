@@ -14,6 +14,7 @@ rows = ["fedavg", { name = "slow", variant = "fedavg", at = { share = 0.2 }, tit
 published.mnist = { fedavg = 89.4, slow = [88.2] }       # a figure, or one a measure (nan: none), or by measure; without
                                                          # ``mnist`` in both tables
 claims = [{ says = "{above} is better than {below}", pairs = [["fedavg", "slow"]], measure = "best", by = 0.5 }]
+# with ``at = { data = ["mnist"] }`` a claim is the paper's in these of the tables alone
 """
 
 import math
@@ -182,6 +183,8 @@ class Claims(Spec):
     """by default the table's first."""
     by: float = 0.0
     """the least difference."""
+    at: dict[str, list[Any]] = Field(default={})
+    """values of the tables' ``at`` for which the paper says so; by default all."""
 
 
 class PublishedFigures(Spec):
@@ -210,7 +213,9 @@ class PublishedFigures(Spec):
         for value in self.at[key]:
             own = said.get(str(value), {}) if is_by_value else said
             title = self.title.replace(f"{{{key}}}", str(value))
-            found += self.model_copy(update={"title": title, "published": own, "at": self.at | {key: value}}).apart()
+            claims = [claim for claim in self.claims if value in claim.at.get(key, [value])]
+            update = {"title": title, "published": own, "at": self.at | {key: value}, "claims": claims}
+            found += self.model_copy(update=update).apart()
         return found
 
     def figure(self, row: str, name: str) -> float | None:
@@ -246,6 +251,12 @@ class Published(Spec):
 
     @model_validator(mode="after")
     def _refuse_unknown_names(self) -> "Published":
+        for table in self.tables:
+            listed = {key: values for key, values in table.at.items() if isinstance(values, list)}
+            for claim in table.claims:
+                _refuse_unknown(table, "list in 'at' for claims", claim.at, listed)
+                for key, values in claim.at.items():
+                    _refuse_unknown(table, f"value of {key!r} for claims", values, listed[key])
         for table in self.apart:
             rows = [row.name for row in table.rows]
             if len(set(rows)) < len(rows):
@@ -262,7 +273,8 @@ class Published(Spec):
 def _refuse_unknown(table: PublishedFigures, what: str, names: Any, allowed: Any) -> None:
     for name in names:
         if name not in allowed:
-            known = f"{', '.join(allowed)}{nearest(name, allowed)}"
+            options = [str(option) for option in allowed]
+            known = f"{', '.join(options)}{nearest(str(name), options)}"
             raise ValueError(f"table {table.title!r} has no {what} {name!r}; allowed are {known}")
 
 

@@ -23,6 +23,7 @@ SELECTIONS = Registry(
         "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
         "fedcs": (f"{_TOOLS}.by_speed:FedCS", "as many clients as can be through by a deadline"),
         "flanp": (f"{_TOOLS}.by_speed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
+        "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
         "least-available": (f"{_TOOLS}.least:LeastAvailable", "clients that were there least often first (REFL)"),
     },
     usual="random",

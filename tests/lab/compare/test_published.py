@@ -166,6 +166,18 @@ def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> Non
         beside(nothing, **alone)
 
 
+def test_a_claim_that_the_paper_makes_of_one_data_set_is_judged_there_alone(study: Path) -> None:
+    claim = {"says": "{above} beats {below}", "pairs": [["ours", "fedavg"]], "at": {"data": ["cifar"]}}
+    *_, claims = beside(study, claims=[claim])
+    assert [row[:2] for row in rows_of(claims)] == [("Table 1: cifar", "Ours beats FedAvg")]
+    for at, message in (
+        ({"date": ["cifar"]}, "no list in 'at' for claims 'date'; allowed are data"),
+        ({"data": ["cifra"]}, r"no value of 'data' for claims 'cifra'; .*did you mean 'cifar'"),
+    ):
+        with pytest.raises(ScenarioError, match=message):
+            beside(study, claims=[claim | {"at": at}])
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [

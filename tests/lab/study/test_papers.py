@@ -1,6 +1,7 @@
 """The studies of papers: valid scenarios, in the published settings, and published figures of rows that there are."""
 
 import importlib.util
+import re
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,9 @@ RUNS = {  # of one seed: each scenario once, however many tables show it
     "ccs": {"small": 26, "full": 16},
     "cfl": {"small": 10, "full": 5},
     "field": {"small": 51},
-    "flexcfl": {"small": 121, "full": 22},
+    "flexcfl": {"small": 128, "full": 22},
     "lcfl": {"small": 31, "full": 16},
-    "stragglers": {"small": 113, "full": 105},
+    "stragglers": {"small": 130, "full": 122},
 }
 
 
@@ -56,6 +57,58 @@ def test_every_run_is_valid_and_every_row_is_one_variant(paper: str, tmp_path: P
         shown |= {table.title for table in tables}
         assert {table.notes[0] for table in tables} == {"Its runs have not been made."}
     assert shown == {table.title for table in published.apart}
+
+
+SECTIONS = {"FlexCFL": "flexcfl", "CFL": "cfl", "CCS": "ccs", "CATA-Fed": "stragglers", "LCFL": "lcfl", "Five": "field"}
+
+
+def test_every_part_that_the_page_of_papers_names_is_one_of_its_study() -> None:
+    page = (HERE.parent / "docs" / "papers.md").read_text(encoding="utf-8")
+    named = 0
+    for title, folder in SECTIONS.items():
+        text = re.search(rf"\n## {title}\b.*?\n(.*?)(?=\n## )", page, re.DOTALL)
+        assert text
+        parts = {place["part"] for size in RUNS[folder] for place in map(dict, points(folder, size))}
+        for words in re.findall(r"parts? ((?:`[\w-]+`(?:, | and )?)+)", text[1]):
+            names = re.findall(r"`([\w-]+)`", words)
+            assert set(names) <= parts, f"{title}: {names}"
+            named += len(names)
+    assert named >= 30
+
+
+def points(paper: str, size: str) -> list[tuple[tuple[str, Any], ...]]:
+    return [variant.point for variant in read(paper, size).variants]
+
+
+ROW_OF = {"ifca": "ifca-first", "fesem": "fesem-first"}  # FlexCFL's paper has one row for both ways to aggregate
+
+
+def published_claims(paper: str) -> list[tuple[str, str, float | None, float | None, float]]:
+    """Table and words of each claim, the paper's own figures of its two rows, and the least difference."""
+    claims = []
+    for table in Published.read(HERE / paper / "published.toml").apart:
+        for claim in table.claims:
+            measure = claim.measure or table.measures[0]
+            for pair in claim.pairs:
+                above, below = (table.figure(ROW_OF.get(row, row), measure) for row in pair)
+                words = claim.says.format(above=pair[0], below=pair[1])
+                claims.append((table.title, words, above, below, claim.by))
+    return claims
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_no_claim_is_one_that_the_papers_own_figures_contradict(paper: str) -> None:
+    claims = published_claims(paper)
+    assert claims
+    for table, words, above, below, by in claims:
+        if above is not None and below is not None:
+            assert above - below > by, f"{table}: {words}, and the paper has {above} and {below}"
+
+
+def test_of_synthetic_nothing_is_claimed_of_rows_that_the_paper_has_otherwise_or_not_at_all() -> None:
+    words = [words for table, words, *_ in published_claims("flexcfl") if "synthetic" in table]
+    assert len(words) == 6
+    assert not any(row in text for text in words for row in ("ifca", "flexcfl is better than rcc", "rac"))
 
 
 Said = list[tuple[str, str, dict[str, Any], str, dict[str, Any]]]
@@ -156,7 +209,7 @@ def test_all_variants_meet_the_same_worlds(name: str) -> None:
 @pytest.mark.parametrize("name", ["communication.toml", "communication_mnist.toml"])
 def test_communication_is_of_all_strategies(name: str) -> None:
     """But for what needs edge servers (edges.toml) or layers and models of its own, has no server, or is an app of Flower."""
-    left_out = {"fedper", "fedrep", "moon", "pfedme", *ELSEWHERE}
+    left_out = {"fedper", "fedrep", "fpfc", "moon", "pfedme", *ELSEWHERE}
     assert {run.scenario.strategy.kind for run in read_study(HERE / "studies" / name).runs} == set(STRATEGIES) - left_out
 
 

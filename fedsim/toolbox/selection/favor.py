@@ -1,0 +1,335 @@
+"""FAVOR: clients from whom an agent has learnt to expect most (Wang, Kaplan, Niu and Li, 2020)."""
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedsim.arrays import Floats, Floats32
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
+from fedsim.language.spec import Spec
+from fedsim.language.units import PositiveSeconds
+from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
+from fedsim.training import Training
+from fedsim.world.task import Computation, Train
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class FAVOR(Selection):
+    """The clients from whom an agent expects most; the agent learns by double deep Q-learning.
+
+    Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
+    reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first each
+    device receives the model (d parameters; ``profile``), trains for an epoch, and sends the result
+    (d parameters; ``local-model``). The leading principal axes of these models are kept. The state
+    of a round is the model, and the last known one of each device, along these axes. A round's
+    reward is ``base``^(accuracy - ``target``) - 1, by the server's test (``ServerModels.test``). The
+    agent, a perceptron with one hidden layer, values the choice of each device in a state. The next
+    round asks the devices of the highest values, but each place in the cohort goes to a device at
+    random with probability epsilon, which falls by ``decay`` a round to ``least_exploration``.
+
+    Each client of a round is an action. With Q the agent, and Q' the agent as it was up to
+    ``refresh`` rounds ago, the value of an action is r + ``discount`` Q'(s', argmax_a Q(s', a)).
+    After a round the agent makes ``steps`` steps of Adam at ``lr`` on the squared errors of
+    ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by one
+    device a round; here it learns in the run, in no simulated time. The discount, and how it
+    explores and learns, are our choice. A newcomer, or a device that was away, is profiled as soon
+    as it is available; until then the first model stands for its own. In strategies with groups the
+    model is the mean of the groups'. Without learning clients are random.
+
+    State: ``round``; ``first``, the first model; ``local``, device -> model; ``axes``, their mean
+    and the axes; ``model``, the present one; ``state``, s; ``values``, Q(s, a); ``agent`` and
+    ``older``, Q and Q'; ``replay``, lists of s, device, reward and s'.
+    """
+
+    kind: Literal["favor"] = "favor"
+    looks_at_each: ClassVar[str | None] = "the selection 'favor' looks at single updates"
+    needs_accuracy: ClassVar[bool] = True
+
+    target: float = Field(gt=0.0, le=1.0)
+    """Omega, the accuracy that is aimed at."""
+    base: float = Field(default=64.0, gt=1.0, le=1e6)
+    """Xi, of the reward."""
+    discount: float = Field(default=0.9, ge=0.0, lt=1.0)
+    """gamma, the weight of the next state's value."""
+    components: int = Field(default=100, ge=1, le=10_000)
+    """principal axes; at most one a device."""
+    hidden: int = Field(default=512, ge=1, le=100_000)
+    """units of the agent's hidden layer."""
+    exploration: float = Field(default=0.9, ge=0.0, le=1.0)
+    """epsilon in the first round."""
+    decay: float = Field(default=0.95, gt=0.0, le=1.0)
+    """the factor of epsilon from round to round."""
+    least_exploration: float = Field(default=0.05, ge=0.0, le=1.0)
+    """the least epsilon."""
+    memory: int = Field(default=1000, ge=1, le=1_000_000)
+    """actions that are remembered."""
+    batch: int = Field(default=32, ge=1, le=10_000)
+    """actions in a step of the agent."""
+    steps: int = Field(default=8, ge=1, le=10_000)
+    """of the agent after each round."""
+    lr: float = Field(default=1e-3, gt=0.0, le=1.0)
+    """learning rate of these steps."""
+    refresh: int = Field(default=5, ge=1, le=100_000)
+    """rounds after which the older agent becomes as the agent is."""
+    patience: PositiveSeconds | None = None
+    """a device that is not profiled by then (s) is profiled again in the next round; None: the
+    round waits for all.
+    """
+
+    @property
+    def needs_model(self) -> bool:
+        return True
+
+    def epsilon(self, number: int) -> float:
+        """The share of a round, from 0, that explores."""
+        least = min(self.least_exploration, self.exploration)
+        return max(self.exploration * self.decay**number, least)
+
+    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+        state["round"] = ids[0]
+        profiled = state.setdefault("local", {})
+        online = server.clients.sample(server.devices, "select", *ids, among=among)
+        candidates = [device for device in online if device in profiled]
+        chosen = self._best(server, state, count, candidates)
+        return chosen + self.asked_first(state, online)
+
+    def _best(self, server: Server, state: dict[str, Any], count: int, candidates: list[int]) -> list[int]:
+        """At most ``count`` of the candidates, whose order is drawn at random."""
+        number = state["round"]
+        values = state.get("values")
+        generator = server.rng("explore", number, len(candidates))
+        explores = (generator.random(count) < self.epsilon(number)).tolist()
+        left = list(candidates)
+        chosen = list[int]()
+        for at_random in explores[: len(candidates)]:
+            device = left[0]
+            if values is not None and not at_random:
+                device = max(left, key=values.__getitem__)
+            left.remove(device)
+            chosen.append(device)
+        return chosen
+
+    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
+        return [device for device in chosen if device not in state["local"]]
+
+    def question(self, models: Sequence[Ref]) -> Contents:
+        return {"profile": models[0]}
+
+    def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
+        return (Train(Training(instruction["profile"])),)
+
+    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+        start = Header(instruction["profile"])
+        return {"local-model": result.update, "profiled-from": start}
+
+    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+        for device, answer in answers.items():
+            first = state.setdefault("first", answer["profiled-from"])
+            model = server.models.mix([(answer["local-model"], 1.0)], otherwise=first)
+            state["local"][device] = model
+        if answers and server.models.learns:
+            if "axes" not in state:
+                self._begin(server, state)
+            self._observe(server, state)
+            await self._evaluate(server, state)
+        return self._best(server, state, count, list(answers))
+
+    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
+        if "axes" not in state or not received:
+            return
+        before = state["state"]
+        reward = await self._reward(server, state, models)
+        local = state["local"]
+        for entry in received:
+            device = entry["device"]
+            last = local.get(device, state["first"])
+            local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=last)
+        self._observe(server, state)
+        state["replay"] += [[before, entry["device"], reward, state["state"]] for entry in received]
+        del state["replay"][: -self.memory]
+        self._learn(server, state)
+        await self._evaluate(server, state)
+
+    def _sizes(self, server: Server) -> dict[str, Any]:
+        """The agent's layers."""
+        actions = server.devices
+        inputs = min(self.components, server.devices) * (actions + 1)
+        return {"inputs": inputs, "hidden": self.hidden, "actions": actions}
+
+    def _begin(self, server: Server, state: dict[str, Any]) -> None:
+        """Find the axes of the first models, and make an agent."""
+        count = min(self.components, server.devices)
+        local = list(state["local"].values())
+        size = (count + 1) * server.setting.parameters
+        state["axes"] = server.models.apply(principal_axes, local, size=size, count=count)
+        sizes = self._sizes(server)
+        agent = server.models.apply(new_agent, [state["first"]], stream=("agent",), size=agent_size(**sizes), **sizes)
+        state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
+
+    def _observe(self, server: Server, state: dict[str, Any]) -> None:
+        """The present state s."""
+        local = [state["local"].get(device, state["first"]) for device in range(server.devices)]
+        models = [state["axes"], state["model"], *local]
+        size = self._sizes(server)["inputs"]
+        state["state"] = server.models.apply(along, models, size=size)
+
+    async def _evaluate(self, server: Server, state: dict[str, Any]) -> None:
+        """The agent's values of all devices in the present state."""
+        inputs = [state["agent"], state["state"]]
+        actions = server.devices
+        sizes: dict[str, Any] = {"hidden": self.hidden, "actions": actions}
+        values = server.models.apply(state_values, inputs, size=actions, **sizes)
+        state["values"] = (await server.models.value(values)).tolist()
+
+    async def _reward(self, server: Server, state: dict[str, Any], models: ModelAssignment) -> float:
+        """By the accuracy of the models on the devices that each serves; keeps their mean."""
+        served = list[tuple[Ref, Sequence[int] | None, int]]()
+        for model, devices in models.values():
+            size = server.devices if devices is None else len(devices)
+            if size:
+                served.append((model, devices, size))
+        total = sum(size for *_, size in served)
+        accuracy = 0.0
+        for model, devices, size in served:
+            accuracy += (await server.models.test(model, devices) or 0.0) * size / total
+        parts = [(model, size / total) for model, _, size in served]
+        state["model"] = server.models.mix(parts, otherwise=state["model"])
+        return float(self.base ** (accuracy - self.target) - 1.0)
+
+    def _learn(self, server: Server, state: dict[str, Any]) -> None:
+        replay = state["replay"]
+        number = state["round"]
+        if number % self.refresh == 0:
+            state["older"] = state["agent"]
+        sizes = self._sizes(server)
+        rule: dict[str, Any] = {"size": agent_size(**sizes), "hidden": self.hidden, "actions": server.devices}
+        generator = server.rng("replay", number)
+        draws = generator.integers(len(replay), size=(self.steps, self.batch))
+        for places in draws.tolist():
+            befores, actions, rewards, afters = zip(*(replay[place] for place in places), strict=True)
+            models = [state["agent"], state["older"], *befores, *afters]
+            batch: dict[str, Any] = {"chosen": list(actions), "rewards": list(rewards)}
+            state["agent"] = server.models.apply(trained_agent, models, discount=self.discount, lr=self.lr, **rule, **batch)
+
+
+# The agent is one array: weights of a perceptron inputs - hidden - actions, Adam's first and second
+# moments, and the number of steps made.
+
+
+def weights(inputs: int, hidden: int, actions: int) -> int:
+    """The number of the agent's weights."""
+    return hidden * (inputs + 1) + actions * (hidden + 1)
+
+
+def agent_size(inputs: int, hidden: int, actions: int) -> int:
+    """The length of the agent's array."""
+    return 3 * weights(inputs, hidden, actions) + 1
+
+
+@pure
+def new_agent(models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator) -> Floats:
+    """An agent with weights uniform within 1 / sqrt(inputs of the layer); ``models`` are not used."""
+    first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
+    second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
+    moments_and_steps = np.zeros(2 * weights(inputs, hidden, actions) + 1)
+    return np.concatenate([first, second, moments_and_steps])
+
+
+def q_values(parameters: "Tensor", states: "Tensor", hidden: int, actions: int) -> "Tensor":
+    """Q-values [n, actions] of ``states`` [n, inputs], by an agent with these weights."""
+    import torch
+
+    inputs = states.shape[1]
+    sizes = [hidden * inputs, hidden, actions * hidden, actions]
+    first, first_bias, second, second_bias = torch.split(parameters, sizes)
+    units = torch.relu(torch.addmm(first_bias, states, first.view(hidden, inputs).T))
+    return torch.addmm(second_bias, units, second.view(actions, hidden).T)
+
+
+def _tensors(arrays: list[Floats32]) -> "list[Tensor]":
+    import torch
+
+    from fedsim.learning.solvers.base import one_thread
+
+    one_thread()
+    return [torch.tensor(array) for array in arrays]
+
+
+@pure
+def state_values(models: list[Floats32], hidden: int, actions: int) -> Floats32:
+    """Q-values [actions] of one state; ``models``: the agent and the state."""
+    agent, state = _tensors(models)
+    parameters = agent[: weights(len(state), hidden, actions)]
+    values: Floats32 = q_values(parameters, state[None], hidden, actions)[0].numpy()
+    return values
+
+
+@pure
+def trained_agent(
+    models: list[Floats32],
+    hidden: int,
+    actions: int,
+    discount: float,
+    lr: float,
+    chosen: list[int],
+    rewards: list[float],
+) -> Floats32:
+    """The agent after a step of Adam on the mean squared error of some actions.
+
+    ``models``: the agent, the older one, then the states before each action and those after each.
+    """
+    import torch
+
+    agent, older = _tensors(models[:2])
+    states = torch.tensor(np.array(models[2:]))
+    befores, afters = torch.split(states, len(chosen))
+    size = (len(agent) - 1) // 3
+    parameters, first, second = torch.split(agent[:-1], size)
+    parameters.requires_grad_()
+    rows = torch.arange(len(chosen))
+    with torch.no_grad():
+        best = q_values(parameters, afters, hidden, actions).argmax(1)
+        later = q_values(older[:size], afters, hidden, actions)[rows, best]
+        targets = torch.tensor(rewards) + discount * later
+    values = q_values(parameters, befores, hidden, actions)[rows, torch.tensor(chosen)]
+    error = values - targets
+    (gradient,) = torch.autograd.grad(error.square().mean(), parameters)
+    first = 0.9 * first + 0.1 * gradient
+    second = 0.999 * second + 0.001 * gradient.square()
+    steps = float(agent[-1]) + 1
+    scale = (second / (1 - 0.999**steps)).sqrt() + 1e-8
+    step = lr * (first / (1 - 0.9**steps)) / scale
+    after: Floats32 = torch.cat([parameters.detach() - step, first, second, torch.tensor([steps])]).numpy()
+    return after
+
+
+@pure
+def principal_axes(models: list[Floats32], count: int) -> Floats:
+    """The mean of ``models`` and the ``count`` axes along which they differ most, [(count + 1) d].
+
+    The largest number of each axis is positive. Axes beyond the number of models less one are 0.
+    """
+    rows = np.array(models, dtype=np.float64)
+    mean = rows.mean(axis=0)
+    rank = min(count, len(rows) - 1)
+    axes = np.linalg.svd(rows - mean, full_matrices=False)[2][:rank]
+    largest = np.abs(axes).argmax(axis=1)
+    axes *= np.sign(axes[np.arange(rank), largest])[:, None]
+    missing = np.zeros((count - len(axes)) * len(mean))
+    return np.concatenate([mean, axes.ravel(), missing])
+
+
+@pure
+def along(models: list[Floats32]) -> Floats:
+    """The place of each model along each axis; the first of ``models`` is from ``principal_axes``."""
+    mean, *axes = models[0].reshape(-1, len(models[1])).astype(np.float64)
+    places = (np.array(models[1:]) - mean) @ np.array(axes).T
+    return places.ravel()

@@ -1,0 +1,259 @@
+"""FPFC: a model for each device, fused with those that are near it (Yu, Liu, Wang and Sun, 2022)."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Self
+
+import networkx as nx
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.arrays import Floats, Floats32
+from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.federation import Contents, Device, Instruction, Server, TaskEnd
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.functions import pure
+from fedsim.learning.refs import Ref
+from fedsim.strategies.round_params import RoundParams, SynchronousParams
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.toolbox.clustering.similarity import length
+from fedsim.training import Training
+
+Pair = tuple[int, int]
+
+
+class FPFCParams(SynchronousParams):
+    """Parameters of FPFC, in addition to ``SynchronousParams``."""
+
+    kind: Literal["fpfc"] = "fpfc"
+    lam: float = Field(default=1.0, ge=0.0, le=1e6)
+    """lambda, the strength of the penalty; 0: local training."""
+    rho: float = Field(default=1.0, gt=0.0, le=1e6)
+    """of the augmented Lagrangian, and how strongly a device is held to what it receives."""
+    a: float = Field(default=3.7, gt=1.0, le=1e6)
+    """of SCAD: models that are farther apart than a lam are not penalised."""
+    xi: float = Field(default=1e-4, gt=0.0, le=1e6)
+    """within so small a distance the penalty is smooth."""
+    nu: float = Field(default=1e-3, ge=0.0, le=1e6)
+    """devices whose difference theta is no longer than this are of one group."""
+    layers: Literal["all", "last"] = "all"
+    """distances are those of whole models (``all``), or of their last layer (``last``, an option
+    of the authors' code): then the whole difference of two models shrinks as that layer's does.
+    """
+
+    @model_validator(mode="after")
+    def _has_one_minimum(self) -> Self:
+        if (self.a - 1.0) * self.rho <= 1.0:
+            values = f"'a' is {self.a:g} and 'rho' {self.rho:g}"
+            raise ValueError(f"{values}; allowed is (a - 1) rho above 1")
+        return self
+
+
+class FPFCClient(SynchronousClient[FPFCParams]):
+    """Continues its own ``model`` (absent until it has first answered), held to what it received."""
+
+    def _last(self, device: Device, instruction: Instruction) -> Ref:
+        return device.state.get("model", instruction["model"])  # type: ignore[no-any-return]
+
+    def training(self, device: Device, instruction: Instruction) -> Training:
+        start = self._last(device, instruction)
+        epochs = self.params.local_epochs
+        return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        """Keep what the server received; neither side keeps a model that is not finite."""
+        last = self._last(device, instruction)
+        device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=last)
+
+
+class FPFC(Synchronous[FPFCParams]):
+    """Fusion penalised federated clustering.
+
+    Source: Yu, Liu, Wang and Sun, "Clustered federated learning based on nonconvex pairwise fusion"
+    (2022), the algorithm FPFC (rules from memory): the least of the sum of f_i(w_i) and, over all
+    pairs of m devices, 1 / m of SCAD's penalty (smooth near 0) of ||w_i - w_j||, by ADMM. Each pair
+    has theta_ij = -theta_ji, which stands for w_i - w_j, and its dual v_ij, at first 0. A client
+    receives z_i, the mean over j of w_j + theta_ij - v_ij / rho (d parameters), makes
+    ``local_epochs`` of SGD on f_i(w) + rho / 2 ||w - z_i||^2 from its own w_i, and sends it (d
+    parameters). Then, for each pair with a device that answered, delta = w_i - w_j + v_ij / rho,
+    theta_ij = the proximal step of the penalty from delta, and v_ij = rho (delta - theta_ij).
+
+    Devices with theta no longer than ``nu`` between them, or by way of others, are of one group,
+    named by its first device; its model is the mean of theirs, weighted by samples. A device that
+    has never answered is in no pair and no mean, and receives the first model. The paper's warm-up
+    of lambda and asynchronous form are not built. Without learning all devices are one group.
+
+    State besides ``Synchronous``'s: ``first``, the first model; by device ``own``, w_i, ``samples``
+    and ``group``; by pair (i, j), i < j, ``pairs``, theta and v as one array [2 d], and ``apart``,
+    ||theta||; ``models``, group -> model.
+    """
+
+    Params: ClassVar[type[RoundParams]] = FPFCParams
+    Client = FPFCClient
+    score: Literal["pooled", "device-mean"] = "device-mean"
+
+    def __init__(self, params: FPFCParams, server: Server) -> None:
+        super().__init__(params, server)
+        whole = params.layers == "all"
+        self.begin = 0 if whole else begin_of_last_layer(self.setting.tensors())
+
+    async def on_start(self) -> None:
+        self.state["first"] = self.server.models.initial()
+        self.state |= {"own": {}, "samples": {}, "pairs": {}, "apart": {}, "group": {}, "models": {}}
+        await super().on_start()
+
+    def contents(self, device: int) -> Contents:
+        models, pairs = self.state["own"], self.state["pairs"]
+        if device not in models:
+            return {"model": self.state["first"]}
+        others = [other for other in models if other != device]
+        signs = [1.0 if device < other else -1.0 for other in others]
+        parts = [models[device], *(models[other] for other in others)]
+        parts += [pairs[min(device, other), max(device, other)] for other in others]
+        rule: dict[str, Any] = {"signs": signs, "rho": self.params.rho}
+        return {"model": self.server.models.apply(held_to, parts, otherwise=models[device], **rule)}
+
+    def entry(self, message: TaskEnd) -> dict[str, Any]:
+        start = self.state["own"].get(message.device, message.asked["model"])
+        return super().entry(message) | {"start": start}
+
+    async def aggregate(self) -> None:
+        received = self.state["received"]
+        if not received:
+            return
+        self.record_aggregate(received, [1.0] * len(received))
+        self._store(received)
+        changed = self._changed_pairs({entry["device"] for entry in received})
+        self._fuse(changed)
+        await self._measure(changed)
+        self._regroup()
+        self._average_groups()
+
+    def _store(self, received: Sequence[dict[str, Any]]) -> None:
+        for entry in received:
+            device = entry["device"]
+            model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            self.state["own"][device] = model
+            self.state["samples"][device] = entry["samples"]
+
+    def _changed_pairs(self, updated: set[int]) -> list[Pair]:
+        devices = sorted(self.state["own"])
+        pairs = [(i, j) for i in devices for j in devices if i < j]
+        return [pair for pair in pairs if not updated.isdisjoint(pair)]
+
+    def _fuse(self, changed: Sequence[Pair]) -> None:
+        """theta and v of pairs of which a model has changed."""
+        models, pairs, params = self.state["own"], self.state["pairs"], self.params
+        scad: dict[str, Any] = {"lam": params.lam, "rho": params.rho, "a": params.a, "xi": params.xi}
+        size = 2 * self.setting.parameters
+        for pair in changed:
+            parts = [models[device] for device in pair]
+            if pair in pairs:
+                parts.append(pairs[pair])
+            pairs[pair] = self.server.models.apply(fused, parts, size=size, begin=self.begin, **scad)
+
+    async def _measure(self, changed: Sequence[Pair]) -> None:
+        """||theta|| of pairs; 0 without learning."""
+        lengths = [0.0] * len(changed)
+        if self.server.models.learns and changed:
+            pairs = [self.state["pairs"][pair] for pair in changed]
+            measured = self.server.models.apply(apart, pairs, size=len(pairs), begin=self.begin)
+            lengths = (await self.server.models.value(measured)).tolist()
+        self.state["apart"] |= zip(changed, lengths, strict=True)
+
+    def _regroup(self) -> None:
+        """Groups are the connected parts of the graph of devices with short thetas."""
+        graph: nx.Graph[int] = nx.Graph()
+        graph.add_nodes_from(self.state["own"])
+        graph.add_edges_from(pair for pair, far in self.state["apart"].items() if far <= self.params.nu)
+        names = {device: min(part) for part in nx.connected_components(graph) for device in part}
+        groups = dict(sorted(names.items()))
+        for device, group in groups.items():
+            before = self.state["group"].get(device)
+            if before != group:
+                self.server.emit("assign", device=device, group=group, before=before, why="fused")
+        self.state["group"] = groups
+
+    def _average_groups(self) -> None:
+        groups, models = self.state["group"], self.state["own"]
+        self.state["models"] = {}
+        for group in sorted(set(groups.values())):
+            members = [device for device in groups if groups[device] == group]
+            samples = [self.state["samples"][device] for device in members]
+            total = sum(samples)
+            shares = [count / total if total else 1 / len(members) for count in samples]
+            parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
+            self.state["models"][group] = self.server.models.mix(parts, otherwise=models[members[0]])
+
+    def group_of(self, device: int) -> int | None:
+        return self.state["group"].get(device)  # type: ignore[no-any-return]
+
+    def center(self, entry: dict[str, Any]) -> Ref:
+        group = self.state["group"][entry["device"]]
+        return self.state["models"][group]  # type: ignore[no-any-return]
+
+    def models(self) -> ModelAssignment:
+        groups = self.state["group"]
+        silent = [device for device in range(self.server.devices) if device not in groups]
+        served = {"first": (self.state["first"], silent)} if silent else {}
+        for group, model in self.state["models"].items():
+            members = [device for device in groups if groups[device] == group]
+            served[f"group/{group}"] = model, members
+        return served
+
+
+def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
+    """The place in a flat model at which the last layer's tensors begin."""
+    layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
+    return sum(tensor.size for tensor, layer in zip(tensors, layers, strict=True) if layer != layers[-1])
+
+
+def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
+    """The penalised length of a difference: the t with the least g(t) + rho / 2 (t - length)^2.
+
+    g is SCAD's penalty, smooth at 0: g'(t) = lam t / xi up to xi, lam up to lam, then
+    (a lam - t) / (a - 1) up to a lam, then 0.
+    """
+    if length <= xi + lam / rho:
+        return length * xi * rho / (lam + xi * rho)
+    if length <= lam + lam / rho:
+        return length - lam / rho
+    if length <= a * lam:
+        return (length - a * lam / ((a - 1) * rho)) / (1 - 1 / ((a - 1) * rho))
+    return length
+
+
+@pure
+def fused(models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float) -> Floats:
+    """theta and v [2 d] of a pair; distances count from ``begin`` on.
+
+    ``models``: those of both devices [d], and the pair's last theta and v [2 d], if it has any.
+    """
+    first, second, *last = models
+    delta = first.astype(np.float64) - second
+    if last:
+        delta = delta + last[0][len(first) :] / rho
+    distance = length(delta[begin:])
+    factor = shrunk(distance, lam, rho, a, xi) / distance if distance else 1.0
+    theta = delta * factor
+    return np.concatenate([theta, rho * (delta - theta)])
+
+
+@pure
+def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
+    """z of a device [d].
+
+    ``models``: its own, those of the others, and the pairs with them, in which it comes first (sign
+    1) or second (-1).
+    """
+    size = len(models[0])
+    count = len(signs) + 1
+    total: Floats = np.array(models[:count], dtype=np.float64).sum(axis=0)
+    for sign, pair in zip(signs, models[count:], strict=True):
+        total += sign * (pair[:size] - pair[size:].astype(np.float64) / rho)
+    return total / count
+
+
+@pure
+def apart(models: list[Floats32], begin: int) -> Floats:
+    """The length of theta of each pair, from ``begin`` on."""
+    return np.array([length(pair[begin : len(pair) // 2]) for pair in models])
