@@ -157,9 +157,14 @@ class Limit:
     """finished epochs without which none counts and the task ends as late, or, with ``go_on``, goes on untrained."""
     go_on: bool = False
     reserve_s: float = 0.0
-    """time in reserve (s) for steps between training and sending."""
+    """further time in reserve (s), for what follows the training."""
     cut_undoes: bool = False
     """whether an unfinished epoch undoes the finished ones."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it keeps time in reserve."""
+        return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 
 NO_LIMIT = Limit()

@@ -46,6 +46,11 @@ class Device:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples, batch_size=1))  # its size counts for steps alone
 
+    @property
+    def now(self) -> float:
+        """Present time by its clock (s)."""
+        return self._devices.clock()
+
     def model_s(self, direction: Direction) -> float:
         """Time of a model on its own, otherwise idle link, with decoding or encoding it (s)."""
         return self._devices.model_s(self.number, direction)
@@ -130,7 +135,8 @@ class Devices:
         sizes: WireSizes,
     ) -> None:
         self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
-        self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
+        self.clock: Callable[[], float]  # these four are set when they are known
+        self.model_s: Callable[[int, Direction], float]
         self.batteries: Power | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # each device's state
