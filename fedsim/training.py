@@ -83,6 +83,7 @@ class Training:
         contrast: a contrastive term in the loss; None for none.
         share: share of its batches that it takes, where a trainer stops early; shortens all epochs.
         cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of it are 0 or held.
+        last_gradient: it gives the gradient of its last step in place of the trained model.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -102,6 +103,7 @@ class Training:
     contrast: Contrast | None = None
     share: float = 1.0
     cut: tuple[CutBy, float] | None = None
+    last_gradient: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):

@@ -115,6 +115,10 @@ class Device:
         """Numbers that a pure function finds from models, ``count`` of them, to be sent; see ``ServerModels.numbers``."""
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
+    def last_gradient(self, update: Ref) -> Ref:
+        """The gradient of an update's last mini-batch, which its training leaves behind at no cost."""
+        return self._devices.learner.last_gradient(update)
+
     def upload_bytes(self, contents: Contents) -> float:
         """Bytes of a message to the server with these contents."""
         state = self._devices.learner.state_bytes if "update" in contents else 0.0
