@@ -130,6 +130,7 @@ class Training:
         contrast: a contrastive term in the loss; None for none.
         share: share of its batches that it takes, where a trainer stops early; shortens all epochs.
         cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of it are 0 or held.
+        last_gradient: it gives the gradient of its last step in place of the trained model.
 
     Raises:
         SimulationError: ``epochs`` and ``steps`` do not go together.
@@ -149,6 +150,7 @@ class Training:
     contrast: Contrast | None = None
     share: float = 1.0
     cut: tuple[CutBy, float] | None = None
+    last_gradient: bool = False
 
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):
@@ -208,9 +210,14 @@ class Limit:
     """finished epochs without which none counts and the task ends as late, or, with ``go_on``, goes on untrained."""
     go_on: bool = False
     reserve_s: float = 0.0
-    """time in reserve (s) for steps between training and sending."""
+    """further time in reserve (s), for what follows the training."""
     cut_undoes: bool = False
     """whether an unfinished epoch undoes the finished ones."""
+
+    @property
+    def reserves(self) -> bool:
+        """Whether it keeps time in reserve."""
+        return self.reserve_upload > 0.0 or self.reserve_s > 0.0
 
 
 NO_LIMIT = Limit()

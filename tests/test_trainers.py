@@ -53,6 +53,7 @@ def test_every_strategy_trains_by_torch_or_says_why_not(kind: str) -> None:
     "strategy",
     [
         {"kind": "lcfl", "groups": 2, "measure": "grad-cos"},
+        {"kind": "lcfl", "groups": 2, "measure": "last-batch-cos"},
         {"kind": "ifca", "groups": 2, "averaging": "gradients"},
         {"kind": "fedavg", "selection": {"kind": "flanp", "accuracy": 50.0}},
         {"kind": "scaffold"},

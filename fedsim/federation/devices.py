@@ -46,6 +46,11 @@ class Device:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples))
 
+    @property
+    def now(self) -> float:
+        """Present time by its clock (s)."""
+        return self._devices.clock()
+
     def model_s(self, direction: Direction) -> float:
         """Time of a model on its own, otherwise idle link, with decoding or encoding it (s)."""
         return self._devices.model_s(self.number, direction)
@@ -110,6 +115,10 @@ class Device:
         """Numbers that a pure function finds from models, ``count`` of them, to be sent; see ``ServerModels.numbers``."""
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
+    def last_gradient(self, update: Ref) -> Ref:
+        """The gradient of an update's last mini-batch, which its training leaves behind at no cost."""
+        return self._devices.learner.last_gradient(update)
+
     def upload_bytes(self, contents: Contents) -> float:
         """Bytes of a message to the server with these contents."""
         state = self._devices.learner.state_bytes if "update" in contents else 0.0
@@ -130,7 +139,8 @@ class Devices:
         sizes: WireSizes,
     ) -> None:
         self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
-        self.model_s: Callable[[int, Direction], float]  # these three are set when they are known
+        self.clock: Callable[[], float]  # these four are set when they are known
+        self.model_s: Callable[[int, Direction], float]
         self.batteries: Power | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # each device's state

@@ -1,5 +1,6 @@
 """Local trainings and choices of models of many devices: carried out on workers, in requests of like work."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from fedsim.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
+from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
 from fedsim.streams import Streams
 from fedsim.training import Batching
@@ -28,6 +30,22 @@ class TrainingJob(NamedTuple):
 
 Question = tuple[Shard, list[Weights], NDArray[np.int64] | None]
 """Choice of the best of several known models, float32 [d] each, on the training samples of a shard or some (positions)."""
+
+
+def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
+    """The gradient of the last step of a local solve, [d], as weights; zeros without a step."""
+    last = solve.batches.steps - 1
+    if last < 0:
+        return Solved(np.zeros_like(solve.weights), math.nan)
+    before = solver.solve(replace(solve, batches=solve.batches.between(0, last)), descent)
+    key = advanced_key(solve.key, last)
+    batch = solve.batches.between(last, last + 1)
+    anchor = solve.weights if solve.anchor is None else solve.anchor
+    step = replace(solve, weights=before.weights, batches=batch, key=key, anchor=anchor)
+    still = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))  # running statistics move
+    moved = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
+    with np.errstate(over="ignore", invalid="ignore"):  # of a device that has diverged
+        return Solved(still.weights - moved.weights, moved.train_loss)
 
 
 class LocalWork:
@@ -62,7 +80,11 @@ class LocalWork:
             own = (local.mu, rule.l2_on, local.held, rule.clip)
             descent = Descent(job.lr, rule.momentum, rule.weight_decay, rule.l2, *own)
             solver = self._solver if local.contrast is None and rule.clip is None else self._solver.plain
-            found.append(solver.solve(self._local_solve(job), descent))
+            solve = self._local_solve(job)
+            if local.last_gradient:
+                found.append(last_gradient(solver, solve, descent))
+            else:
+                found.append(solver.solve(solve, descent))
         return found
 
     def _local_solve(self, job: TrainingJob) -> LocalSolve:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fedsim.data.federated import FederatedData
-from fedsim.errors import ScenarioError
+from fedsim.errors import ScenarioError, SimulationError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import LocalWork
 from fedsim.learning.evaluation import Evaluation
@@ -191,6 +191,16 @@ class Learning(Learner):
         once = replace(recipe.training, epochs=1)
         same = {"key": recipe.key, "round": recipe.round, "version": recipe.version, "before": recipe.before}
         return self.train(once, recipe.device, **same)
+
+    def last_gradient(self, update: Ref) -> Ref:
+        recipe = update.recipe
+        if not isinstance(recipe, Trained):
+            raise SimulationError(
+                f"{update.name} is no training that is still to be computed, so that its last gradient "
+                "is gone; allowed is to ask in Client.computed or Client.reply, for LocalResult.trained"
+            )
+        training = replace(recipe.training, last_gradient=True)
+        return self._name("gradient", replace(recipe, training=training), update.device)
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self._compute(ref for ref, _ in updates)

@@ -65,6 +65,14 @@ class Learner:
         """The result of an update's first local epoch; the update itself if it is computed already, or has no other epoch."""
         return update
 
+    def last_gradient(self, update: Ref) -> Ref:
+        """The gradient of the last SGD step behind an update that is not computed yet; [d].
+
+        The gradient is that of the last mini-batch at the model before the step, with all terms of the
+        loss and weight decay, without momentum: what torch leaves in ``param.grad``.
+        """
+        return self._name("gradient", None, update.device)
+
     def best(self, models: Sequence[Ref], device: int, *, version: int = 0, batch: tuple[int, int] | None = None) -> Ref:
         """The model with the smallest training objective on a device's data; see ``Best``.
 

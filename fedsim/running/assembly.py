@@ -92,6 +92,7 @@ class Run:
         self.evaluator = Evaluator(self.learner, scenario.stop, scenario.evaluation, view, self.metrics)
         down, up = (Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up))
         devices = Devices(self.population, self.learner, self._label_counts, up)
+        devices.clock = lambda: simulation.now
         devices.batteries = batteries
         if scenario.energy is not None and scenario.energy.preset is not None:
             names, which = scenario.energy.preset, scenario.energy.preset_places(streams, spec.devices)

@@ -133,10 +133,12 @@ class StepRunner:
         horizon, left = min(last, reach), epochs - len(known)
         ends = known + self.compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
-        if isinstance(step, Train) and step.limit.reserve_upload and ends and limit < ends[-1] <= limit + tie_s(limit):
-            ends[-1] = limit  # the reserve was rounded up
+        reserves = isinstance(step, Train) and step.limit.reserves
+        rounded_s = tie_s(limit) if reserves else 0.0  # reserves are rounded up
+        if ends and limit < ends[-1] <= limit + rounded_s:
+            ends[-1] = limit
         if adaptive and not far:
-            ends = self.compute.adapt(start, ends, limit)
+            ends = self.compute.adapt(start, ends, limit + rounded_s)
         task.epoch_ends = ends
         if far and self._runs_dry(task, reach):
             self._arm(task, math.inf)

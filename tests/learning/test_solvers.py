@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
+from fedsim.learning.cohort import last_gradient
 from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
 from fedsim.learning.solvers.base import Descent, LocalSolve, batch_width, one_thread, shuffled
@@ -389,3 +390,51 @@ def test_the_penalty_may_be_on_dense_layers_alone() -> None:
     assert np.abs(less.weights - plain.weights + 0.5 * 0.2 * solve.weights * is_dense).max() <= 1e-6
     added = solver.objective(start, solve.x, solve.y, 2.0, "dense") - solver.objective(start, solve.x, solve.y, 0.0)
     assert added == pytest.approx(2 * np.square(start[is_dense], dtype=np.float64).sum(), rel=1e-9)
+
+
+def prefix(solve: LocalSolve, steps: int) -> LocalSolve:
+    return replace(solve, batches=solve.batches.between(0, steps))
+
+
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("kind", [*WAYS, "reference"])
+def test_the_last_gradient_is_that_of_the_last_mini_batch(kind: str, rule: Descent, pull: str) -> None:
+    """By a plain loop: v_t = (w_(t-1) - w_t) / lr, and g = v_T - momentum v_(T-1); the last batch has 3 of 23 samples."""
+    architecture = perceptron(6, 5, 3)
+    module = module_of(architecture).double()
+    solver: Any = Reference(module, CPU, torch.float64)
+    if kind in WAYS:
+        solver = Dense(architecture, torch.float64, way=kind)  # type: ignore[arg-type]
+    solve = pulled(solve_of(_start(architecture, 5, np.float64), 23, (6,), 3, seed=4), pull)
+    kernels = [name for name, shape in architecture.tensors if len(shape) == 2]
+    models = []
+    for steps in range(solve.batches.steps - 2, solve.batches.steps + 1):
+        load_weights(list(module.parameters()), solve.weights)
+        models.append(plain_sgd(module, prefix(solve, steps), rule, kernels)[0].copy())
+    velocities = -np.diff(models, axis=0) / rule.lr
+    expected = velocities[1] - rule.momentum * velocities[0]
+    assert last_gradient(solver, solve, rule).weights == pytest.approx(expected, abs=1e-9)
+
+
+def test_the_last_gradient_is_under_the_masks_of_the_last_step_and_has_no_running_statistics() -> None:
+    module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+    solver = Reference(module, CPU, torch.float64)
+    named = dict(solver.tensors)
+    start = np.random.default_rng(2).normal(0.0, 0.3, sum(int(np.prod(shape)) for shape in named.values()))
+    solve = solve_of(np.abs(start), 24, (6,), 3, seed=7, batch_size=8)
+    before, after = (solver.solve(prefix(solve, steps), Descent(0.1)).weights for steps in (5, 6))
+    places = np.cumsum([0, *(int(np.prod(shape)) for shape in named.values())])
+    found = last_gradient(solver, solve, Descent(0.1)).weights
+    for name, begin, end in zip(named, places[:-1], places[1:], strict=True):
+        moved = (before[begin:end] - after[begin:end]) / 0.1
+        expected = np.zeros(end - begin) if "running" in name else moved
+        assert found[begin:end] == pytest.approx(expected, abs=1e-9), name
+    assert "1.running_mean" in named
+
+
+def test_a_device_without_samples_has_no_gradient() -> None:
+    architecture = perceptron(6, 3)
+    solve = solve_of(_start(architecture, 5), 0, (6,), 3, seed=4)
+    solver = Reference(module_of(architecture), CPU)
+    assert not last_gradient(solver, solve, Descent(0.1)).weights.any()

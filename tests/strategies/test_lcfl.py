@@ -5,17 +5,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from torch import Tensor
 
 import fedsim
 from fedsim.errors import SimulationError
 from fedsim.records.reading import RunFolder
+from fedsim.testing import assert_same_run, run, run_until
 from fedsim.toolbox.clustering.algorithms import k_medoids
 from fedsim.toolbox.clustering.similarity import row_distances
 from fedsim.toolbox.strategies.fl_hc import update_distances
 from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from fedsim.training import Training
-from tests.strategies.runs import model_of, moved, of_kind, played, ran, weights
+from tests.strategies.runs import made, model_of, moved, of_kind, played, ran, weights
 from tests.strategies.worlds import ROTATED, Centre, file_data, module, opposite_groups, world
 
 
@@ -80,23 +82,74 @@ def test_quadratics_are_as_far_apart_as_the_squares_of_their_centres(tmp_path: P
 
 
 def test_gradients_are_those_of_all_data_at_the_devices_own_models(tmp_path: Path) -> None:
-    """Gradient descent on least squares by hand: w <- w - lr 2 X'(X w - y) / n from 0, and the gradient where it ends."""
+    """Gradient descent on least squares by hand: w <- w - lr 2 X'(X w - y) / n from 0, and the gradient where it ends.
+
+    The last step's own gradient is the one before that.
+    """
     generator, lr, steps = np.random.default_rng(6), 0.1, 5
     samples = [generator.standard_normal((12, 4)) for _ in range(4)]
-    expected, changes = [], []
+    expected, last, changes = [], [], []
     for own in samples:
         x, y, w = own[:, :-1], own[:, -1], np.zeros(3)
         for _ in range(steps):
-            w = w - lr * 2 * x.T @ (x @ w - y) / len(y)
+            gradient = 2 * x.T @ (x @ w - y) / len(y)
+            w = w - lr * gradient
         expected.append(2 * x.T @ (x @ w - y) / len(y))
+        last.append(gradient)
         changes.append(w)
     scenario = with_module(LeastSquares, samples, tmp_path, lr=lr, features=3)
     scenario["strategy"] = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": steps}, "local_epochs": 1}
-    for measure, vectors in (("grad-cos", expected), ("update-cos", changes)):
+    for measure, vectors in (("grad-cos", expected), ("last-batch-cos", last), ("update-cos", changes)):
         scenario["strategy"] |= {"measure": measure}
         units = np.array(vectors) / np.linalg.norm(vectors, axis=1)[:, None]
         found = clustering_of(ran(scenario, tmp_path / measure))
         assert np.array(found["distance"]) == pytest.approx(1 - units @ units.T, abs=1e-5)
+
+
+class ShiftedSoftmax(torch.nn.Module):
+    """A softmax model whose classes all begin at the same row phi, a draw: the uniform distribution, whatever phi is."""
+
+    def __init__(self, features: int, classes: int, scale: float) -> None:
+        super().__init__()
+        phi = scale * torch.randn(features)
+        self.w = torch.nn.Parameter(phi.repeat(classes, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.w.T
+
+
+def test_a_shift_of_a_softmax_model_deceives_distances_of_models_and_not_losses(tmp_path: Path) -> None:
+    """Section IV: w and w + phi for all K classes are one function, sqrt(K) |phi| apart.
+
+    Devices 0 and 2 hold the same data, 1 and 3 the same others, and each begins at its own phi. Training never moves the part
+    that all rows have in common, so models on the same data differ by their phi alone.
+    """
+    classes, features = 3, 4
+    draw = np.random.default_rng(8)
+    x = draw.normal(size=(60, features))
+    labels = x[:, :classes].argmax(axis=1)
+    shards = [(x, labels), (x, (labels + 1) % classes)] * 2
+    model = module(ShiftedSoftmax, features=features, classes=classes, scale=10.0)
+    how = {"model": model, "training": {"lr": 0.5, "batch_size": 60}, "seed": 4}
+    strategy = {"kind": "lcfl", "groups": 2, "moment": {"kind": "local", "steps": 20, "start": "own"}, "local_epochs": 1}
+    data = file_data(tmp_path, shards) | {"normalise": "none"}
+    scenario = world(data, 4, strategy, 1, **how)
+    run = made(scenario)
+    begins = weights(run, [run.learner.initial(1 + device) for device in range(4)])
+    phis = np.array([begin.reshape(classes, features)[0] for begin in begins], dtype=np.float64)
+    apart = np.sqrt(classes) * np.linalg.norm(phis[:, None] - phis[None], axis=2)
+
+    by_loss = clustering_of(ran(scenario, tmp_path / "lcfl"))
+    distance = np.array(by_loss["distance"])
+    assert [distance[0, 2], distance[1, 3]] == pytest.approx([0.0, 0.0], abs=1e-5)
+    assert distance[0, 1] > 0.5
+    assert by_loss["groups"] == [0, 1, 0, 1]
+
+    scenario["strategy"] = strategy | {"measure": "diff-norm"}
+    by_norm = clustering_of(ran(scenario, tmp_path / "diff-norm"))
+    distance = np.array(by_norm["distance"])
+    assert [distance[0, 2], distance[1, 3]] == pytest.approx([apart[0, 2], apart[1, 3]], rel=1e-4)
+    assert by_norm["groups"] != [0, 1, 0, 1]
 
 
 def test_who_has_diverged_is_left_out_and_all_else_is_as_without() -> None:
@@ -212,14 +265,37 @@ def test_the_bytes_of_an_exchange_among_200(warmup: str, tmp_path: Path) -> None
     assert (purposes["model"], purposes["update"]) == (rounds * models, rounds * models)
 
 
-@pytest.mark.parametrize(("measure", "gradients"), [("diff-norm", 0), ("grad-cos", 10), ("update-cos", 0)])
+@pytest.mark.parametrize(
+    ("measure", "gradients"), [("diff-norm", 0), ("grad-cos", 10), ("last-batch-cos", 10), ("update-cos", 0)]
+)
 def test_other_metrics_need_no_exchange(measure: str, gradients: int, tmp_path: Path) -> None:
     run = ran(off(10, 3, moment={"rounds": 2}, measure=measure), tmp_path / "run")
     extra = {"gradient": gradients * 1000.0} if gradients else {}
     assert moved(run) == {"model": 30 * 1000.0, "update": 30 * 1000.0} | extra
     assert clustering_of(run)["measure"] == measure
     rotated = rotated_digits(24, **LOCAL, measure=measure)
-    assert clustering_of(ran(rotated, tmp_path / "rotated"))["groups"] == (np.arange(24) % 4).tolist()
+    groups = clustering_of(ran(rotated, tmp_path / "rotated"))["groups"]
+    truth = (np.arange(24) % 4).tolist()
+    assert (groups == truth) == (measure != "last-batch-cos"), "the noise of a mini-batch hides the groups"
+
+
+def test_the_last_gradient_is_there_since_the_training_and_takes_no_time(tmp_path: Path) -> None:
+    """After the warm-up each device sends 1,000 B over 8 kbit/s, and computes nothing."""
+    run = ran(slow_four(moment=OWN, measure="last-batch-cos"), tmp_path / "run")
+    (begin,) = [event["time"] for event in of_kind(run, "campaign") if event["data"]["what"] == "gradient"]
+    (end,) = [event["time"] for event in of_kind(run, "clustering")]
+    assert end - begin == pytest.approx(1.0)
+
+
+def test_gradients_of_mini_batches_survive_a_stop(tmp_path: Path) -> None:
+    scenario = opposite_groups(tmp_path, [30] * 4)
+    strategy = {"kind": "lcfl", "groups": 2, "local_epochs": 2, "moment": {"rounds": 2}, "measure": "last-batch-cos"}
+    sections = world(scenario, 4, strategy, 3)
+    events = run(sections, tmp_path / "whole")["events"]
+    status = run_until(sections, tmp_path / "cut", events // 3)
+    while status == "interrupted":
+        status = run_until(sections, tmp_path / "cut", events // 3, resume=True)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut")
 
 
 def slow_four(**strategy: Any) -> dict[str, Any]:

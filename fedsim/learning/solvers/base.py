@@ -36,6 +36,11 @@ class Batches:
     def steps(self) -> int:
         return len(self.counts)
 
+    def between(self, begin: int, end: int) -> "Batches":
+        """The batches of the steps from ``begin`` to before ``end``."""
+        last_epoch = max(0, min(self.last_epoch, end) - begin)
+        return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
+
     def mean_loss(self, total: float) -> float:
         """The mean of losses that add up to ``total`` over the last epoch; NaN without a step."""
         seen = int(self.counts[self.last_epoch :].sum())

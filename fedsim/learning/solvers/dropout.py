@@ -8,6 +8,7 @@ from torch import Tensor, nn
 _PER_CHANNEL = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 REPLACEABLE = (nn.Dropout, *_PER_CHANNEL)
 
+_OF_STEP = 0xD1342543DE82EF95
 _STEP, _MIX1, _MIX2 = -7046029254386353131, -4658895280553007687, -7723592293110705685  # of splitmix64, as signed words
 
 
@@ -17,7 +18,12 @@ def _signed(word: int) -> int:
 
 def step_key(key: int, step: int) -> int:
     """The key of one SGD step of a local solve, as a signed 64-bit number."""
-    return _signed(key + (step + 1) * 0xD1342543DE82EF95)
+    return _signed(key + (step + 1) * _OF_STEP)
+
+
+def advanced_key(key: int, steps: int) -> int:
+    """The key under which a local solve's first step has the masks of step ``steps`` under ``key``."""
+    return (key + steps * _OF_STEP) % (1 << 64)
 
 
 class KeyedDropout(nn.Module):

@@ -61,7 +61,8 @@ class Fixed(Deadline):
     time: PositiveSeconds
     since: Since | None = None
     """``round``: from the begin of the round, for a whole task. ``download``: from the end of each client's own download, for
-    its training alone; the round closes after the last upload (as in CATA-Fed). None: ``round``, but for CATA-Fed.
+    its training alone (in CATA-Fed with its upload, unless ``upload_time`` is ``ignored``); the round
+    closes after the last upload. None: ``round``, but for CATA-Fed.
     """
 
     def least_s(self) -> float:

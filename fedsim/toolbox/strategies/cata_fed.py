@@ -1,6 +1,7 @@
 """CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -85,13 +86,20 @@ class CataFedParams(CombiningParams):
 
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
-    """T, how long a client may train, from the end of its own download on; by default the mean time of five epochs."""
+    """T, for training and upload, from the end of a client's own download on; by default the mean
+    time of five epochs.
+    """
     adaptive: bool = True
     """a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler."""
     local_epochs: Epochs = 5
     """K_local, where ``adaptive`` is off."""
     mitigation: bool = True
     """slow stragglers split their data (straggler mitigation, SMS)."""
+    upload_time: Literal["reserved", "ignored"] = "reserved"
+    """eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or ``ignored`` (0, as in
+    the paper's experiments). A client expects the time of its last upload of a model. Before its
+    first, it expects the time that its own link alone would need.
+    """
     cut_epoch: Literal["kept", "lost"] = "kept"
     """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter)."""
     size_reports: Literal["largest", "all"] = "largest"
@@ -136,11 +144,18 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if no epoch was done."""
+    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if no epoch was done.
+
+    eps_i is measured (``upload_s``, from ``trained_at`` on), since the nominal rate of a device's own
+    link says nothing of links that it shares, nothing of encoding, and little of TCP. A straggler
+    forgets its measurement: a single slow upload must not keep it from training for good. The
+    unchanged model, if it sends that, is measured again.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         if instruction.job == "connect":
             device.state.update(splits=0, selected=0)
+            device.state.pop("upload_s", None)
             return ()
         device.state["selected"] += 1
         return super().work(device, instruction)
@@ -153,14 +168,27 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         params = self.params
-        at_least = 1 if params.adaptive else params.local_epochs
-        lost = params.cut_epoch == "lost"
-        return Limit(None, instruction["control"], 0.0, params.adaptive, at_least, go_on=True, cut_undoes=lost)
+        limit = Limit(
+            budget=instruction["control"],
+            adaptive=params.adaptive,
+            at_least=1 if params.adaptive else params.local_epochs,
+            go_on=True,
+            cut_undoes=params.cut_epoch == "lost",
+        )
+        if params.upload_time == "ignored":
+            return limit
+        if "upload_s" in device.state:
+            return replace(limit, reserve_s=device.state["upload_s"])
+        size = device.upload_bytes({"update": instruction["model"], "control": 1})
+        return replace(limit, reserve_upload=size)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         params = self.params
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
+        device.state["trained_at"] = device.now
+        if result.update is None:
+            device.state.pop("upload_s", None)
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}
         unchanged = {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
@@ -171,6 +199,10 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         sizes = self._sizes(device)
         report = sizes if params.size_reports == "all" else sizes[0]
         return {**unchanged, "control": 0, "size-report": report, "parts": Header(sizes)}
+
+    def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
+        if "update" in reply or "unchanged-model" in reply:
+            device.state["upload_s"] = device.now - device.state["trained_at"]
 
     def _sizes(self, device: Device) -> list[int]:
         splits = device.state["splits"]
@@ -183,8 +215,9 @@ class CataFed(FedAvg[CataFedParams]):
     Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
 
     A client reports its data size when it connects (a scalar), and is in a cluster from the next round on. A round asks K
-    clients of one cluster. They receive the model and T (d parameters, a scalar), train until T after their download, and
-    answer. *Valid* (an epoch is finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model
+    clients of one cluster. They receive the model and T (d parameters, a scalar), train as long as
+    their upload still fits in T after their download, and answer. *Valid* (an epoch is finished):
+    update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model
     and I = 0 (d or nothing, a scalar); it halves its data, stratified by label, down to pi samples, reports the size of its
     largest part (a scalar), and trains on one part a time, in turn. *Disconnected* (no answer): it is removed.
 

@@ -22,6 +22,9 @@ from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDea
 from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
+_BY_LOSSES = ("lcfl", "loss-gap")
+_BY_GRADIENTS = ("grad-cos", "last-batch-cos")
+
 
 class AverageLinkage(Hierarchical):
     """Agglomerative clustering, by default with average linkage as in LCFL's published code; see ``Hierarchical``."""
@@ -37,7 +40,8 @@ class LCFLParams(PlainDeadline, ClusteredParams):
         participation: the share of a group's members asked in a round, at least one; in place of ``clients_per_round``.
         aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
         measure: how far apart two devices are: by losses ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6); ``diff-norm`` of models; 1
-            minus the cosine of the gradients at their own models (``grad-cos``) or of the last changes (``update-cos``).
+            minus the cosine of the gradients at their own models (``grad-cos``), of those of their last mini-batch
+            (``last-batch-cos``, the published code) or of the last changes (``update-cos``).
         clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
         moment: after ``rounds`` of FedAvg (published), or a ``local`` training of each device by itself (Algorithm 1).
         clusters_start: clusters begin at the ``global`` model (published), or at the mean of their ``members``'.
@@ -64,7 +68,7 @@ class LCFLParams(PlainDeadline, ClusteredParams):
     local_epochs: Epochs = 10
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
     aggregation: AggregationSpec = Mean()
-    measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "update-cos"] = "lcfl"
+    measure: Literal["lcfl", "loss-gap", "diff-norm", "grad-cos", "last-batch-cos", "update-cos"] = "lcfl"
     clusterer: Annotated[Clusterer, Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")] = KMedoids()
     moment: Annotated[
         AfterRounds | AfterLocalTraining, Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds")
@@ -78,12 +82,14 @@ class LCFLParams(PlainDeadline, ClusteredParams):
 
     @property
     def counts_steps(self) -> str | None:
-        return "a step of SGD gives LCFL's gradients" if self.measure == "grad-cos" else super().counts_steps
+        return "a step of SGD gives LCFL's gradients" if self.measure in _BY_GRADIENTS else super().counts_steps
 
     @property
     def second_campaign(self) -> str | None:
         """The job of devices that have a model, before they are clustered."""
-        return {"lcfl": "exchange", "loss-gap": "exchange", "grad-cos": "gradient"}.get(self.measure)
+        if self.measure in _BY_GRADIENTS:
+            return "gradient"
+        return "exchange" if self.measure in _BY_LOSSES else None
 
     def cohort_size(self, devices: int) -> int:
         return _share_of(devices, self.participation)
@@ -129,6 +135,8 @@ class LCFLClient(SynchronousClient[LCFLParams]):
                 models = list(instruction["exchange"])
                 models.insert(instruction["place"], device.state["own"])
                 return (Evaluate(tuple(models)),)
+            case "gradient" if self.params.measure == "last-batch-cos":
+                return ()  # it is there since the training
             case "gradient":
                 return (Train(Training(device.state["own"], full_batch=True, lr=1.0)),)
             case "cold-start":
@@ -142,12 +150,14 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return super().work(device, instruction)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+        if self._keeps_gradient(instruction) and result.trained is not None:
+            device.state["unsent-gradient"] = device.last_gradient(result.trained)
         match instruction.job:
             case "exchange" if result.tested is not None:
                 told = len(instruction["exchange"]) + (self.params.measure == "loss-gap")
                 return {"probe-loss": Lazy("losses", result.tested, told)}
             case "gradient":
-                return {"gradient": result.update}
+                return {"gradient": device.state.get("gradient", result.update)}
             case "cold-start" if result.tested is not None:
                 return {"id": Lazy("choice", result.tested)}
             case "warm-up":
@@ -157,8 +167,18 @@ class LCFLClient(SynchronousClient[LCFLParams]):
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if instruction.job == self.params.second_campaign:
             device.state.pop("own", None)
-        elif self.params.second_campaign and (instruction.job == "warm-up" or "compared" in instruction.contents):
+            device.state.pop("gradient", None)
+        elif self.params.second_campaign and self._is_compared(instruction):
             device.state["own"] = reply.get("update") or reply.get("warm-up")
+            if self._keeps_gradient(instruction):
+                device.state["gradient"] = device.state.pop("unsent-gradient")
+
+    def _is_compared(self, instruction: Instruction) -> bool:
+        """Whether the model that it trains may be its w_i."""
+        return instruction.job == "warm-up" or "compared" in instruction.contents
+
+    def _keeps_gradient(self, instruction: Instruction) -> bool:
+        return self.params.measure == "last-batch-cos" and self._is_compared(instruction)
 
 
 class LCFL(Grouped[LCFLParams]):
@@ -174,7 +194,8 @@ class LCFL(Grouped[LCFLParams]):
     Exchange: each of the M devices with a w_i receives the others' ((M - 1) d parameters), computes the objective L_i, with
     ``training.l2``, of all M on its training data, and sends |L_i(w_j) - L_i(w_i)| for each (M - 1 scalars of 4 bytes; for
     ``loss-gap`` L_i(w_j), M scalars). The distance of two devices is the sum of both figures. Other measures need no exchange;
-    for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i (d parameters).
+    for ``grad-cos`` each sends the model one step of length 1 on all of its data from w_i, for ``last-batch-cos`` the gradient
+    that its training of w_i left behind (d parameters).
 
     Then the devices that came back are clustered once, and each cluster runs FedAvg by itself; with fewer than ``groups`` of
     them the run ends. Once all clusters' models differ, the others and newcomers receive them (k d parameters), test them on
@@ -363,6 +384,9 @@ class LCFL(Grouped[LCFLParams]):
             rows = await server.models.numbers([state["tested"][device] for device in devices])
             columns = [state["exchanged"].index(device) for device in devices]
             return by_losses(np.stack(rows)[:, columns], loss_gap if measure == "loss-gap" else loss_distance)
+        if measure == "last-batch-cos":
+            gradients = await server.models.values([state["tested"][device] for device in devices])
+            return by_rows(gradients, lambda rows: 1.0 - cosine_matrix(rows))
         models = await server.models.values([state["own"][device] for device in devices])
         if measure == "diff-norm":
             return by_rows(models, row_distances)
