@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # the server does not learn why a device vanishes
-_KEPT = ("busy_until", "unnoticed", "unrecorded", "finished", "_untold", "_sent", "_kept_at", "_bases_at")
+_KEPT = (
+    *("busy_until", "unnoticed", "unrecorded", "finished"),
+    *("_untold", "_sent", "_kept_at", "_bases_at"),
+)
 """Keys of a snapshot, after the attributes."""
 
 
@@ -58,8 +61,10 @@ class Dispatch:
         self.client_side, self.devices = client_side, client_side.devices
         self.busy_until = 0.0  # end of the server's current computations (s)
         self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
-        self.unrecorded: dict[int, tuple[int, list[int]]] = {}  # updates that no ``aggregate`` names: task -> round, serials
-        self.finished: dict[int, tuple[int, int]] = {}  # devices whose last task was done in a round -> that task and round
+        self.unrecorded: dict[int, tuple[int, list[int]]] = {}
+        """Updates that no ``aggregate`` names so far: task -> its round, and the serials of its refs."""
+        self.finished: dict[int, tuple[int, int]] = {}
+        """Devices whose last task was done in a round: device -> that task and its round."""
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self.untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
@@ -140,15 +145,21 @@ class Dispatch:
             self.unrecorded[task.id] = round_number, serials
 
     def continue_task(self, device: int, round_number: int | None) -> None:
-        """A task continues the device's last one, whose answer is no update; ``SimulationError`` if there is no such task."""
+        """Let a task continue the device's last one, whose answer is then no update.
+
+        Raises:
+            SimulationError: the device's last task was not of this round, or is not done.
+        """
         task, last_round = self.finished.get(device, (None, None))
-        if task is None or last_round != round_number:
-            before = "has done nothing" if task is None else f"was last asked in round {last_round}"
-            raise SimulationError(
-                f"device {device} is asked in round {round_number} with continues=True, but {before}; a task continues the "
-                "device's last one, which was asked in the same round and is done; leave 'continues' out after any other task"
-            )
-        self.unrecorded.pop(task, None)
+        if task is not None and last_round == round_number:
+            self.unrecorded.pop(task, None)
+            return
+        before = "has done nothing" if task is None else f"was last asked in round {last_round}"
+        raise SimulationError(
+            f"device {device} is asked in round {round_number} with continues=True, but {before}; "
+            "a task continues the device's last one, which was asked in the same round and is done; "
+            "leave 'continues' out after any other task"
+        )
 
     def record_tasks(self, tasks: Iterable[int]) -> None:
         """A record names these tasks as aggregated, or as lost."""
@@ -163,9 +174,9 @@ class Dispatch:
                 tasks.setdefault(serial, []).append(task)
         found: dict[int, tuple[int, int, float]] = {}
         for update in updates:
-            task = next((each for each in tasks.get(update.update.serial, ()) if each not in found), None)
-            if task is not None:
-                found[task] = task, self.unrecorded[task][0], update.weight
+            left = [each for each in tasks.get(update.update.serial, ()) if each not in found]
+            if left:
+                found[left[0]] = left[0], self.unrecorded[left[0]][0], update.weight
         return list(found.values())
 
     def _notice(self, task: int) -> None:

@@ -118,11 +118,11 @@ class Server:
 
     @property
     def computing(self) -> bool:
-        """Whether the server still computes; always False if ``server.speed`` is not given."""
+        """Whether the server still computes; always False without ``[server] speed``."""
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Let an operation of the server take time, if ``server.speed`` is given; timers wait for it.
+        """Let an operation of the server take time, if ``[server] speed`` is given; timers wait for it.
 
         ``ServerModels.mix`` and ``apply`` call this themselves.
 

@@ -205,7 +205,7 @@ class ServerModels:
         return await self._dispatch.evaluator.test(model, devices)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """How far the models of a strategy without a server agree after a round, if a test is due then.
+        """Agreement of the devices' models in a strategy without a server, if a test is due after the round.
 
         Args:
             number: the round, from 0.
