@@ -16,7 +16,9 @@ import pytest
 import fedsim
 import fedsim.testing
 from fedsim import plugin
+from fedsim.language.registry import specs_of
 from fedsim.language.spec import told_of
+from fedsim.scenario import Scenario
 from tests.test_source import SOURCES, tree_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -118,6 +120,13 @@ def test_every_member_of_an_exported_class_is_explained() -> None:
     assert untold == []
 
 
+@cache
+def keys() -> set[str]:
+    """Keys of a scenario's tables, such as ``world.processes``."""
+    specs = [(name, spec) for name, field in Scenario.model_fields.items() for spec in specs_of(field).values()]
+    return {f"{name}.{key}" for name, spec in specs for key in spec.model_fields}
+
+
 def names_in(text: str) -> Iterator[tuple[str, str]]:
     """Names of classes, and members of classes and of known variables, in the code spans of a text."""
     for span in re.findall(r"``([^`\n]+)``", text) + re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
@@ -125,7 +134,7 @@ def names_in(text: str) -> Iterator[tuple[str, str]]:
             head, _, member = path.rpartition(".")
             if re.fullmatch(r"[A-Z][a-z]\w*", path.partition(".")[0]):
                 yield path.partition(".")[0], path.partition(".")[2]
-            elif head in VARIABLES and member not in ("toml", "json", "py"):
+            elif head in VARIABLES and member not in ("toml", "json", "py") and path not in keys():
                 yield VARIABLES[head], member
 
 
