@@ -19,7 +19,7 @@ from fedsim import plugin
 from fedsim.language.registry import specs_of
 from fedsim.language.spec import told_of
 from fedsim.scenario import Scenario
-from tests.test_source import SOURCES, tree_of
+from tests.test_source import ROOT, SOURCES, tree_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 OTHERS = {"flower", "coming", "design"}  # pages about other frameworks' names, and about the insides
@@ -46,6 +46,13 @@ VARIABLES = {
     "arithmetic": "Arithmetic",
 }
 """The class of a variable by the name that pages and docstrings give it."""
+OF_OTHERS = (
+    *("fedsim/flower/", "fedsim/calibrate/", "fedsim/lab/", "fedsim/executors", "fedsim/errors", "fedsim/language/"),
+    *("fedsim/learning/modules", "fedsim/learning/solvers/", "fedsim/toolbox/models/", "fedsim/toolbox/sources/", "analysis/"),
+)
+"""Where objects are Flower's, the system's, pydantic's or torch's."""
+OF_PYTHON = {"__self__", "__qualname__", "sysconf_names", "lora", "rounds", "start", "beta2"}
+"""Attributes of Python, and of built-in tables: no author's."""
 INSIDES = {
     *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained"),  # of a ref, which says that nobody else looks inside
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
@@ -180,6 +187,23 @@ def test_every_name_on_a_page_is_exported_and_explained(page: Path) -> None:
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     lost = {f"{name}.{member}" for name, member in names_in(text) if not resolves(name, member, None)}
     assert lost == set()
+
+
+def asked_for() -> Iterator[tuple[str, str]]:
+    """Each attribute of some object that the code asks for by a literal name, with a default: file and name."""
+    for path in SOURCES:
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+                optional = node.func.id == "hasattr" or len(node.args) == 3
+                name = node.args[1]
+                if optional and isinstance(name, ast.Constant):
+                    yield path.relative_to(ROOT).as_posix(), name.value
+
+
+def test_no_hook_is_asked_for_without_a_page_that_names_it() -> None:
+    pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "howto").glob("*.md"))
+    found = {name for path, name in asked_for() if not path.startswith(OF_OTHERS)}
+    assert {name for name in found - OF_PYTHON if not re.search(rf"`[^`]*\b{name}\b[^`]*`", pages)} == set()
 
 
 def test_it_would_be_seen() -> None:
