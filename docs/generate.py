@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_origin
 
 import click
 import pyarrow as pa
@@ -23,7 +23,7 @@ from fedsim.files import read_toml
 from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
 from fedsim.language import units
-from fedsim.language.registry import specs_of
+from fedsim.language.registry import Registry, specs_of
 from fedsim.language.spec import Spec, summary
 from fedsim.records import schema
 from fedsim.scenario import Scenario
@@ -429,6 +429,9 @@ def _python() -> Iterator[tuple[str, str]]:
         blocks = [_HEADS[module], f"```{{eval-rst}}\n.. py:module:: {module}\n```"]
         for name in listed:
             thing: Any = getattr(__import__(module, fromlist=[name]), name)
+            if get_origin(thing) is Annotated:
+                blocks.append(f"## `{name}`\n\n{_type_of_key(thing)} See [](/howto/keys.md).")
+                continue
             way = "autofunction" if inspect.isfunction(thing) else "autoclass"
             home = module
             if isinstance(thing, str | int):  # what it is stands where it is made, below it
@@ -436,6 +439,19 @@ def _python() -> Iterator[tuple[str, str]]:
             options = ["   :members:"] if way == "autoclass" and not issubclass(thing, Exception) else []
             blocks.append("\n".join([f"## `{name}`\n", "```{eval-rst}", f".. {way}:: {home}.{name}", *options, "```"]))
         yield f"python/{module}", _page(f"`{module}`", blocks)
+
+
+def _type_of_key(alias: Any) -> str:
+    """A type for keys of own parts, in words."""
+    for note in alias.__metadata__:
+        if isinstance(note, units.Quantity):
+            base = next(unit for unit, factor in note.units.items() if factor == 1.0)
+            accepted = ", ".join(f"`{unit}`" for unit in note.units)
+            least = "" if note.zero else ", above 0"
+            return f"A key that is {note.what}: a float in {base}{least}; in a scenario with one of the units {accepted}."
+        if isinstance(note, Registry):
+            return f"A key that holds a {note.called}: a name, an import path, or a table with a `kind`."
+    raise TypeError(f"{alias!r} is no type of a key")
 
 
 # Pages that are other files of the repository.

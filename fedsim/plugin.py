@@ -4,66 +4,120 @@ A strategy consists of a server half (``Strategy``, or one of its subclasses) an
 by messages only. The docstring of each class documents its hooks, their arguments, and when they are called.
 """
 
-from fedsim.data.federated import Raw
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedsim.data.federated import Dataset, FederatedData, Pool, Raw, Shard
 from fedsim.data.partitions import Partition, federated
-from fedsim.data.shifts import Change, Shift
+from fedsim.data.shifts import Change, Occasions, Shift
 from fedsim.data.sources import Source
 from fedsim.evaluation.evaluator import Measured
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
-from fedsim.federation.codecs import Codec, Coded
-from fedsim.federation.contents import Contents, Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.clients import Clients
+from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Peer, Server
+from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.language.spec import Spec
+from fedsim.language.stop import StopSpec
+from fedsim.language.units import (
+    Bytes,
+    BytesPerSecond,
+    FlopPerSecond,
+    Flops,
+    Joules,
+    JoulesPerByte,
+    LinkRate,
+    PerSecond,
+    PositiveBytes,
+    PositiveSeconds,
+    SamplesPerSecond,
+    Seconds,
+    Watts,
+)
+from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
-from fedsim.strategies.fedavg import FedAvg
-from fedsim.strategies.parts.aggregation import Aggregation
-from fedsim.strategies.parts.deadline import Deadline
-from fedsim.strategies.parts.selection import Selection
-from fedsim.strategies.parts.server import ServerOptimiser
-from fedsim.strategies.round_params import AggregatingParams, SynchronousParams
+from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
+from fedsim.strategies.fedavg import FedAvg, FedAvgParams
+from fedsim.strategies.fedbuff import FedBuff, FedBuffParams
+from fedsim.strategies.fedprox import FedProx, FedProxParams
+from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
+from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
+from fedsim.strategies.parts.selection import Selection, SelectionSpec
+from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
+from fedsim.strategies.round_params import AggregatingParams, CombiningParams, RoundParams, SelectingParams, SynchronousParams
+from fedsim.strategies.scaffold import Scaffold, ScaffoldParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
-from fedsim.training import Limit, Part, Training
+from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams
+from fedsim.training import Contrast, Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
+from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
-from fedsim.world.network.endpoints import SERVER
+from fedsim.world.network.endpoints import SERVER, Endpoints
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flows import Flow, Network
 from fedsim.world.network.protocol import Protocol, Transport
-from fedsim.world.network.spec import NetworkModel
+from fedsim.world.network.spec import DeviceLinks, NetworkModel
 from fedsim.world.phases import Span
+from fedsim.world.population import PopulationSpec
 from fedsim.world.processes import Activity, DeviceFacts, Hold, Process, World
-from fedsim.world.task import Evaluate, Train, Work
+from fedsim.world.task import Evaluate, Pause, Train, Work
+
+if TYPE_CHECKING:
+    from fedsim.learning.solvers.context import LocalData, TrainingContext
+
+_HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.solvers.context"}  # they load torch
 
 __all__ = [  # noqa: RUF022 - by task
     # A strategy: its server half, its client half, and what they send each other.
-    "Strategy", "StrategyParams", "FedAvg", "Synchronous", "SynchronousClient", "SynchronousParams", "AggregatingParams",
-    "Asynchronous", "AsynchronousParams", "Grouped", "GroupedParams", "Server", "TaskEnd", "Client", "Device", "Instruction",
+    "Strategy", "StrategyParams", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
+    "Synchronous", "SynchronousClient", "RoundParams", "SelectingParams", "CombiningParams",
+    "SynchronousParams", "AggregatingParams",
+    "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",
+    "Grouped", "GroupedParams", "ClusteredParams",
+    "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
-    "pure", "Train", "Evaluate", "Work", "Limit", "Training", "Measured",
+    "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Contrast", "Tensor", "Measured",
     # A strategy without a server.
-    "Peers", "PeerHalf", "PeerParams", "Peer",
-    # A part of strategies.
-    "Selection", "Deadline", "Aggregation", "ServerOptimiser", "Codec", "Coded", "Attack",
+    "Peers", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
+    # A part of strategies, and the keys that hold one.
+    "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimiser",
+    "ServerOptimiserSpec", "Codec", "Coded", "Arithmetic", "Attack",
     # Data, and how they shift.
-    "Source", "Raw", "Partition", "Part", "federated", "Shift", "Change",
+    "Source", "Raw", "Dataset", "Pool", "Partition", "Part", "federated", "FederatedData", "Shard", "Shift", "Occasions",
+    "Change",
     # A trainer of clients' models.
-    "Trainer",
+    "Trainer", "LocalData", "TrainingContext",
     # The world: availability, network, processes.
-    "AvailabilityModel", "Availability", "Span", "Distribution", "NetworkModel", "Network", "SERVER", "Flow", "Sharing",
-    "Protocol", "Transport", "Process", "AllReduce", "World", "Activity", "Hold", "DeviceFacts",
+    "AvailabilityModel", "Availability", "Span", "Calendar", "Distribution", "PopulationSpec", "NetworkModel", "DeviceLinks",
+    "Network", "Endpoints", "SERVER", "Flow", "Sharing", "Protocol", "Transport", "Process", "AllReduce", "World", "Activity",
+    "Hold", "DeviceFacts",
     # A meter.
     "Meter", "MeterContext", "Column", "Step", "Transfer",
-    # Of all of them.
-    "Spec", "Streams",
+    # Keys of all of them, with their units.
+    "Spec", "StopSpec", "Seconds", "PositiveSeconds", "Bytes", "PositiveBytes", "BytesPerSecond", "LinkRate",
+    "SamplesPerSecond", "PerSecond", "FlopPerSecond", "Flops", "Watts", "Joules", "JoulesPerByte",
+    # Random numbers.
+    "Streams",
 ]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HEAVY:
+        raise AttributeError(f"module 'fedsim.plugin' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(f"fedsim.{_HEAVY[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

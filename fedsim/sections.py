@@ -116,7 +116,7 @@ class Sections(Spec):
     def _of_servers(self) -> Iterator[tuple[str, bool, str]]:
         """Sections that need a server, whether they are given, and why they do."""
         up = self.messages.up
-        of_changes = "down" not in up.ways or getattr(up, "error_feedback", False)
+        of_changes = "down" not in up.ways or up.keeps_rest
         yield (
             "messages.up",
             of_changes,
@@ -138,7 +138,7 @@ class Sections(Spec):
         for key, aggregation in strategy.aggregations.items():
             if why := aggregation.why_not(up):
                 yield f"{said} and strategy.{key} is {aggregation.kind!r}: the codec {why}"
-        if strategy.resizes and getattr(up, "error_feedback", False):
+        if strategy.resizes and up.keeps_rest:
             resized = "by strategy.redraw the next update has another size"
             yield f"{said} with error_feedback, and {resized}; allowed is error_feedback = false"
         usual, feedback = type(up).model_fields.get("error_feedback"), getattr(up, "error_feedback", None)

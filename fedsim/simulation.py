@@ -143,7 +143,7 @@ class Simulation:
         return process
 
     def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
-        """See ``Environment.at``."""
+        """Set an alarm: call a function at a time (s)."""
         return self.env.at(name, when, callback, priority)
 
     def unsettle(self, solve: Callable[[], None]) -> None:

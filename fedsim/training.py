@@ -84,7 +84,13 @@ Penalised = Literal["kernels", "dense"]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Part ``number`` (from 1) of the 2^``splits`` stratified parts of a device's ``out_of`` samples."""
+    """One of the stratified parts of a device's samples.
+
+    Attributes:
+        splits: how often the samples were halved; there are 2^splits parts.
+        number: number of the part, from 1.
+        out_of: samples of the device.
+    """
 
     splits: int
     number: int
@@ -100,8 +106,13 @@ class Part:
 class Contrast:
     """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x -log(p / (p + q)).
 
-    log p and log q are the cosines of the sample's representation with those under the start and ``previous`` (a ``Ref``), over
+    log p and log q are the cosines of the sample's representation with those under the start and ``previous``, over
     ``temperature``. Each step costs two more forward passes.
+
+    Attributes:
+        previous: a model (a ``Ref``).
+        weight: weight of the term.
+        temperature: above 0.
     """
 
     previous: Any
@@ -117,6 +128,7 @@ class Training:
     the velocity.
 
     Attributes:
+        start: the model at its beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
         epochs: passes over the data; at least 1.
         steps: SGD steps instead of epochs; they count as one epoch (``epochs=1``).
         full_batch: one SGD step uses all samples, so that an epoch is one step.
@@ -209,6 +221,7 @@ class Limit:
     at_least: int = 1
     """finished epochs without which none counts and the task ends as late, or, with ``go_on``, goes on untrained."""
     go_on: bool = False
+    """whether the task goes on untrained if too few epochs were finished (``at_least``)."""
     reserve_s: float = 0.0
     """further time in reserve (s), for what follows the training."""
     cut_undoes: bool = False

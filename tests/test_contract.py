@@ -12,6 +12,7 @@ from fedsim.plugin import Client, Contents, Device, Header, Instruction, LocalRe
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, quiet_world, run
+from tests.outside_parts import Trickle
 from tests.test_runs import STRATEGIES
 
 
@@ -203,6 +204,18 @@ class Marking(FedAvg[AggregatingParams]):  # weighs updates by how well they do 
         await super().aggregate()
 
 
+class Careless(Trickle):  # does not say which updates became a model
+    async def on_start(self) -> None:
+        server, finish = self.server, self.server.finish_round
+        server.finish_round = lambda number, models, updates=(), **counts: finish(number, models, **counts)  # type: ignore[method-assign, misc, assignment]
+        await super().on_start()
+
+
+class Hasty(FedAvg[AggregatingParams]):  # goes on with a task that there was not
+    def _start(self, device: int, contents: Contents, job: str = "train", *, continues: bool = False) -> int:
+        return super()._start(device, contents, job, continues=True)
+
+
 class Nosy(FedAvg[AggregatingParams]):  # its server half looks for what only devices know
     async def on_start(self) -> None:
         for name in ("facts", "state", "label_counts", "samples", "population", "client", "devices"):
@@ -221,7 +234,8 @@ def test_no_half_has_a_name_for_the_others_things() -> None:
 
 def contract(name: str) -> StrategyContract:
     found = StrategyContract()
-    found.strategy = {"kind": f"tests.test_contract:{name}", "clients_per_round": 4}
+    clients = "clients" if name == "Careless" else "clients_per_round"
+    found.strategy = {"kind": f"tests.test_contract:{name}", clients: 4}
     return found
 
 
@@ -237,6 +251,12 @@ def contract(name: str) -> StrategyContract:
         ("Hollow", "an_hour_with_nobody", "before anybody had come"),
         ("Restless", "everybody_leaves", "waited a day"),
         ("Silent", "time_and_bytes_without_learning", "share the model 'global', but nothing was sent"),
+        ("Careless", "devices_vanish_at_any_instant", "What to do: pass each update that went into a model to .*Measured"),
+        (
+            "Hasty",
+            "an_hour_with_nobody",
+            "asked in round 0 with continues=True, but has done nothing; .* leave 'continues' out",
+        ),
         ("Gullible", "training_that_diverges", "not finite"),
     ],
 )

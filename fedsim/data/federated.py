@@ -46,10 +46,13 @@ class Pool:
     Attributes:
         x: samples, shape [n, *shape]; uint8 as published, float32, or int64 for tokens.
         y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 where there are none (``labelled``).
+        classes: number of labels.
         scale, mean, std: ``x`` is multiplied, lessened and divided by these; scalars, or arrays that broadcast to ``shape``.
         targets: what a model is to give for each sample, [n, ...]; None for the labels.
         outputs: numbers that a model gives for each answer; 0 for one a class.
         vocabulary: number of tokens, of which samples are made; 0 where they are no tokens.
+        answers: outputs for a sequence of tokens: one for all, one at ``each`` token, or at each but for the ``next`` one.
+        labelled: whether there are labels.
     """
 
     x: Samples
@@ -66,7 +69,7 @@ class Pool:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, height, width) for images, (features,) for vectors, a ``TokenShape`` for tokens."""
+        """Shape of one sample: (channels, height, width) for images, (features,) for vectors, (length,) for tokens."""
         shape = tuple(self.x.shape[1:])
         return TokenShape.of(shape, self.vocabulary, self.answers) if self.vocabulary else shape
 
@@ -101,12 +104,14 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of a whole population; made for each run."""
+    """The data of a whole population; made for each run. ``federated`` makes it for a partition."""
 
     pool: Pool
+    """all samples."""
     shards: list[Shard]
     """version 0 of each device's shard; the position is the device."""
     augmentation: Augmentation | None = None
+    """distortion of training images (``data.augmentation``); None for none."""
     truth: NDArray[np.int64] | None = None
     """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown. Hidden from strategies."""
     flipping: frozenset[int] = frozenset()
@@ -208,6 +213,7 @@ class Raw:
     """A data set as published.
 
     Attributes:
+        name: name of the data set, in messages.
         x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w], float32, or int64 for tokens.
         y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32 [n, k].
         classes: number of classes C; of targets the numbers that a model gives for each.
@@ -229,7 +235,13 @@ class Raw:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One pool, with the published training samples first and the test samples after them, as ranges of pool indices."""
+    """One pool, with the published training samples first and the test samples after them.
+
+    Attributes:
+        name: name of the data set, in messages.
+        pool: all samples; ``pool.y`` are the labels by which partitions deal.
+        train_size: number of training samples.
+    """
 
     name: str
     pool: Pool
@@ -237,14 +249,17 @@ class Dataset:
 
     @property
     def all(self) -> Index:
+        """Pool indices of all samples, int32 [n]."""
         return np.arange(len(self.pool.y), dtype=np.int32)
 
     @property
     def train(self) -> Index:
+        """Pool indices of the training samples, int32."""
         return self.all[: self.train_size]
 
     @property
     def test(self) -> Index:
+        """Pool indices of the test samples, int32."""
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:

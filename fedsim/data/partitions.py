@@ -20,13 +20,30 @@ class Partition(Spec):
     """A recipe that says which device holds which samples."""
 
     kind: str
-    usual_normalise: ClassVar[Normalise] = "pixel"  # where the scenario names none
-    usually_augmented: ClassVar[bool] = False  # whether the publication distorts training images
-    pools_test: ClassVar[bool] = False  # devices draw from training and test samples alike; each holds back a tenth of its own
+    usual_normalise: ClassVar[Normalise] = "pixel"
+    """The ``data.normalise`` of a scenario that names none: ``pixel``, ``standardise`` or ``none``."""
+
+    usually_augmented: ClassVar[bool] = False
+    """Whether training images are distorted if the scenario does not say."""
+
+    pools_test: ClassVar[bool] = False
+    """Whether devices draw from training and test samples alike; each holds back a tenth of its own."""
 
     @abstractmethod
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        """The shards of ``devices`` devices, drawn from the streams ``world/data/...``; ``ScenarioError`` if it cannot be."""
+        """Deal the samples to devices.
+
+        Args:
+            dataset: all samples, and which of them are for training; ``dataset.by_class`` sorts indices by label.
+            devices: number of devices.
+            streams: random numbers; by the purpose ``world/data/NAME`` they are the same for every strategy.
+
+        Returns:
+            The shards of all devices, such as ``federated`` makes them of pool indices.
+
+        Raises:
+            ScenarioError: it cannot be done, for a device without a sample, say.
+        """
 
     def under(self, root: Path | None) -> Self:
         """The same recipe with any file that it names sought under ``root``."""

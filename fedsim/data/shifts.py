@@ -55,7 +55,13 @@ class Occasions(Spec):
 
 @dataclass(frozen=True)
 class Change:
-    """A device holds other data from now on: their version, and the device with which it exchanged, if any."""
+    """A device holds other data from now on.
+
+    Attributes:
+        device: number of the device.
+        version: the number that ``FederatedData.replace_shard`` returned.
+        partner: the device with which it exchanged; None for none.
+    """
 
     device: int
     version: int
@@ -116,9 +122,16 @@ class Shift(Spec):
 
     @abstractmethod
     def apply(self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams) -> list[Change]:
-        """Change ``data`` and its ``truth``; returns the devices that hold other data now, each once.
+        """Give devices other shards (``FederatedData.replace_shard``), and other true groups (``truth``).
 
-        ``occasion`` counts from 0; ``candidates`` are the devices that may change, int64, distinct, in any order.
+        Args:
+            data: the data of all devices.
+            occasion: number of the occasion, from 0.
+            candidates: the devices that may change, int64, distinct, in any order.
+            streams: random numbers, by purposes ``world/drift...``.
+
+        Returns:
+            The devices that hold other data now, each once.
         """
 
 

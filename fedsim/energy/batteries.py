@@ -327,7 +327,7 @@ class Batteries:
             setattr(self, name, {device: array("d", times) for device, times in state[name].items()})
 
 
-class Powered:
+class Powered(Availability):
     """Availability cut to the times at which batteries are not flat.
 
     An on phase ends when the device goes out of reach; it may run flat before.

@@ -58,18 +58,23 @@ class EvaluationSpec(Spec):
 
 
 class Measured(NamedTuple):
-    """An update that went into an aggregation, and its weight in the mean of the training losses."""
+    """An update that went into an aggregation, as ``Server.finish_round`` takes it.
+
+    Attributes:
+        update: the model that came (``message["update"]``), by which its task is found.
+        weight: its weight in the mean of the training losses, such as its samples; with the record that ``finish_round``
+            writes, its share of the sum is its weight in the aggregation.
+        start: the model that its training started from, or None.
+        center: the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the
+            published figures are measured after the aggregation, the equation says before).
+        device: its device; None for an update of several devices.
+    """
 
     update: Ref
     weight: float
     start: Ref | None = None
-    """the model that its training started from, or None."""
     center: Ref | None = None
-    """the aggregate that it went into, or None: its distance from the update is the discrepancy (FlexCFL, Eq. 3; the published
-    figures are measured after the aggregation, the equation says before).
-    """
     device: int | None = None
-    """its device; None for an update of several devices."""
 
 
 class WorldView(NamedTuple):

@@ -15,43 +15,71 @@ from fedsim.world.task import Computation, Train
 P = TypeVar("P", bound=Spec)
 
 BEST = "best"
-"""``Training.start``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
+"""A ``start`` of a ``Training``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """``Training.start`` or ``anchor``: a linear combination with the results of trainings before in the same task."""
+    """A ``start`` or ``anchor`` of a ``Training``: a linear combination with the results of trainings before in the same task.
 
-    parts: tuple[tuple[Ref | int, float], ...]  #: models and coefficients; a number stands for that training, from 0
+    Attributes:
+        parts: pairs of a model and its coefficient; a number stands for the result of that training, from 0.
+    """
+
+    parts: tuple[tuple[Ref | int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """Facts of a run that both halves know before it begins."""
+    """Facts of a run that both halves know before it begins (``self.setting``).
+
+    Attributes:
+        devices: number of devices.
+        parameters: trained numbers of the model, d.
+        classes: outputs of the model, M.
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of relative deadlines.
+        lr_in: function of a round's number (from 0) that returns its learning rate.
+        planned_rounds: number of rounds after which the run is to stop; None without such a stop.
+        momentum: momentum of local SGD.
+        tensors: function without arguments that returns the tensors (``Tensor``) of a flat model, in order; none if only its
+            size is known.
+        keeps: whether the scenario says which tensors stay on the devices.
+        cut: function of a way (``width``, ``rank`` or ``adapters``) and a size that returns the tensors of a smaller model.
+        adapter_scale: alpha over the rank of the model's adapters.
+        kinds: names of the kinds of devices, in the order of the scenario; none where devices have no kind.
+        kind_of: function of a device that returns its kind, which it says when it joins; None without kinds.
+    """
 
     devices: int
-    parameters: int  #: trained numbers of the model, d
-    classes: int  #: outputs of the model, M
-    mean_epoch_s: float  #: mean over all devices of an undisturbed epoch's time (s), the unit of relative deadlines
-    lr_in: Callable[[int], float]  #: the learning rate of a round
-    planned_rounds: int | None  #: when the run is to stop
-    momentum: float = 0.0  #: of local SGD
-    tensors: Callable[[], Sequence[Tensor]] = tuple  #: of a flat model, in order; none where only its size is known
-    keeps: bool = False  #: whether the scenario says which tensors stay on the devices
-    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()  #: the tensors of a smaller model (``Model.cut``)
-    adapter_scale: float = 1.0  #: alpha over the rank of the model's adapters
-    kinds: Sequence[str] = ()  #: names of the kinds of devices, in the order of the scenario; none where they have no kind
-    kind_of: Callable[[int], str | None] = lambda device: None  #: the kind of a device, which it says when it joins
+    parameters: int
+    classes: int
+    mean_epoch_s: float
+    lr_in: Callable[[int], float]
+    planned_rounds: int | None
+    momentum: float = 0.0
+    tensors: Callable[[], Sequence[Tensor]] = tuple
+    keeps: bool = False
+    cut: Callable[[CutBy, float], Sequence[Tensor]] = lambda by, size: ()
+    adapter_scale: float = 1.0
+    kinds: Sequence[str] = ()
+    kind_of: Callable[[int], str | None] = lambda device: None
 
 
 @dataclass(slots=True)
 class Instruction:
-    """Request of the server to a device."""
+    """Request of the server to a device. ``instruction["model"]`` is one of its contents.
 
-    job: str  #: the job: ``train``, or another name that the two halves of a strategy agree on
-    contents: dict[str, Any]  #: received contents by name
+    Attributes:
+        job: ``train``, or another name that the two halves of a strategy agree on (``Server.ask``).
+        contents: what the device received, by name.
+        round: the round for which it works; None: for none.
+        value: the result of its real work (``Client.real``), from ``Client.work`` on.
+    """
+
+    job: str
+    contents: dict[str, Any]
     round: int | None
-    value: Any = None  #: the result of its real work (``Client.real``), from ``Client.work`` on
+    value: Any = None
 
     def __getitem__(self, name: str) -> Any:
         return self.contents[name]
@@ -61,6 +89,10 @@ class Real(NamedTuple):
     """Real work for a device's answer: a function at the top of a module, and its arguments.
 
     It runs alone, maybe in another process and on copies, and restores the states of global generators that it uses.
+
+    Attributes:
+        function: the function.
+        arguments: its arguments; they can be pickled.
     """
 
     function: Callable[..., Any]
@@ -68,20 +100,39 @@ class Real(NamedTuple):
 
 
 class LocalResult(NamedTuple):
-    """Results of a device's computations in one task."""
+    """Results of a device's computations in one task.
 
-    samples: int  #: training samples computed on
-    epochs: int  #: local epochs behind the update
-    steps: int  #: SGD steps behind the update
-    update: Ref | None  #: the model that the last training gave; None without a finished epoch
-    start: Ref | None  #: the model from which it was trained
-    tested: Ref | None  #: the best of the tested models; None without an ``Evaluate`` step
-    earlier: tuple[Ref, ...] = ()  #: the models of the trainings before the last, of those with a finished epoch
-    trained: Ref | None = None  #: the model that the last training gave, before any change by the device
+    Attributes:
+        samples: training samples computed on.
+        epochs: local epochs behind the update.
+        steps: SGD steps behind the update.
+        update: the model that the last training gave; None without a finished epoch.
+        start: the model from which it was trained.
+        tested: the best of the tested models; None without an ``Evaluate`` step.
+        earlier: the models of the trainings before the last, of those with a finished epoch.
+        trained: the model that the last training gave, before any change by the device.
+    """
+
+    samples: int
+    epochs: int
+    steps: int
+    update: Ref | None
+    start: Ref | None
+    tested: Ref | None
+    earlier: tuple[Ref, ...] = ()
+    trained: Ref | None = None
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: the memory of each is in that device's ``state``."""
+    """Client half of a strategy. One object serves all devices: the memory of each is in that device's ``state``.
+
+    For each task the hooks are called in this order: ``real``, ``work`` (by default ``training`` and ``limit``), ``computed``,
+    ``reply``, and ``sent`` if the answer arrives. An attribute of this object is lost when a run is resumed.
+
+    Attributes:
+        params: the strategy's keys.
+        setting: facts of the run, a ``RunInfo``.
+    """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
         self.params, self.setting = params, setting
@@ -91,11 +142,15 @@ class Client(Generic[P]):
         return None
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """Steps that the device computes when it has received the message; by default it trains."""
+        """Steps that the device computes when it has received the message; by default it trains.
+
+        Returns:
+            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty: it answers at once.
+        """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """The training, by default of ``local_epochs`` from the received model."""
+        """The training, by default of ``local_epochs`` (1 without such a key) from the received ``model``."""
         return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
@@ -107,7 +162,14 @@ class Client(Generic[P]):
         return result
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        """Answer of the device when it has computed; None for none. By default its update, samples and epochs."""
+        """Answer of the device when it has computed; None for none. By default its update, samples and epochs.
+
+        May be cut off on its way, and so changes no state. ``Lazy("loss", result.update)`` as a content reports the training
+        loss.
+
+        Returns:
+            Contents by name. Strategies in rounds and without rounds need ``update`` and ``samples`` of a ``train``.
+        """
         return {"update": result.update, "samples": Header(result.samples), "epochs": Header(result.epochs)}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:

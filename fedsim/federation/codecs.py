@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple, Self
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import model_validator
 
@@ -11,7 +11,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.language.units import Bytes, LinkRate
 from fedsim.learning import Learner, Ref
-from fedsim.learning.functions import spliced, taken
+from fedsim.learning.functions import Function, spliced, taken
 from fedsim.world.task import Code
 
 _HERE = "fedsim.federation.codecs"
@@ -34,8 +34,39 @@ CODECS = Registry(
 _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
+class Arithmetic(Protocol):
+    """Deferred arithmetic with models in a codec or an attack: it returns names, and computes nothing yet."""
+
+    def mix(
+        self,
+        parts: Sequence[tuple[Ref, float]],
+        otherwise: Ref | None = None,
+        *,
+        rescale: bool = True,
+    ) -> Ref:
+        """The linear combination sum of coefficient x model; see ``ServerModels.mix``."""
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        size: int | None = None,
+        **constants: Any,
+    ) -> Ref:
+        """The result of a pure function of models; see ``ServerModels.apply``. ``stream`` is the whole name of a stream."""
+
+
 class Coded(NamedTuple):
-    """The result of a codec: the decoded content, and the model that the sender keeps for the next content of its name."""
+    """The result of a codec.
+
+    Attributes:
+        received: the decoded content.
+        kept: a model, such as what was left out, that the sender keeps for the next content of this name; None for nothing.
+    """
 
     received: Ref
     kept: Ref | None = None
@@ -55,6 +86,14 @@ class Codec(Spec):
     def sends(self) -> float:
         """Share of the numbers that is sent; the receiver has 0, or no change, for the others."""
         return 1.0
+
+    @property
+    def keeps_rest(self) -> bool:
+        """Whether a sender keeps what it left out for its next message (``Coded.kept``); for ``up`` alone.
+
+        By default its key ``error_feedback``.
+        """
+        return bool(getattr(self, "error_feedback", False))
 
     @property
     def lengthens(self) -> bool:
@@ -78,10 +117,18 @@ class Codec(Spec):
         """Bytes of ``count`` out of so many parameters, by themselves."""
         return self.bytes(count)
 
-    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
-        """Encode and decode ``value`` [parameters]; ``base`` is the start of an update's training, known to both sides.
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+        """Encode and decode a model, as one deferred computation.
 
-        ``kept``: the sender's residual of the last content of this name.
+        Args:
+            arithmetic: ``mix`` and ``apply``, as the server has them.
+            parameters: number of parameters, d.
+            value: the model that is sent.
+            base: the model from which it was trained, known to both sides; None for any other content.
+            kept: the ``Coded.kept`` of the sender's last content of this name that arrived; None at first.
+
+        Returns:
+            The model that arrives, and what the sender keeps.
         """
         raise NotImplementedError
 
@@ -104,7 +151,7 @@ class Plain(Codec):
     def part_bytes(self, count: int, parameters: int) -> float:
         return self.bytes(count) if self.size is None else self.size * count / parameters
 
-    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         return Coded(value)
 
 
@@ -119,7 +166,7 @@ class MessagesSpec(Spec):
         for way, codec in (("down", self.down), ("up", self.up)):
             if way not in codec.ways:
                 raise ValueError(f"'{way}' is {codec.kind!r}, which is a codec for {' and '.join(codec.ways)} only")
-        if getattr(self.down, "error_feedback", False):
+        if self.down.keeps_rest:
             raise ValueError(
                 "'down' has error_feedback = true; only devices remember what they have not sent, so 'up' alone may"
             )

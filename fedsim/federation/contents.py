@@ -33,14 +33,23 @@ _NUMBER_BYTES = 4.0
 
 @dataclass(slots=True)
 class Header:
-    """A content in the header of a message: counts of samples, a deadline, what is to be done. The receiver gets the value."""
+    """A content in the header of a message: counts of samples, a deadline, what is to be done. It costs no bytes.
+
+    Attributes:
+        value: any JSON value, or a model; the receiver gets it as it is.
+    """
 
     value: Any
 
 
 @dataclass(slots=True)
 class Opaque:
-    """A content that fedsim does not look into, with its bytes on the wire. The receiver gets the value itself."""
+    """A content that fedsim does not look into.
+
+    Attributes:
+        value: any value; the receiver gets it as it is.
+        bytes: its bytes on the wire.
+    """
 
     value: Any
     bytes: float
@@ -48,22 +57,35 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models, computed when the server asks for them (``ServerModels.numbers``)."""
+    """Numbers that a device finds from models, 4 bytes each, computed when the server asks for them (``ServerModels.numbers``).
+
+    ``Lazy("loss", result.update)`` reports the loss of the last local epoch, ``Lazy("losses", result.tested, count=m)`` and
+    ``Lazy("choice", result.tested)`` those of the m models that an ``Evaluate`` step has tested, and the best one's position.
+
+    Attributes:
+        what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of models (``Device.numbers``).
+        ref: the trained or tested model (``LocalResult``), or the result of the function.
+        count: length of the result that is sent.
+    """
 
     what: str
-    """``choice``, the position of the best tested model; ``losses``, of all tested models; ``loss``, of the last local epoch;
-    ``numbers``, the result of a function of models (``Device.numbers``)."""
-    ref: Ref  #: the tested or trained model, or the result of the function
-    count: int = 1  #: length of the result that is sent
+    ref: Ref
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it has already."""
+    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it has already.
 
-    model: Ref  #: the model whose tensors are sent
-    rest: Ref  #: the model that has the other tensors; ``model`` itself if the receiver has these
-    places: Places  #: ranges of the tensors that are sent
+    Attributes:
+        model: the model whose tensors are sent.
+        rest: the model that has the other tensors; ``model`` itself if the receiver has these.
+        places: ranges of the tensors that are sent: pairs of begin and end in the flat model, ascending.
+    """
+
+    model: Ref
+    rest: Ref
+    places: Places
 
     @property
     def count(self) -> int:
@@ -128,37 +150,65 @@ class _WithContents:
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class TaskEnd(_WithContents):
-    """The end of a task, with all that the server learns of the device."""
+    """The end of a task, with all that the server learns of the device. ``message["update"]`` is a content of the answer.
+
+    Attributes:
+        task: its number, as ``Server.ask`` returned it.
+        device: number of the device.
+        round: the round for which it was asked; None: for none.
+        group: the group for which it was asked; None: for none.
+        job: the job that it was asked for.
+        outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``: the device vanished;
+            ``memory``: the training does not fit into the device's memory; ``stopped``: the run ended.
+        asked: the server's message, by name, as the device received it.
+        contents: the answer, by name, as the server received it; empty unless the task is done. By default ``update`` (a
+            model, None without a finished epoch), ``samples`` and ``epochs``.
+    """
 
     task: int
     device: int
     round: int | None
     group: int | None
     job: str
-    outcome: Outcome  #: ``done`` when every step was carried out; else why not, such as ``late`` or ``lost``
-    asked: Contents  #: the server's message, by name
-    contents: Contents  #: the answer, by name; empty unless the task is done
+    outcome: Outcome
+    asked: Contents
+    contents: Contents
 
 
 @dataclass(slots=True)
 class Carried(_WithContents):
-    """A message between an edge server and the server has ended."""
+    """A message between an edge server and the server has ended. ``message["model"]`` is one of its contents.
+
+    Attributes:
+        edge: number of the edge server.
+        direction: ``down`` to the edge server, ``up`` from it.
+        round: the round for which it was sent; None: for none.
+        outcome: ``done`` if it has arrived, ``lost`` if the edge server was lost.
+        contents: what was received, by name; empty unless it is done.
+    """
 
     edge: int
     direction: Direction
     round: int | None
-    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when the edge server was lost
-    contents: Contents  #: what was received, by name; empty unless it is done
+    outcome: Outcome
+    contents: Contents
 
 
 @dataclass(slots=True)
 class PeerMessage(_WithContents):
-    """A message from device to device has ended."""
+    """A message from device to device has ended.
+
+    Attributes:
+        source: number of the sender.
+        destination: number of the receiver.
+        outcome: ``done`` if it has arrived, ``lost`` if one of the two could not be reached.
+        contents: what was received, by name; empty unless it is done.
+    """
 
     source: int
     destination: int
-    outcome: Outcome  #: ``done`` when it has arrived, ``lost`` when one of the two could not be reached
-    contents: Contents  #: what was received, by name; empty unless it is done
+    outcome: Outcome
+    contents: Contents
 
 
 class Handlers(Protocol):

@@ -1,19 +1,21 @@
 """The way of a message: from the server half by the world to the client half (``client_side``), and of the answer back."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.evaluation.evaluator import Evaluator
+from fedsim.errors import SimulationError
+from fedsim.evaluation.evaluator import Evaluator, Measured
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import Carried, Contents, Handlers, PeerMessage, TaskEnd, has_model, received
 from fedsim.federation.costs import ServerSpec, cost_s
+from fedsim.learning.refs import Ref
 from fedsim.simulation import Alarm, Simulation, on_grid_after
 from fedsim.streams import Streams
 from fedsim.world.network.endpoints import SERVER, Direction
@@ -27,7 +29,11 @@ if TYPE_CHECKING:
 
 
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # the server does not learn why a device vanishes
-_KEPT = ("busy_until", "unnoticed", "_untold", "_sent", "_kept_at", "_bases_at")  # keys of a snapshot, after the attributes
+_KEPT = (
+    *("busy_until", "unnoticed", "unrecorded", "finished"),
+    *("_untold", "_sent", "_kept_at", "_bases_at"),
+)
+"""Keys of a snapshot, after the attributes."""
 
 
 class Dispatch:
@@ -55,6 +61,10 @@ class Dispatch:
         self.client_side, self.devices = client_side, client_side.devices
         self.busy_until = 0.0  # end of the server's current computations (s)
         self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
+        self.unrecorded: dict[int, tuple[int, list[int]]] = {}
+        """Updates that no ``aggregate`` names so far: task -> its round, and the serials of its refs."""
+        self.finished: dict[int, tuple[int, int]] = {}
+        """Devices whose last task was done in a round: device -> that task and its round."""
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
         self.untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
@@ -117,6 +127,8 @@ class Dispatch:
         instruction, outcome = task.context.instruction, task.outcome or "done"
         contents = self.client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
+        if outcome == "done" and task.round is not None:
+            self._note_update(task, task.round, contents)
         end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
         if seen != "lost" or not self._own.patience:
             self.simulation.post(partial(self.strategy.on_task_end, end))
@@ -125,6 +137,47 @@ class Dispatch:
         now = self.simulation.now
         there = math.inf if task.device in self.tasks.off else self.tasks.next_on(task.device, now)
         self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
+
+    def _note_update(self, task: Task, round_number: int, contents: Contents) -> None:
+        self.finished[task.device] = task.id, round_number
+        serials = [value.serial for value in contents.values() if type(value) is Ref]
+        if serials:
+            self.unrecorded[task.id] = round_number, serials
+
+    def continue_task(self, device: int, round_number: int | None) -> None:
+        """Let a task continue the device's last one, whose answer is then no update.
+
+        Raises:
+            SimulationError: the device's last task was not of this round, or is not done.
+        """
+        task, last_round = self.finished.get(device, (None, None))
+        if task is not None and last_round == round_number:
+            self.unrecorded.pop(task, None)
+            return
+        before = "has done nothing" if task is None else f"was last asked in round {last_round}"
+        raise SimulationError(
+            f"device {device} is asked in round {round_number} with continues=True, but {before}; "
+            "a task continues the device's last one, which was asked in the same round and is done; "
+            "leave 'continues' out after any other task"
+        )
+
+    def record_tasks(self, tasks: Iterable[int]) -> None:
+        """A record names these tasks as aggregated, or as lost."""
+        for task in tasks:
+            self.unrecorded.pop(task, None)
+
+    def tasks_of(self, updates: Sequence[Measured]) -> list[tuple[int, int, float]]:
+        """The updates that no ``aggregate`` names so far: task, round and weight of each."""
+        tasks: dict[int, list[int]] = {}
+        for task, (_, serials) in self.unrecorded.items():
+            for serial in serials:
+                tasks.setdefault(serial, []).append(task)
+        found: dict[int, tuple[int, int, float]] = {}
+        for update in updates:
+            left = [each for each in tasks.get(update.update.serial, ()) if each not in found]
+            if left:
+                found[left[0]] = left[0], self.unrecorded[left[0]][0], update.weight
+        return list(found.values())
 
     def _notice(self, task: int) -> None:
         """The server gives up a lost task, as its patience ends, it needs the task no more, or the device is back."""

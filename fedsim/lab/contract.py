@@ -104,11 +104,41 @@ def give_other_tests(data: FederatedData) -> None:
         data.shards[device] = replace(shard, test=of_one_class[: 1 + device])
 
 
+_ADVICE = {
+    "every valid update was aggregated once": (
+        "pass each update that went into a model to 'Server.finish_round(number, models, "
+        "updates=[Measured(message[\"update\"], weight)])', or name its task in a record 'aggregate' of your own "
+        "('Synchronous.record_aggregate', 'Server.emit'); ask a device without 'round' for anything that is no update "
+        "of the round, and name a task in one aggregation only"
+    ),
+    "rounds agree with their tasks": (
+        "the counts of 'Server.finish_round' are of the tasks asked with its 'round': 'selected' all of them, 'valid' "
+        "those that are done with a finished epoch, 'slow' those that are late or done without one, 'disconnected' those "
+        "that are lost; leave all four out, or ask probes without 'round'; finish a round when all its tasks have ended"
+    ),
+    "deadlines held": (
+        "end open tasks by 'Server.end(task)' at the 'deadline' that your record 'round-start' names, or do not name one"
+    ),
+    "no device does two things at once": "ask only devices for which 'Server.clients.idle(device)' is true",
+    "meters agree with the records": (
+        "a meter counts from its arguments alone: no time of the clock, no random numbers, nothing kept outside of 'self'"
+    ),
+}
+"""Check of the audit -> advice to the author of a strategy or a part whose run fails it."""
+
+
 def assert_sound(folder: Path) -> RunFolder:
-    """A run folder that passes its audit."""
+    """A run folder that passes its audit; the error has the problems of each check, and what to do."""
     problems = {name: found for name, found in audit(folder).items() if found}
-    assert not problems, problems
+    lines = [
+        line for name, found in problems.items() for line in (f"{name}? {len(found)} problems:", *found[:5], *_advice(name))
+    ]
+    assert not problems, "the run folder fails its audit\n" + "\n".join(lines)
     return RunFolder(folder)
+
+
+def _advice(check: str) -> list[str]:
+    return [f"What to do: {_ADVICE[check]}."] if check in _ADVICE else []
 
 
 def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
@@ -116,13 +146,16 @@ def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
     return assert_sound(folder)
 
 
+_LASTS = "whatever lasts is in 'Strategy.state', 'Device.state' or a part's 'state', as JSON values and refs"
+
+
 def assert_same_run(one: Path, other: Path) -> None:
     """Two run folders hold the same run, to the bit."""
     first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
     for name in FIGURES:
-        assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}"
+        assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}; {_LASTS}"
     for name in TABLES:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs; {_LASTS}"
 
 
 class StrategyContract:
@@ -144,10 +177,14 @@ class StrategyContract:
         """The events and the models are the same to the bit, however the learning is computed."""
         sections = self.quiet()
         reference = run(sections)
-        assert reference["status"] == "done"
+        assert reference["status"] == "done", f"the run is {reference['status']}: {reference['stopped']}"
         for executor in (Threads(1), Delayed(4)):
             summary = run(sections, executor=executor)
-            assert [summary[name] for name in FIGURES] == [reference[name] for name in FIGURES]
+            differing = [name for name in FIGURES if summary[name] != reference[name]]
+            assert not differing, (
+                f"{', '.join(differing)} depend on when real work is done; draw from 'Server.rng', keep what lasts in "
+                "'state', and read no clock but 'Server.now'"
+            )
 
     def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
         """Stopped at any two instants and continued, a run is the run that was never stopped."""
@@ -190,10 +227,16 @@ class StrategyContract:
         }
         folder = _sound_run(sections, tmp_path / "run")
         asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
-        assert asked & {3, 8, 13, 18}, "no newcomer was ever asked for anything"
+        assert asked & {3, 8, 13, 18}, (
+            "no newcomer was ever asked for anything; choose anew among 'Server.clients' in each round, or act in "
+            "'Strategy.on_arrival'"
+        )
         assert any(event["kind"] == "departure" for event in folder.events), "nobody left while it ran"
         left = [event["device"] for event in folder.events if event["kind"] == "task-end" and event["outcome"] == "left"]
-        assert len(left) == len(set(left)), f"devices {left} were asked again although an answer had failed: they had left"
+        assert len(left) == len(set(left)), (
+            f"devices {left} were asked again although an answer had failed: they had left; ask those for which "
+            "'Server.clients.idle(device)' is true"
+        )
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
         """With phases shorter than a task no run falls asleep, and no book is left out of balance."""
@@ -201,7 +244,10 @@ class StrategyContract:
             sections = self.eventful(seed=seed, rounds=6) | {"stop": {"rounds": 6, "simulated_time": most}}
             sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
             summary = _sound_run(sections, tmp_path / str(seed)).summary
-        assert summary["stopped"] != "simulated time", "where devices stay for 10 s at a time, it made no 6 rounds in 2 h"
+        assert summary["stopped"] != "simulated time", (
+            "where devices stay for 10 s at a time, it made no 6 rounds in 2 h; 'Strategy.on_task_end' comes with the outcome "
+            "'lost' too, and 'Server.look_again' sets a timer while nobody is there"
+        )
 
     def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
         """A population that is empty for its first hour: the run waits, and then goes on."""
@@ -209,15 +255,22 @@ class StrategyContract:
         late = [f"{3600 + device} s" for device in range(24)]
         sections["population"]["arrivals"] = {"kind": "schedule", "times": late, "devices": list(range(24))}
         summary = _sound_run(sections, tmp_path / "run").summary
-        assert summary["rounds"] == 2, summary["stopped"]
-        assert summary["simulated_s"] > 3600, "it was over before anybody had come"
+        assert summary["rounds"] == 2, (
+            f"it ended after {summary['rounds']} of 2 rounds: {summary['stopped']}; with nobody to ask, call "
+            "'Server.look_again'"
+        )
+        assert summary["simulated_s"] > 3600, (
+            "it was over before anybody had come; with nobody to ask, call 'Server.look_again'"
+        )
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
         """A run without any device left ends before its time, and the summary says so."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary
-        assert summary["stopped"] != "simulated time", "the strategy waited a day for devices that had left"
+        assert summary["stopped"] != "simulated time", (
+            "the strategy waited a day for devices that had left; 'Server.look_again' ends a run for which nobody will come"
+        )
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
         """``learning = "off"`` works, moves bytes if devices share a model, and measures nothing."""
@@ -226,7 +279,10 @@ class StrategyContract:
         assert_sound(tmp_path / "run")
         shared = [name for name, (_, served) in job.run.strategy.models().items() if served is None or len(served) > 1]
         moved = max(min(summary["bytes"]["down"], summary["bytes"]["up"]), summary["bytes"].get("peer", 0.0))
-        assert moved > 0 or not shared, f"devices share the model {shared[0]!r}, but nothing was sent for it"
+        assert moved > 0 or not shared, (
+            f"devices share the model {shared[0]!r}, but nothing was sent for it: a 'Header' costs no bytes; send models as "
+            "contents themselves"
+        )
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
@@ -242,7 +298,10 @@ class StrategyContract:
         folder = assert_sound(tmp_path / "run")
         for tensors in folder.models().values():
             for name, values in tensors.items():
-                assert np.isfinite(values).all(), f"{name} has values that are not finite"
+                assert np.isfinite(values).all(), (
+                    f"{name} has values that are not finite; 'Server.models.mix' leaves such updates out, 'apply' with "
+                    "'leave_out' or 'otherwise' too"
+                )
 
 
 async def _the_same_for_all(model: object, devices: object) -> float:  # in place of ``Evaluator.test``

@@ -33,7 +33,7 @@ class Registry:
     """The kinds of one part. As an annotation it validates a name, a table or a ``Spec`` instance as one of them."""
 
     called: str
-    """name of the part in messages. Packages register kinds in the entry point group ``fedsim.<called>``, with dashes."""
+    """name of the part in messages; ``group`` is named after it."""
     base: str
     """import path of the class that all kinds inherit; empty where users cannot add a kind."""
     known: Mapping[str, tuple[str | type[Spec], str]] = field(repr=False)
@@ -50,11 +50,19 @@ class Registry:
         """A registry of classes, each under the default of its ``kind`` and with the first sentence of its docstring."""
         return cls(called, base, {spec.model_fields["kind"].default: (spec, summary(spec)) for spec in specs}, **options)
 
+    @property
+    def group(self) -> str | None:
+        """Entry point group for kinds of packages, ``fedsim.server_optimiser`` say; None: no own kinds."""
+        return f"fedsim.{self.called.replace(' ', '_')}" if self.base else None
+
     @cached_property
     def kinds(self) -> Mapping[str, str | type[Spec]]:
         """Name -> class or its import path, for fedsim's kinds and those registered by installed packages."""
-        own = entry_points_of(f"fedsim.{self.called.replace(' ', '-')}") if self.base else {}
-        return own | {name: found for name, (found, _) in self.known.items()}
+        registered = {}
+        if self.group is not None:
+            earlier = self.group.replace("_", "-")  # its spelling until 2026, which setuptools refuses
+            registered = entry_points_of(earlier) | entry_points_of(self.group)
+        return registered | {name: found for name, (found, _) in self.known.items()}
 
     @property
     def titles(self) -> dict[str, str]:

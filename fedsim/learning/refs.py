@@ -112,9 +112,12 @@ class Loss:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
-    """The name of a model, unique within a run: ``model-3``, ``update-17``. Only ``Learning`` looks inside.
+    """The name of a model, unique within a run: ``model-3``, ``update-17``. Nobody but fedsim looks inside.
+
+    A strategy passes refs on, stores them in its state and compares them; ``ServerModels.value`` gives the weights.
 
     Attributes:
+        name: the name.
         serial: number of refs made before.
         device: the device that trained or chose it, or None.
         recipe: how to compute it; None once that is done.

@@ -23,7 +23,13 @@ _DIRECTIONS = {"download": "down", "upload": "up"}
 
 
 class Column(NamedTuple):
-    """A column that a meter adds to a table: its unique name, its unit, and a line about it."""
+    """A column that a meter adds to a table.
+
+    Attributes:
+        name: its name, which no other column of the table has.
+        unit: its unit, such as ``"s"``; empty for a count.
+        about: a line about it.
+    """
 
     name: str
     unit: str
@@ -31,8 +37,14 @@ class Column(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step of a task that is over (``start``, ``end`` in s), with its record's fields: ``epochs``, ``samples``, ``delivered``
-    ...
+    """A step of a task that is over.
+
+    Attributes:
+        start, end: its times (s).
+        device, task: numbers of its device and its task.
+        name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``, ``decode``, ``pause`` or ``queue``.
+        outcome: ``done``, or the cause for which it ended early.
+        fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
     """
 
     start: float
@@ -48,6 +60,10 @@ class Transfer(NamedTuple):
     """A message that is over (``start``, ``end`` in s), as ``transfers.parquet`` has it.
 
     Attributes:
+        start, end: its times (s).
+        purpose: names of its contents, joined by ``+``.
+        payloads: name and bytes of each content.
+        round, task: numbers of its round and its task; None for none.
         device: the sender or receiver; None between parts of the server's side.
         direction: ``up``, ``down`` or ``peer``.
         bytes, delivered, wire_bytes: its size, the part that moved, and that with headers.
@@ -114,14 +130,23 @@ def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
 
 @dataclass(frozen=True)
 class MeterContext:
-    """The world in which a meter counts."""
+    """The world in which a meter counts.
+
+    Attributes:
+        devices: number of devices.
+        places: number of edge servers or cells; None without.
+        streams: random streams by name, the same for every strategy.
+        overhead: bytes on the wire for a byte of payload.
+        folder: the folder where relative paths of files begin.
+        powers: draws by kind of device (W), float64 [devices] each.
+    """
 
     devices: int
-    places: int | None  #: number of edge servers or cells, or None
-    streams: Streams  #: random streams by name, the same for every strategy
-    overhead: float = 1.0  #: bytes on the wire for a byte of payload
-    folder: Path | None = None  #: where relative paths of files begin
-    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)  #: draws by kind of device (W), float64 [devices] each
+    places: int | None
+    streams: Streams
+    overhead: float = 1.0
+    folder: Path | None = None
+    powers: Mapping[str, NDArray[Any]] = field(default_factory=dict)
 
 
 class Meter:

@@ -26,7 +26,7 @@ from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.streams import Streams
 from fedsim.world import columns
-from fedsim.world.availability import changes, one_by_one, spans_of
+from fedsim.world.availability import Spans, changes, one_by_one
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, Rooflines, estimates
 from fedsim.world.life import TaskRunner
@@ -71,7 +71,7 @@ class Run:
         paths = spec.paths(streams, root)
         lifetimes = self.population.arrival, self.population.departure
         availability = bounded(paths, *lifetimes)
-        self._past = spans_of(availability)  # the realised availability, for the run folder
+        self._past: Spans = availability.spans  # the realised availability, for the run folder
         self._some_come_or_go = availability is not paths
         places = scenario.network.edge_servers or scenario.network.places
         context = MeterContext(spec.devices, places, streams, self.network.overhead, root, capacity.powers())

@@ -62,11 +62,26 @@ class Asynchronous(Strategy[A]):
     """
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Take in an update (``message["update"]``), trained from ``base``; ``publish`` a new version when it is time."""
+        """Take in an update, and ``publish`` a new version when it is time.
+
+        Args:
+            message: the end of its task: ``message["update"]`` is the model, ``message["samples"]`` the number of samples.
+            base: the model from which it was trained.
+            staleness: number of versions made since its device was asked.
+        """
         raise NotImplementedError
 
     @staticmethod
-    def _entry(message: TaskEnd, base: Ref) -> dict[str, Any]:
+    def entry(message: TaskEnd, base: Ref) -> dict[str, Any]:
+        """An update as ``publish`` takes it, but for ``weight`` and ``staleness``.
+
+        Args:
+            message: the end of the task that brought it; its answer has ``update`` and ``samples``.
+            base: the model from which it was trained.
+
+        Returns:
+            ``task``, ``device``, ``base``, ``update`` and ``samples``, by name.
+        """
         about = {"task": message.task, "device": message.device, "base": base}
         return about | {name: message[name] for name in ("update", "samples")}
 
@@ -114,7 +129,13 @@ class Asynchronous(Strategy[A]):
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
-        """Make ``model`` the next version, of ``updates`` (``_entry``, ``weight``, ``staleness``); ``about`` is recorded."""
+        """Make a model the next version, and end the round of the run that goes with it.
+
+        Args:
+            model: the next version.
+            updates: the updates in it: each an ``entry`` with ``weight``, its share, and ``staleness``, versions.
+            about: further fields of the record ``aggregate``.
+        """
         state, server = self.state, self.server
         state["model"] = model
         tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))

@@ -20,15 +20,30 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise ``ScenarioError``."""
+    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise ``ScenarioError``.
+
+    A few keys mean the same in every strategy, if it has them: ``local_epochs`` is read by ``Client.training`` and by
+    selections, ``selection`` (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
+    (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
+    """
 
     kind: str
 
-    at_edges: ClassVar[bool] = False  # needs edge servers in the network
-    serverless: ClassVar[bool] = False  # devices send to each other, without a server
-    brings_learning: ClassVar[bool] = False  # has models and data of its own; sections about learning are refused
-    needs_labels: ClassVar[bool] = False  # uses the labels of devices
-    plain_down: ClassVar[bool] = False  # sends no model down that a codec could encode
+    at_edges: ClassVar[bool] = False
+    """Whether it needs edge servers in the network."""
+
+    serverless: ClassVar[bool] = False
+    """Whether devices send to each other, without a server (``Peers``)."""
+
+    brings_learning: ClassVar[bool] = False
+    """Whether it has models and data of its own; sections about learning are refused."""
+
+    needs_labels: ClassVar[bool] = False
+    """Whether it uses the labels of devices (``Device.label_counts``); refused for data without."""
+
+    plain_down: ClassVar[bool] = False
+    """Whether it sends no model down that a codec could encode."""
+
     mixes_states: ClassVar[bool] = False
     """Whether a model is just the mean of a round's updates, as ``training.state = "sent"`` needs; not inherited."""
 
@@ -135,7 +150,7 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Refuse values that cannot work with so many devices."""
+        """Refuse values that cannot work with so many devices, by a ``ScenarioError``."""
 
     def refuse_more(self, key: str, devices: int) -> None:
         """Refuse a number that is greater than that of the devices."""
@@ -162,14 +177,26 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 
 
 class Strategy(Generic[P]):
-    """The server half of a federated learning algorithm; ``Client`` is its client half.
+    """The server half of a federated learning algorithm.
 
-    A subclass keeps its memory in ``state`` (JSON-able values and refs, saved with a run) and acts through ``server`` alone.
+    A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and acts through ``server``
+    alone. It calls ``Server.begin_round`` and ``Server.finish_round`` once for each round, and asks devices in between.
+
+    Attributes:
+        params: the keys of the scenario, a ``Params``.
+        server: all that it can see and do, a ``Server``.
+        setting: facts of the run, a ``RunInfo``.
+        state: its memory, by name: JSON-able values and refs, saved with a run. Any other attribute is lost when it resumes.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
+    """The class of its keys."""
+
     Client: ClassVar[type[Client[Any]]] = Client
-    score: Literal["pooled", "device-mean"] = "pooled"  # how accuracy is defined, unless a scenario says otherwise
+    """The class of its client half."""
+
+    score: Literal["pooled", "device-mean"] = "pooled"
+    """The definition of accuracy unless a scenario has another: over all test samples, or the mean of devices' accuracies."""
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
@@ -192,15 +219,19 @@ class Strategy(Generic[P]):
         return self.state.setdefault(part, {})  # type: ignore[no-any-return]
 
     async def on_start(self) -> None:
-        """The run begins."""
+        """The run begins: make the first model, and ask the first devices."""
         raise NotImplementedError
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A task has ended; each does so once."""
+        """A task has ended, with any outcome; each does so once.
+
+        Args:
+            message: which task, how it ended, and the device's answer.
+        """
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``Server.edges.carry``) has ended; each does so once."""
+        """A message between an edge server and the server (``ServerEdges.carry``) has ended; each does so once."""
 
     async def on_peer_message(self, message: PeerMessage) -> None:
         """A message from device to device has ended; each does so once."""
@@ -209,10 +240,10 @@ class Strategy(Generic[P]):
         """An edge server is lost; then follow the ends of its messages and of its devices' tasks, all ``lost``."""
 
     async def on_timer(self, name: str) -> None:
-        """A timer set by ``server.timer`` has gone off."""
+        """A timer set by ``Server.timer`` has gone off."""
 
     async def on_return(self, device: int) -> None:
-        """A device for which ``server.clients.await_return`` was called can be reached."""
+        """A device for which ``Clients.await_return`` was called can be reached."""
 
     async def on_arrival(self, device: int) -> None:
         """A newcomer can be reached for the first time; by default it may be drawn from now on, like any other."""

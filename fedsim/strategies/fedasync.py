@@ -62,4 +62,4 @@ class FedAsync(Asynchronous[FedAsyncParams]):
         weight = self.params.weight(self.state["version"], staleness)
         before = self.state["model"]
         model = self.server.models.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
-        await self.publish(model, [self._entry(message, base) | {"weight": weight, "staleness": staleness}])
+        await self.publish(model, [self.entry(message, base) | {"weight": weight, "staleness": staleness}])

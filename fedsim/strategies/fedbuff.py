@@ -44,7 +44,7 @@ class FedBuff(Asynchronous[FedBuffParams]):
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
-        buffer.append(self._entry(message, base) | {"weight": discount / params.buffer, "staleness": staleness})
+        buffer.append(self.entry(message, base) | {"weight": discount / params.buffer, "staleness": staleness})
         if sum(each["weight"] > 0 for each in buffer) == params.buffer:
             self.state["buffer"] = []
             await self.publish(self._step(buffer), buffer)

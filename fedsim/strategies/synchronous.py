@@ -51,7 +51,8 @@ class Synchronous(Strategy[S]):
     State:
         round: the number of the open round, from 0; ``cohort``, its devices; ``selected``, their number; ``asked_at`` (s).
         open: open tasks, task -> device; ``slow`` and ``disconnected``, the numbers that have ended so.
-        received: the round's updates in order of arrival (``entry``).
+        received: the round's updates in order of arrival, as ``entry`` makes them: ``task``, ``device``, ``group``,
+            ``update`` (a model), ``samples``, ``start`` (the model from which it was trained), ``contents`` (the whole answer).
         limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
         candidates: of a selection that asks first, each call's devices and the wanted number; ``questions``, open tasks, task
             -> device; ``answers``, by device.
@@ -71,7 +72,7 @@ class Synchronous(Strategy[S]):
         self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
 
     def select(self) -> list[int]:
-        """The clients to ask in this round."""
+        """The clients to ask in this round, by default ``clients_per_round`` (times ``over_selection``) by ``selection``."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
@@ -90,7 +91,7 @@ class Synchronous(Strategy[S]):
         """The round's cohort is known, and its data have shifted; no client has been asked yet."""
 
     def contents(self, device: int) -> Contents:
-        """Message to a device of the cohort."""
+        """Message to a device of the cohort; the default client half trains from ``model``."""
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
@@ -100,7 +101,10 @@ class Synchronous(Strategy[S]):
         return about | trained
 
     async def aggregate(self) -> None:
-        """Put the round's ``received`` updates into the models."""
+        """Put the round's ``received`` updates into the models, by ``next_model`` or with ``record_aggregate``.
+
+        Called once a round when all its tasks have ended, also if no update came.
+        """
         raise NotImplementedError
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
@@ -109,7 +113,14 @@ class Synchronous(Strategy[S]):
         return self._aggregation.weights(entries)
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The next model, by aggregation and server optimiser with the memory ``slot``; ``record`` goes into ``aggregate``."""
+        """The next model, by the scenario's aggregation and server optimiser; recorded as ``aggregate``.
+
+        Args:
+            model: the present model.
+            entries: the updates, such as ``state["received"]``; at least one.
+            slot: number of the model whose memory the two parts use, where there are several.
+            record: further fields of the record.
+        """
         assert self._aggregation is not None
         most = self.params.cohort_size(self.server.devices)
         how = self._aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
@@ -125,7 +136,13 @@ class Synchronous(Strategy[S]):
         return self._optimiser.step(self.server, self.remembered("server").setdefault(group, {}), model, aggregated)
 
     def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
-        """Record which updates became a model, with which weights."""
+        """Record which updates became a model; for an ``aggregate`` that does not call ``next_model``.
+
+        Args:
+            entries: the updates.
+            weights: the weight of each.
+            record: further fields of the record ``aggregate``.
+        """
         tasks = [entry["task"] for entry in entries]
         record |= {} if self._aggregation is None else self._aggregation.told(len(entries))
         self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
@@ -213,8 +230,8 @@ class Synchronous(Strategy[S]):
             own = [model for (model, _), devices in zip(models, served, strict=True) if devices is None or device in devices]
             contents = selection.question(own or [model for model, _ in models])
             self.state["questions"][self.server.ask(device, contents, QUESTION, group=self.group_of(device))] = device
-        if (patience := getattr(selection, "patience", None)) is not None:
-            self.server.timer("questions", self.server.now + patience)
+        if selection.patience_s is not None:
+            self.server.timer("questions", self.server.now + selection.patience_s)
 
     def _candidates(self) -> list[int]:
         return [device for candidates, _ in self.state["candidates"] for device in candidates]

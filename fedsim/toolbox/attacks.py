@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedsim.federation import Contents, Device, LocalResult, Partial
+from fedsim.federation.codecs import Arithmetic
 from fedsim.language.spec import Spec
-from fedsim.learning import Learner, Ref
+from fedsim.learning import Ref
 from fedsim.learning.functions import pure, weighted_sum
 
 
@@ -22,12 +23,12 @@ class Attack(Spec):
 
     kind: str
 
-    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         """The update that a malicious device sends; ``start`` is where it began, ``stream`` names a stream for this one."""
         return update
 
     def answer(
-        self, arithmetic: Learner, device: Device, count: int, result: LocalResult, reply: Contents
+        self, arithmetic: Arithmetic, device: Device, count: int, result: LocalResult, reply: Contents
     ) -> tuple[LocalResult, Contents]:
         """Result and reply of a device in its task of this number: every model is attacked, the update from its start.
 
@@ -62,7 +63,7 @@ class _Along(Attack):
     sign: ClassVar[float] = 1.0
     factor: float = Field(gt=0.0, le=1e6)
 
-    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         factor = self.sign * self.factor
         return arithmetic.apply(weighted_sum, [start, update], coefficients=[1.0 - factor, factor])
 
@@ -97,5 +98,5 @@ class Gaussian(Attack):
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
     """standard deviation of the noise."""
 
-    def update(self, arithmetic: Learner, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
+    def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
         return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from fedsim.arrays import Floats, Floats32, Ints
-from fedsim.federation.codecs import Codec, Coded
-from fedsim.learning import Learner, Ref
+from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.learning import Ref
 from fedsim.learning.functions import Function, pure
 
 
@@ -58,7 +58,7 @@ class Lossy(Codec):
         """As under error feedback, which bounds the error."""
         return self.model_copy(update={"error_feedback": True})
 
-    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         start = base if self.encodes == "change" else None
         change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
         meant = change if kept is None else arithmetic.apply(added, [change, kept])
@@ -239,7 +239,7 @@ class Sparse(Lossy):
         k = self.k(parameters)
         return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
-    def code(self, arithmetic: Learner, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
         if self.k(parameters) == parameters:
             return Coded(value)
         return super().code(arithmetic, parameters, value, base, kept)

@@ -25,7 +25,10 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Availability(Protocol):
-    """The paths of a population. Only ``span`` is needed; the other methods may be overridden for speed."""
+    """The paths of a population. Only ``span`` is needed; the other methods may be overridden for speed.
+
+    ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is written.
+    """
 
     @abstractmethod
     def span(self, device: int, time: float) -> Span:
@@ -40,6 +43,18 @@ class Availability(Protocol):
     def on(self, devices: Ints, time: float) -> Flags:
         """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s); bool, as many."""
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
+
+    def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
+        """Vectorised ``span``: of ``devices``, all different, each at a time of its own.
+
+        Args:
+            devices: numbers of devices, int64 [n].
+            times: a time for each (s), float64 [n].
+
+        Returns:
+            Whether each is on, bool [n], and until when (s), float64 [n].
+        """
+        return one_by_one(self.span)(devices, times)
 
 
 class AvailabilityModel(Spec):
@@ -73,6 +88,9 @@ class AlwaysOn(AvailabilityModel):
     def on(self, devices: Ints, time: float) -> Flags:
         return np.ones(len(devices), dtype=np.bool_)
 
+    def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
+        return np.ones(len(devices), dtype=np.bool_), np.full(len(devices), math.inf)
+
 
 class Renewal(AvailabilityModel):
     """On and off phases of exponential length, independent between devices."""
@@ -97,11 +115,6 @@ AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
 """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
-
-
-def spans_of(paths: Availability) -> Spans:
-    """``span`` of many devices at once, as fast as the paths can tell."""
-    return getattr(paths, "spans", None) or one_by_one(paths.span)
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:

@@ -59,7 +59,14 @@ class CalendarSpec(Spec):
 
 @dataclass(frozen=True)
 class Calendar:
-    """The instant of time 0, ``which`` zone each device is in, int [devices], and whether the scenario has ``stated`` them."""
+    """Dates and times of day of a run.
+
+    Attributes:
+        starts: the instant of time 0.
+        zones: the time zones that devices are in.
+        which: position in ``zones`` of each device's, int [devices].
+        stated: whether the scenario has stated these.
+    """
 
     starts: datetime
     zones: Sequence[tzinfo]

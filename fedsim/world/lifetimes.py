@@ -13,7 +13,7 @@ from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.simulation import Simulation
 from fedsim.streams import Streams
-from fedsim.world.availability import Availability, spans_of
+from fedsim.world.availability import Availability
 from fedsim.world.phases import Span
 
 
@@ -78,7 +78,7 @@ class Bounded:
         arrival, departure = self._arrival[devices], self._departure[devices]
         on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
         there = (arrival <= times) & (times < departure)
-        on[there], until = spans_of(self._within)(devices[there], times[there])
+        on[there], until = self._within.spans(devices[there], times[there])
         end[there] = np.minimum(until, departure[there])
         return on, end
 

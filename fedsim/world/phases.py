@@ -19,7 +19,13 @@ _MOST_PHASES = 10_000_000  # of one device in one walk, which then takes some te
 
 
 class Span(NamedTuple):
-    """One phase of a path: on or off, from ``start`` up to but not including ``end`` (simulated seconds)."""
+    """One phase of a path.
+
+    Attributes:
+        on: whether the device can be reached.
+        start: its beginning (s, simulated).
+        end: its end (s), which is not part of it; infinity for a phase without end.
+    """
 
     on: bool
     start: float

@@ -36,7 +36,12 @@ class Download:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """The device trains on its own data, within the limit."""
+    """The device trains on its own data, within the limit.
+
+    Attributes:
+        training: the ``Training``.
+        limit: the limit of its time.
+    """
 
     training: Training
     limit: Limit = NO_LIMIT
@@ -45,7 +50,13 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The device computes the loss of ``models`` on its training data, or ``samples`` of them; late if beyond the limit."""
+    """The device computes the loss of models on its training data; the task is late if that takes longer than the limit.
+
+    Attributes:
+        models: the models, a tuple of refs; ``LocalResult.tested`` is the best of them.
+        limit: the limit of its time.
+        samples: number of training samples, drawn anew for each task; None: all.
+    """
 
     models: tuple[Any, ...]
     limit: Limit = NO_LIMIT
@@ -72,7 +83,14 @@ class Code:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The device computes without a ref: a training's time on ``samples``, of ``flops``, and ``seconds``; ``what``: purpose."""
+    """The device computes without a ref; the times of all that is given add up.
+
+    Attributes:
+        samples: the time of a training on so many samples.
+        flops: the time of so many FLOPs.
+        seconds: a fixed time (s).
+        what: its purpose, in the records.
+    """
 
     samples: float = 0.0
     flops: float = 0.0
@@ -88,7 +106,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """The device takes a fixed time (s) without computing."""
+    """The device takes a fixed time without computing.
+
+    Attributes:
+        name: ``sleep``; ``start-up`` is that of hosts.
+        seconds: the time (s).
+    """
 
     name: Literal["start-up", "sleep"]
     seconds: float

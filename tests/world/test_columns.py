@@ -13,7 +13,7 @@ from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.style import NothingToDrawError
 from fedsim.audit import audit
 from fedsim.errors import SimulationError
-from fedsim.federation import server
+from fedsim.federation import clients
 from fedsim.lab import forecast
 from fedsim.lab.forecast import nominal_lines
 from fedsim.lab.reading.fairness import jain_index, jain_over_time
@@ -76,7 +76,7 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(monkeypatch: 
     scenario = fedsim.Scenario(**sections() | {"strategy": {"kind": "refl", "clients_per_round": 3}})
     built = Simulation(scenario).installed
     assert len(built.server.clients.online()) > 1
-    monkeypatch.setattr(server, "_memory_bytes", lambda: DEVICES * 200 - 1)
+    monkeypatch.setattr(clients, "_memory_bytes", lambda: DEVICES * 200 - 1)
     with pytest.raises(SimulationError, match=r"all 60 devices at once, .* allowed are 59 devices, or a strategy that draws"):
         built.server.clients.online()
     assert len(built.server.clients.sample(3, "sample")) == 3

@@ -47,7 +47,13 @@ def run_study(
         study: a file, the name of a shipped one, or its tables as a dict.
         out: the study's folder, new or begun before.
         changes: ``key.path=value`` texts that override the base.
-        executor, workers, address, only: see ``Conductor``; size, seeds, allow_code: see ``fedsim.lab.study.plan.read_study``.
+        executor: ``processes`` of this machine, or ``ray``.
+        workers: runs at a time; by default one a core.
+        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started here.
+        size: name of a size of the study; by default the first.
+        seeds: number of seeds, from 1, instead of the study's own.
+        only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
+        allow_code: whether code that it names by import path may be imported.
 
     Raises:
         ScenarioError, DataError, RunFolderError: no run was done.

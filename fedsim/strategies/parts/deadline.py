@@ -30,7 +30,10 @@ class Deadline(Spec):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether it counts from each client's own download on and bounds its training alone; else it ends the round."""
+        """Whether it counts from each client's own download on and bounds its training alone; else it ends the round.
+
+        By default whether it has a key ``since`` that is ``"download"``.
+        """
         return getattr(self, "since", None) == "download"
 
     @property

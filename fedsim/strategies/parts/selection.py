@@ -71,6 +71,12 @@ class Selection(Spec):
         return type(self).question is not Selection.question
 
     @property
+    def patience_s(self) -> float | None:
+        """Longest wait for the answers to its question (s); None: until all have come. By default its key ``patience``."""
+        patience: float | None = getattr(self, "patience", None)
+        return patience
+
+    @property
     def needs_model(self) -> bool:
         """Whether the question is one about a model that the server has; refused where it has none."""
         return False

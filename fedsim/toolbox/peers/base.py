@@ -111,6 +111,7 @@ class Peers(Strategy[P]):
 
     Client = PeerClient
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
+    """The class of the half on every device."""
     score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: P, server: Server) -> None:

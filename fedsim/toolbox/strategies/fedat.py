@@ -130,7 +130,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         tier = begun["tier"]
         if message.outcome == "done":
             more: dict[str, Any] = {"start": begun["model"], "version": begun["version"], "contents": dict(message.contents)}
-            state["received"][tier].append(self._entry(message, begun["model"]) | more)
+            state["received"][tier].append(self.entry(message, begun["model"]) | more)
         if state["over"] or self._at_work(tier):
             return
         if state["received"][tier]:

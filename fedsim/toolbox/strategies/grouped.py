@@ -35,6 +35,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
     @property
     def as_published(self) -> bool:
+        """Whether it follows the published code."""
         return bool(getattr(self, "as") == "published-code")
 
 

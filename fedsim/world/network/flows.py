@@ -34,6 +34,10 @@ class Flow:
 
     Attributes:
         id: the order of its start among all flows of the network.
+        source, destination: numbers of its endpoints.
+        started: time of its start (s).
+        done: called when its last byte has arrived.
+        weight: its weight in the sharing of links; 1 unless the protocol has weights.
         size, wire: bytes of payload, and bytes on the links, headers included.
         ended: when the last byte came, or when it was cancelled (s, exact, not on the grid); None until then.
         sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).

@@ -114,7 +114,12 @@ ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 @dataclass(frozen=True)
 class Transport:
-    """A protocol at work in one run, and the streams that its weights are drawn from."""
+    """A protocol at work in one run.
+
+    Attributes:
+        protocol: the protocol, such as ``NetworkModel.protocol``.
+        streams: the streams that its weights are drawn from.
+    """
 
     protocol: Protocol
     streams: Streams

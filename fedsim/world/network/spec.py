@@ -30,8 +30,11 @@ class DeviceLinks(Spec):
     """The devices' own links, and the latency that each transfer pays before its first byte."""
 
     down: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    """rate to the device."""
     up: RateDistribution = Constant[LinkRate].model_validate({"value": "inf B/s"})
+    """rate from the device."""
     latency: TimeDistribution = Constant[Seconds].model_validate({"value": "0 s"})
+    """time before the first byte leaves (s), each way."""
 
 
 class NetworkModel(Spec):
@@ -39,7 +42,9 @@ class NetworkModel(Spec):
 
     kind: str
     device: DeviceLinks = DeviceLinks()
+    """the devices' own links."""
     protocol: ProtocolSpec = Fluid()
+    """what a transfer is besides its payload."""
 
     @property
     def has_device_rates(self) -> bool:
@@ -60,7 +65,16 @@ class NetworkModel(Spec):
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
     ) -> Network:
-        """The network; ``rates``: down and up (bytes/s) instead of ``device``'s, and latencies (s) if ``device`` has none."""
+        """The network of a run.
+
+        Args:
+            simulation: the clock, passed on to ``Network``.
+            streams: random numbers by purposes ``world/...``, the same for every strategy.
+            devices: number of devices.
+            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s) if ``device`` has none; ``columns``
+                sees to them.
+            root: the folder where files are sought, passed on to ``columns``.
+        """
         columns = self.columns(streams, devices, rates, root)
         return self._connect(simulation, columns, Transport(self.protocol, streams), root)
 

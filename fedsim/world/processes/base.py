@@ -27,6 +27,7 @@ class Process(Spec):
     """
 
     restorable: ClassVar[bool] = False
+    """Whether a run with it can be saved and resumed."""
 
     kind: str
 

@@ -31,7 +31,18 @@ _OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, w
 
 
 class DeviceFacts(NamedTuple):
-    """Properties of a device: samples/s, FLOP/s, its link (bytes/s, s), samples held, kind, lifetime (s), if it is there."""
+    """Properties of a device.
+
+    Attributes:
+        speed: samples/s.
+        flops: FLOP/s; None if the scenario does not say.
+        down, up: rates of its own link (bytes/s).
+        latency: latency of its own link (s).
+        samples: training samples that it holds.
+        kind: its kind; None without kinds.
+        arrival, departure: when it joins and leaves (s).
+        present: whether it has joined and not left.
+    """
 
     speed: float
     flops: float | None

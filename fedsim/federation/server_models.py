@@ -1,0 +1,280 @@
+"""Models and edge servers as the server half of a strategy uses them."""
+# ruff: noqa: A002 - a round is called ``round``
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.errors import SimulationError
+from fedsim.federation.contents import BASE, Contents, Lazy, has_model, payloads
+from fedsim.learning.functions import Function
+from fedsim.learning.refs import Ref
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.task import Payload
+
+if TYPE_CHECKING:
+    from fedsim.federation.dispatch import Dispatch
+
+
+class ServerModels:
+    """Deferred arithmetic with models, and their values (``Server.models``).
+
+    ``initial``, ``zero``, ``given``, ``mix`` and ``apply`` return the name of a model (``Ref``) at
+    once, and compute nothing. ``value`` and ``test`` take one model; ``values``, ``agreement``,
+    ``mix`` and ``apply`` take a list; ``numbers`` and ``choices`` take a list of what devices have
+    sent.
+    """
+
+    def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
+        self._dispatch, self._learner, self._parameters = dispatch, dispatch.learner, parameters
+
+    def initial(self, count: int = 0) -> Ref:
+        """A freshly initialised model, the same for every strategy with the same seed.
+
+        Args:
+            count: number of the draw, from 0.
+        """
+        return self._learner.initial(count)
+
+    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
+        """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
+
+        Models that are not finite are left out.
+
+        Args:
+            parts: pairs of a model and its coefficient.
+            otherwise: the result if no coefficients, or such of sum 0, are left; by default one
+                that is not finite.
+            rescale: whether the coefficients that are left are scaled to the sum of all; False for
+                sums of differences.
+        """
+        self._dispatch.compute("mix", len(parts), self._parameters, 1)
+        return self._learner.mix(parts, otherwise, rescale=rescale)
+
+    def given(self, weights: NDArray[np.floating]) -> Ref:
+        """The model that has known weights.
+
+        Args:
+            weights: float [d], as ``value`` returns them.
+
+        Raises:
+            SimulationError: an array of another shape.
+        """
+        return self._learner.given(weights)
+
+    def zero(self) -> Ref:
+        """The model whose weights are all 0."""
+        return self.given(np.zeros(self._parameters, dtype=np.float32))
+
+    def apply(
+        self,
+        function: Function,
+        models: Sequence[Ref],
+        *,
+        stream: tuple[Any, ...] | None = None,
+        otherwise: Ref | None = None,
+        leave_out: bool = False,
+        size: int | None = None,
+        **constants: Any,
+    ) -> Ref:
+        """The result of a pure function of models; not computed until it is needed.
+
+        Args:
+            function: ``function(models, **constants)`` of a list of arrays, float32 [d] each, gives
+                an array [d]. It is defined at the top of a module, marked by ``@pure``, does not
+                change its arguments, and may run in any process.
+            models: a list of models, passed to the function in this order.
+            stream: a purpose and numbers, which name the strategy's generator that the function
+                gets as ``rng``.
+            otherwise: the result if one of ``models`` is not finite; by default one that is not
+                finite.
+            leave_out: leave out models that are not finite, as in ``mix``; then ``otherwise`` is
+                the result without any.
+            size: length of the result; None: a model. With a number the function gets all models,
+                finite or not.
+            constants: further arguments; JSON-able.
+
+        Returns:
+            A model, or with ``size`` a ref of numbers, which ``value`` computes.
+        """
+        self._dispatch.compute("mix", len(models), self._parameters, 1)
+        named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
+        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out, "size": size}
+        return self._learner.apply(function, models, **how, **constants)
+
+    @property
+    def learns(self) -> bool:
+        """Whether models have weights; not with ``learning = "off"``."""
+        return self._learner.learns
+
+    async def value(self, model: Ref) -> NDArray[np.float32]:
+        """The weights of one model. Forces them to be computed.
+
+        Args:
+            model: a model.
+
+        Returns:
+            The weights, flat, float32 [d], read-only.
+
+        Raises:
+            SimulationError: ``learning = "off"``, where models have no weights (``learns``).
+        """
+        return await self._learner.value(model)
+
+    async def values(self, models: Sequence[Ref]) -> list[NDArray[np.float32]]:
+        """The weights of several models, computed together; see ``value``.
+
+        Args:
+            models: a list of models.
+
+        Returns:
+            Their weights in this order, float32 [d] each.
+
+        Raises:
+            SimulationError: ``learning = "off"``, and the list is not empty.
+        """
+        return await self._learner.values(models)
+
+    async def numbers(self, sent: Sequence[Lazy]) -> list[NDArray[np.float64]]:
+        """Numbers that devices have sent: losses, choices, or results of ``Device.numbers``.
+
+        Args:
+            sent: a list of contents of one kind, ``message["loss"]`` of several messages, say.
+
+        Returns:
+            A float64 array for each, of its length.
+
+        Raises:
+            SimulationError: ``learning = "off"``, and the list is not empty.
+        """
+        learner, refs = self._learner, [content.ref for content in sent]
+        if not sent:
+            return []
+        if not learner.learns:
+            raise SimulationError(
+                f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
+            )
+        values = await learner.values(refs)  # as one cohort
+        match sent[0].what:
+            case "loss":
+                losses = [await learner.train_loss([(ref, 1.0)]) for ref in refs]
+                return [np.array([math.nan if loss is None else loss]) for loss in losses]
+            case "losses":
+                return [np.asarray(ref.losses) for ref in refs]
+            case "choice":
+                return [np.array([ref.choice]) for ref in refs]
+        return [value.astype(np.float64) for value in values]
+
+    async def choices(self, sent: Sequence[Lazy]) -> list[int]:
+        """The position of the best model that each device has sent (``Lazy("choice", ...)``).
+
+        Args:
+            sent: a list of contents; ``numbers`` says what it raises.
+
+        Returns:
+            A whole number for each, from 0, by the order in which ``Evaluate`` named the models.
+        """
+        return [int(numbers[0]) for numbers in await self.numbers(sent)]
+
+    async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
+        """The mean of devices' training losses in their last local epoch.
+
+        Args:
+            updates: pairs of an update (``message["update"]``) and its weight. Updates without a
+                finite loss are left out.
+
+        Returns:
+            The weighted mean; None if no update has a loss, as with ``learning = "off"``.
+        """
+        return await self._learner.train_loss(updates)
+
+    async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
+        """Accuracy of a model on test samples, at no cost in time or bytes. No real server could see it.
+
+        Args:
+            model: a model.
+            devices: a list of devices whose test samples are pooled; None: all.
+
+        Returns:
+            The share of right answers, 0 to 1; None where nothing is measured, as with ``learning =
+            "off"``.
+        """
+        return await self._dispatch.evaluator.test(model, devices)
+
+    async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
+        """Agreement of the devices' models in a strategy without a server, if a test is due after the round.
+
+        Args:
+            number: the round, from 0.
+            models: a list of the devices' models.
+
+        Returns:
+            ``consensus``, the root mean square distance from their mean, and ``mean_accuracy``,
+            that of the mean; empty if no test is due.
+        """
+        return await self._dispatch.evaluator.agreement(number, models)
+
+
+class ServerEdges:
+    """The edge servers of a network (``Server.edges``), by their numbers from 0.
+
+    ``of`` takes a device; ``has`` and ``carry`` take one edge server. A strategy that needs them
+    sets ``at_edges`` in its ``StrategyParams``, and asks devices by ``Server.ask(...,
+    at_edge=True)``.
+    """
+
+    def __init__(self, dispatch: "Dispatch") -> None:
+        self._dispatch = dispatch
+
+    @property
+    def count(self) -> int:
+        """Number of edge servers; 0 for a network without."""
+        return self._dispatch.messages.edges
+
+    def of(self, device: int) -> int:
+        """The edge server of a device.
+
+        Args:
+            device: number of one device, in a network that has edge servers.
+
+        Returns:
+            The number of its edge server.
+        """
+        return self._dispatch.messages.edge_of(device)
+
+    def has(self, edge: int) -> bool:
+        """Whether an edge server is there; one that is lost (``Strategy.on_edge_lost``) is not.
+
+        Args:
+            edge: number of one edge server.
+        """
+        return edge not in self._dispatch.messages.lost
+
+    def carry(
+        self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
+    ) -> None:
+        """Send a message between the server and an edge server; ``Strategy.on_carried`` follows once.
+
+        Args:
+            edge: number of one edge server.
+            contents: what is sent, by name.
+            direction: ``"down"`` to the edge server, ``"up"`` from it.
+            round: the round for which it is sent; None: for none.
+            start: the model, known to both, from which those in ``contents`` were trained.
+
+        Raises:
+            SimulationError: there is no such edge server, or it has a message in this direction
+                under way.
+        """
+        dispatch = self._dispatch
+        wire = dispatch.down if direction == "down" else dispatch.up
+        parts, base_bytes = payloads(contents, wire), dispatch.learner.base_bytes
+        if direction == "down" and edge not in dispatch.bases_at and base_bytes and has_model(contents):
+            parts = (Payload(BASE, base_bytes), *parts)
+        message = dispatch.messages.carry(edge, direction, parts, round, dispatch.on_message_end)
+        bases = {} if start is None else {value: start for value in contents.values() if isinstance(value, Ref)}
+        kept = dispatch.kept_at.get(edge, {}) if direction == "up" else {}
+        dispatch.sent[message.id] = wire.through(contents, bases, kept)

@@ -1,0 +1,109 @@
+"""The server's face as strategies of an outsider use it: records that the base makes, and hooks of parts with a default."""
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from fedsim.errors import ScenarioError
+from fedsim.federation.codecs import MessagesSpec
+from fedsim.plugin import Availability, Codec, Measured, Selection, Span
+from fedsim.testing import assert_sound, run
+from tests.outside_parts import Trickle
+
+WORLD: dict[str, Any] = {
+    "learning": "off",
+    "model": {"kind": "size", "bytes": "1 kB"},
+    "population": {"devices": 8, "speed": "10 samples/s", "samples": {"low": 10, "high": 40}},
+    "stop": {"rounds": 6},
+}
+
+
+class Scored(Trickle):
+    """Records what it aggregates itself."""
+
+    async def on_start(self) -> None:
+        self.state["tasks"] = []
+        await super().on_start()
+
+    async def on_task_end(self, message: Any) -> None:
+        tasks, version = [message.task], self.state["version"]
+        if message.outcome == "done":
+            self.server.emit("aggregate", round=version, tasks=tasks, weights=[0.1], staleness=[version - message.round])
+        await super().on_task_end(message)
+
+
+def aggregates(kind: str, folder: Path) -> list[dict[str, Any]]:
+    run(WORLD | {"strategy": {"kind": kind, "clients": 3}}, folder)
+    return [event for event in assert_sound(folder).events if event["kind"] == "aggregate"]
+
+
+def test_the_base_records_what_became_a_model_unless_the_strategy_has(tmp_path: Path) -> None:
+    made = aggregates("tests.outside_parts:Trickle", tmp_path / "made")
+    recorded = aggregates("tests.federation.test_server:Scored", tmp_path / "recorded")
+    assert len(made) == len(recorded) == 6
+    assert [event["data"]["tasks"] for event in made] == [event["data"]["tasks"] for event in recorded]
+    assert {event["data"]["weights"][0] for event in made} == {1.0}
+    assert {event["data"]["weights"][0] for event in recorded} == {0.1}
+    stale = [event["data"].get("staleness", [0]) for event in made]
+    assert stale == [event["data"]["staleness"] for event in recorded]
+    assert max(stale) > [0]
+
+
+class Doubled(Trickle):
+    """Names each of its updates twice, with weights 3 and 1."""
+
+    async def on_start(self) -> None:
+        finish = self.server.finish_round
+
+        async def twice(number: int, models: Any, updates: Any = (), **counts: float) -> bool:
+            (update,) = updates
+            return await finish(number, models, [update._replace(weight=3.0), Measured(update.update, 1.0)], **counts)
+
+        self.server.finish_round = twice  # type: ignore[method-assign, assignment]
+        await super().on_start()
+
+
+def test_an_update_is_recorded_once_with_its_share_of_the_weights(tmp_path: Path) -> None:
+    made = aggregates("tests.federation.test_server:Doubled", tmp_path / "made")
+    assert [event["data"]["weights"] for event in made] == [[1.0]] * 6
+    assert len({event["data"]["tasks"][0] for event in made}) == 6
+
+
+class Paths(Availability):
+    """On all the time; nothing but ``span``."""
+
+    def span(self, device: int, time: float) -> Span:
+        return Span((device + int(time // 10)) % 2 == 0, time // 10 * 10, time // 10 * 10 + 10)
+
+
+def test_paths_of_an_outsider_have_all_other_methods() -> None:
+    on, until = Paths().spans(np.arange(3), np.array([0.0, 5.0, 25.0]))
+    assert (on.tolist(), until.tolist()) == ([True, False, True], [10.0, 10.0, 30.0])
+    assert Paths().next_on(1, 3.0) == 10.0
+    assert Paths().on(np.arange(3), 12.0).tolist() == [False, True, False]
+
+
+class Keeping(Codec):
+    """Keeps what it leaves out, and has no key that says so."""
+
+    kind: str = "keeping"
+    keeps_rest: ClassVar[bool] = True  # type: ignore[misc]
+
+    def bytes(self, parameters: int) -> float:
+        return parameters
+
+
+class Waiting(Selection):
+    """Waits 7 s for answers, and has no key that says so."""
+
+    kind: str = "waiting"
+    patience_s: ClassVar[float] = 7.0  # type: ignore[misc]
+
+
+def test_hooks_of_parts_need_no_key_of_a_certain_name() -> None:
+    with pytest.raises((ScenarioError, ValueError), match="only devices remember"):
+        MessagesSpec(down=Keeping())
+    assert MessagesSpec(up=Keeping()).up.keeps_rest
+    assert Waiting().patience_s == 7.0
