@@ -9,7 +9,24 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsim.audit import books, energy, limits, links, story, world
+from fedsim.audit import (
+    books,
+    combined,
+    declared,
+    energy,
+    figures,
+    hosts,
+    layout,
+    limits,
+    links,
+    pace,
+    peers,
+    processes,
+    secure,
+    story,
+    wire,
+    world,
+)
 from fedsim.audit.evidence import Evidence
 from fedsim.errors import FedsimError
 from fedsim.language.imports import from_file
@@ -33,17 +50,35 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "ledger, transfers and summary agree": books.ledgers_agree,
     "devices agree with the records": limits.devices_agree,
     "devices worked only while they could be reached": limits.reachable,
+    "each message has the bytes that models, parts and codecs make": wire.bytes_as_said,
     "no link carried more than it can": links.within_capacity,
+    "no message took longer than its links explain": pace.within_time,
+    "devices sent to those that topology, draws and all-reduces say": peers.peers_as_said,
     "the run kept to the scenario's limits": limits.limits_kept,
     "the models are those of the scenario and the strategy": limits.models_as_said,
+    "the tensors of models are those of the scenario": layout.tensors_as_said,
+    "updates weigh what the strategy's rule gives them": combined.weights_as_said,
+    "edge servers weigh what their samples give them": combined.edges_as_said,
+    "secure aggregation exchanged what it says": secure.secure_as_said,
+    "epsilon follows from noise and rounds": combined.privacy_as_said,
     "the devices are those that the scenario and its seed make": world.devices_as_drawn,
     "epochs agree with their ends": world.epochs_agree,
     "training took as long as samples and speed say": world.durations_agree,
-    "hosts shared their cores and workers": world.hosts_shared,
+    "hosts shared their cores": hosts.hosts_shared,
+    "tasks waited for workers only while all were taken": hosts.workers_as_said,
+    "tasks on hosts started up as the scenario says": hosts.started_up,
+    "outages came when the scenario and its seed say": processes.outages_as_said,
+    "uploads queued for the scenario's slots": processes.slots_as_said,
+    "devices were slowed as the scenario says": processes.paces_as_said,
+    "the records of processes are all there": processes.acts_counted,
+    "the summary's accuracy is that of the rounds": figures.accuracies_agree,
+    "the summary's metrics are those of the rounds": figures.metrics_agree,
+    "figures are possible": figures.figures_possible,
     "energy is counted as the scenario says": world.energy_as_said,
     "meters agree with the records": books.meters_agree,
     "energy adds up over phases, devices and rounds": energy.energy_adds_up,
     "no battery was below zero, or gave what it did not hold": energy.batteries_hold,
+    "parts of one's own find nothing wrong": declared.own_parts_agree,
 }
 
 MOST_FINDINGS = 10_000

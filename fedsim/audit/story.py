@@ -183,8 +183,3 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
                     yield f"round {number}: {key} is {here.get(key)!r} in the table and {value!r} in the records"
     if not agree:
         yield f"there are {len(recorded)} recorded rounds, {len(table)} in the table, {summary['rounds']} in the summary"
-        return
-    measured, stated = evidence.rounds["accuracy"].dropna(), summary["accuracy"]
-    if len(measured) and (stated["final"] != measured.iat[-1] or stated["best"] != measured.max()):
-        last, best = shown(measured.iat[-1]), shown(measured.max())
-        yield f"the summary's accuracy is {stated}, the rounds' last {last!r} and best {best!r}"
