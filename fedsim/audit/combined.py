@@ -19,6 +19,9 @@ _ALIKE = ("mean", "median", "trimmed-mean", "private")
 _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
 """Aggregations by distances, and (a, b): of n updates f may be malicious if n >= a f + b."""
 
+_SAME_SIZES = ("label-permutation", "rotation")
+"""Shifts of data that leave each device as many samples as it had."""
+
 _BY_ONE = ("d-psgd", "diloco", "epidemic", "gossip", "local", "local-sgd")
 """Strategies in which each update becomes a model by itself."""
 
@@ -95,6 +98,8 @@ class _Rule:
         if kind == "weighted":
             samples = np.array([self._samples.get(task, math.nan) for task in tasks])
             is_known = ~np.isnan(samples)
+            if not is_known.any():
+                return None
             total, share = samples[is_known].sum(), 1.0 if is_known.all() else weights[is_known].sum()
             return np.where(is_known, samples / total * share, weights) if total else np.full(count, 1 / count)
         return np.full(count, 1 / count) if kind in _ALIKE or kind in _BY_DISTANCE else None
@@ -108,19 +113,17 @@ class _Rule:
         kind, count = self._aggregation["kind"], len(own.tasks)
         if kind in _BY_DISTANCE:
             tolerated = self._tolerated(count)
-            due = tolerated if tolerated < self._aggregation["malicious"] else None
-        elif kind in ("median", "trimmed-mean"):
-            due = 0 if count <= 2 else None
+            due = tolerated if tolerated < self._aggregation["malicious"] else math.nan
         else:
-            due = None
-        if own.bears != due:
-            return f"of {count} updates {kind} bears {due} malicious ones, the record says {own.bears}"
+            due = 0 if kind in ("median", "trimmed-mean") and count <= 2 else math.nan
+        if not np.array_equal(own.bears, due, equal_nan=True):
+            return f"of {count} updates {kind} bears {due:g} malicious ones, the record says {own.bears:g}"
         return None
 
     def _chosen(self, own: Any, weights: Floats) -> str | None:
         """Of n updates as many weigh the same as the rule takes; none where there are too few."""
         kind, count = self._aggregation["kind"], len(weights)
-        if own.bears is not None:
+        if not math.isnan(own.bears):
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._tolerated(count)
         due = {"krum": 1, "multi-krum": count - tolerated, "bulyan": count - 2 * tolerated}[kind]
@@ -166,7 +169,8 @@ def _samples(evidence: Evidence) -> dict[int, float]:
     """Samples on which each task trained; NaN where the device's data have changed since."""
     events, trainings = evidence.events, evidence.trainings
     device = trainings["device"]
-    shifts = events[events["kind"] == "shift"].groupby("device")["time"].last()
+    drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]
+    shifts = events[(events["kind"] == "shift") & (drift not in _SAME_SIZES)].groupby("device")["time"].last()
     changed = shifts.reindex(device).to_numpy() >= trainings["start"].to_numpy()
     held = at_places(evidence.devices["samples"], evidence.row_of(device))
     samples = np.where(changed, np.nan, held)
