@@ -19,6 +19,7 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
+from fedsim.records.reading import RunFolder
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedavg import FedAvg
@@ -65,5 +66,5 @@ __all__ = [  # noqa: RUF022 - by task
     # A meter.
     "Meter", "MeterContext", "Column", "Step", "Transfer",
     # Of all of them.
-    "Spec", "Streams",
+    "Spec", "Streams", "RunFolder",
 ]  # fmt: skip

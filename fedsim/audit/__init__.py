@@ -58,6 +58,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "the devices' tests add up to the last round's": population.tests_agree,
     "devices worked only while they could be reached": limits.reachable,
     "each message has the bytes that models, parts and codecs make": wire.bytes_as_said,
+    "links and cells are those of the scenario": links.layout_as_said,
     "no link carried more than it can": links.within_capacity,
     "no message took longer than its links explain": pace.within_time,
     "devices sent to those that topology, draws and all-reduces say": peers.peers_as_said,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import NOTHING, Evidence, at_places
+from fedsim.audit.evidence import Evidence, at_places
 
 TomlTable = Mapping[str, Any]
 
@@ -208,8 +208,10 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
     aggregation = scenario["strategy"].get("aggregation", {})
     accounts = aggregation.get("kind") == "private" and aggregation["account"] and aggregation["noise"] > 0
     stated = rounds["epsilon"].to_numpy(np.float64)
-    if np.isnan(stated).any() if accounts else not np.isnan(stated).all():
-        yield f"epsilon is {'missing' if accounts else 'given'} in some rounds; the scenario {'asks' if accounts else 'does not ask'} for it"
+    if accounts and np.isnan(stated).any():
+        yield "epsilon is missing in some rounds, and the scenario asks for it"
+    if not accounts and not np.isnan(stated).all():
+        yield "epsilon is given in some rounds, and the scenario does not ask for it"
     if not accounts or not len(stated) or np.isnan(stated).any():
         return
     if (np.diff(stated) < -_ROUNDING).any():
@@ -263,5 +265,3 @@ def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant
     epsilon = float(account.get_epsilon(delta))
     logging.set_verbosity(verbosity)
     return epsilon
-
-

@@ -5,7 +5,8 @@ A part that a scenario names by import path may have a static method ``check_run
 are listed as unchecked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from fedsim.audit.evidence import Evidence
@@ -18,6 +19,25 @@ OwnPart = tuple[str, str, Section]
 """Its key in the scenario, its import path, and its table."""
 
 _COUNTED_AGAIN = "meters."
+
+_VALUES = "values of learning, which nothing else in the folder has"
+_OF_VALUES = "decides by values of learning"
+_NO_TRACE = "leaves no trace in the folder where it changes no time and no byte"
+_FILES = "follows from files outside of the folder"
+_STATE = "a decision of the server, of which the folder does not have the reasons"
+
+UNCHECKED: Mapping[str, str] = {
+    "summary: name": "a label, in the scenario and the summary alone",
+}
+"""Columns, fields of records, entries and keys that no check covers, as patterns, and why.
+
+A table's column is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``; with ``summary:`` and ``scenario:`` entries and keys.
+"""
+
+
+def is_unchecked(name: str) -> bool:
+    """Whether a column, field, entry or key is declared as unchecked."""
+    return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
 
 
 def own_parts(scenario: Section) -> list[OwnPart]:
@@ -58,20 +78,17 @@ def _check_of(path: str, key: str) -> Any:
         return None  # its code may not be imported, or cannot be here
 
 
-def unchecked_parts(run: RunFolder) -> list[str]:
-    """The parts of one's own of which no check covers what they have done, a sentence each."""
-    found = []
+def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
+    """The parts of one's own of which no check covers what they have done, a sentence each; and whether all can be imported."""
+    found: list[str] = []
+    all_here = True
     for key, path, _ in own_parts(run.scenario):
         try:
             part = named(path, key)
         except ScenarioError:
-            found.append(f"{key} = {path!r}: its code is not allowed here")
+            all_here = False
+            found.append(f"{key} = {path!r}: its code is not allowed, or not here")
             continue
         if not key.startswith(_COUNTED_AGAIN) and getattr(part, "check_run", None) is None:
             found.append(f"{key} = {path!r}: it has no check_run")
-    return found
-
-
-def lines(entries: Iterable[tuple[str, str]]) -> list[str]:
-    """Entries as lines of text."""
-    return [f"{names}: {reason}" for names, reason in entries]
+    return found, all_here

@@ -78,7 +78,13 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
     "aggregate": (
         {"tasks": object, "rounds": bool, "at_edge": bool, "weights": object, "staleness": object, "bears": float},
-        lambda data: (_tasks(data), "staleness" not in data, "edge" in data, *_weights(data), _number(data.get("bears", math.nan))),
+        lambda data: (
+            _tasks(data),
+            "staleness" not in data,
+            "edge" in data,
+            *_weights(data),
+            _number(data.get("bears", math.nan)),
+        ),
     ),
     "edges-combined": ({"edges": object, "weights": object}, lambda data: ([*data["edges"]], [*data["weights"]])),
     "round-start": ({"deadline": float, "training": float, "selected": float}, _limits),

@@ -28,7 +28,9 @@ def metrics_agree(evidence: Evidence) -> Iterator[str]:
             if entry[key] != value:
                 yield f"metrics.{name}.{key} is {entry[key]!r} in the summary, by the rounds {value!r}"
         stop = evidence.run.scenario["stop"].get("metrics", {}).get(name)
-        reached = stop is not None and (column.iloc[:-1] >= stop if entry["best_is"] == "most" else column.iloc[:-1] <= stop).any()
+        reached = (
+            stop is not None and (column.iloc[:-1] >= stop if entry["best_is"] == "most" else column.iloc[:-1] <= stop).any()
+        )
         if reached:
             yield f"the {name} at which the run was to stop, {stop!r}, was reached before its last round"
 

@@ -25,7 +25,7 @@ def hosts_shared(evidence: Evidence) -> Iterator[str]:
     computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
     text = "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
     for _, own in computing.join(evidence.core_s).groupby(steps["device"] % host["number"]):
-        times, busy = _busy(own)
+        times, busy = counts_at_once(own)
         rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
         served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
         had = np.interp(own["time"], times, served) - np.interp(own["start"], times, served)
@@ -46,12 +46,12 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
         yield from findings("task {task} waited for a worker, and its host has one for each", waits)
         return
     for number, own in at_work.groupby(tasks["device"] % host["number"]):
-        times, busy = _busy(own)
+        times, busy = counts_at_once(own)
         if (most := busy.max()) > slots:
             yield f"host {number} had {most:g} tasks at once; it has room for {slots:g}"
         waited = waits[waits["device"] % host["number"] == number]
         waited = waited[waited["time"] > waited["start"]]
-        least = _least(times, busy, waited["start"].to_numpy(), waited["time"].to_numpy())
+        least = fewest_at_once(times, busy, waited["start"].to_numpy(), waited["time"].to_numpy())
         text = "task {task} waited for a worker of host {number} at {start!r} s, when {least:g} of {slots:g} were taken"
         yield from findings(text, waited.assign(number=number, least=least, slots=slots), least < slots)
 
@@ -64,7 +64,7 @@ def _slots(host: Mapping[str, Any]) -> float:
     return slots
 
 
-def _least(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
+def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
     """The fewest tasks at work at any time of each interval, its end left out."""
     found = np.full(len(start), np.inf)
     settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
@@ -76,7 +76,7 @@ def _least(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
     return found
 
 
-def _busy(spans: pd.DataFrame) -> tuple[Floats, Floats]:
+def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
     """Times at which intervals begin or end, ascending, and how many there are from each on; ends come first."""
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")

@@ -122,6 +122,7 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
 
 
 def numbers(tensors: Tensors) -> int:
+    """How many numbers some tensors have."""
     return sum(math.prod(shape) for shape in tensors.values())
 
 

@@ -25,7 +25,9 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
     for key, kind, never in (("arrivals", "arrival", 0.0), ("departures", "departure", math.inf)):
         times = devices[kind].astype(np.float64)
         if key not in population:
-            yield from findings(f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none", devices, times != never)
+            yield from findings(
+                f"device {{device}} has an {kind} at {{{kind}!r}} s, and the scenario has none", devices, times != never
+            )
             continue
         records = events[events["kind"] == kind]
         stated = at_places(times, evidence.row_of(records["device"]))
@@ -48,7 +50,9 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
         yield from findings(text, of_tasks.assign(due=due), of_tasks[name] != due)
     kind = evidence.run.scenario["strategy"]["kind"]
     if kind in _NO_GROUPS:
-        yield from findings("device {device} is in group {group}, and the strategy has none", devices, devices["group"] != NOTHING)
+        yield from findings(
+            "device {device} is in group {group}, and the strategy has none", devices, devices["group"] != NOTHING
+        )
     elif kind == "hierfavg":
         of = evidence.network["edges"]["of"] if evidence.network is not None else []
         due = np.array(of)[devices["device"] % len(of)] if of else devices["group"]

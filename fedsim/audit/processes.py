@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from fedsim.audit.evidence import Evidence, findings, read
+from fedsim.audit.hosts import counts_at_once, fewest_at_once
 from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import on_grid
 from fedsim.streams import Streams
@@ -100,13 +100,16 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
         yield f"messages queue for {found}; by the scenario for {due}"
     if not own or others:
         return
-    steps = evidence.steps
-    sending = steps[(steps["step"] == "upload") & ~steps["task"].isin(_of_edges(evidence))]
-    times = np.concatenate([sending["time"], sending["start"]])
-    order = np.argsort(times, kind="stable")
-    under_way = np.cumsum(np.repeat([-1, 1], len(sending))[order])
-    if under_way.max(initial=0) > own[0]["slots"]:
-        yield f"{under_way.max()} uploads were under way at {times[order][under_way.argmax()]!r} s; there are {own[0]['slots']} slots"
+    steps, slots = evidence.steps, own[0]["slots"]
+    times, under_way = counts_at_once(steps[(steps["step"] == "upload") & ~steps["task"].isin(_of_edges(evidence))])
+    if (most := under_way.max(initial=0)) > slots:
+        yield f"{most:g} uploads were under way at {times[under_way.argmax()]!r} s; there are {slots} slots"
+    ordered = steps.sort_values(["task", "begun"])
+    before_uploads = ordered["step"].groupby(ordered["task"]).shift(-1) == "upload"
+    waits = ordered[(ordered["step"] == "queue") & before_uploads & (ordered["time"] > ordered["start"])]
+    least = fewest_at_once(times, under_way, waits["start"].to_numpy(), waits["time"].to_numpy())
+    text = "task {task} waited for a slot at {start!r} s, when {least:g} of {slots} were taken"
+    yield from findings(text, waits.assign(least=least, slots=slots), least < slots)
 
 
 def _of_edges(evidence: Evidence) -> "pd.Series[int]":

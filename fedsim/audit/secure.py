@@ -61,9 +61,7 @@ def _neighbours(parts: pd.DataFrame, wanted: int | None) -> "pd.Series[float]":
     first_keys = keys.reindex(order.index)
     first_begins = begins.reindex(order.index)
     of_task: dict[int, float] = {}
-    for row, at, is_key, is_begin, task in zip(
-        order.index, order["at"], first_keys, first_begins, order["task"], strict=True
-    ):
+    for row, at, is_key, is_begin, task in zip(order.index, order["at"], first_keys, first_begins, order["task"], strict=True):
         if is_key:
             sent += 1
         elif is_begin:

@@ -121,7 +121,7 @@ def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
     """A deadline that the scenario gives as a time is that long after the begin of its round, or bounds each training."""
     strategy = evidence.run.scenario["strategy"]
     rule = strategy.get("deadline")
-    if ":" in strategy["kind"] or isinstance(rule, dict) and rule["kind"] != "fixed":
+    if ":" in strategy["kind"] or (isinstance(rule, dict) and rule["kind"] != "fixed"):
         return
     begins = evidence.said("round-start").join(evidence.events[["time", "round"]])
     if rule is None:

@@ -1,6 +1,6 @@
 """The audit of a run folder, and beside it what needs the engine: whether fedsim takes the folder's scenario.
 
-``fedsim.audit`` never imports the engine. What a scenario may say is in the engine's classes alone, so this is a check of its own.
+``fedsim.audit`` never imports the engine. The engine's classes alone know what a scenario may say, so this check stands here.
 """
 
 from pathlib import Path
@@ -38,9 +38,9 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     run = RunFolder(path)
     findings = audit(path, allow_code=allow_code)
     with from_file(allow_code):
-        unchecked = unchecked_parts(run)
+        unchecked, all_here = unchecked_parts(run)
     problem = _refusal(run, allow_code)
-    if problem is not None and (unchecked or run.summary.get("fedsim") != __version__):
+    if problem is not None and not (all_here and run.summary.get("fedsim") == __version__):
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None
     findings[VALID] = [] if problem is None else [problem]

@@ -64,10 +64,16 @@ _NETWORKS: list[Sections] = [
     {"kind": "regions", "of": ["aws:eu-west-1", "aws:us-east-1"]},
 ]
 _LISTS: dict[str, list[Any]] = {
-    "availability": ["always", {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"}]
-    + [{"kind": "diurnal", "most": 0.9, "least": 0.4, "lasts": "2 min"}],
-    "speed": ["20 samples/s", {"kind": "lognormal", "median": "20 samples/s", "spread": 1.8}]
-    + [{"kind": "uniform", "low": "5 samples/s", "high": "40 samples/s"}],
+    "availability": [
+        "always",
+        {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"},
+        {"kind": "diurnal", "most": 0.9, "least": 0.4, "lasts": "2 min"},
+    ],
+    "speed": [
+        "20 samples/s",
+        {"kind": "lognormal", "median": "20 samples/s", "spread": 1.8},
+        {"kind": "uniform", "low": "5 samples/s", "high": "40 samples/s"},
+    ],
     "drift": [
         {"kind": "swap-all", "probability": 0.4},
         {"kind": "label-permutation", "probability": 0.5},
