@@ -73,6 +73,7 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
     "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
     **dict.fromkeys(("edge-off", "edge-on"), ({"edge": int}, lambda data: (int(data["edge"]),))),
     "assign": ({"before": float}, lambda data: (math.nan if data["before"] is None else _number(data["before"]),)),
+    "shift": ({"what": object, "occasion": int}, lambda data: (data["what"], int(data["occasion"]))),
     "pace": ({"factor": float}, lambda data: (_number(data["factor"]),)),
     "queue": ({"direction": object, "slots": int}, lambda data: (data["direction"], int(data["slots"]))),
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),

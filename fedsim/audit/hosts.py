@@ -67,6 +67,8 @@ def _slots(host: Mapping[str, Any]) -> float:
 def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
     """The fewest tasks at work at any time of each interval, its end left out."""
     found = np.full(len(start), np.inf)
+    if not len(start) or not len(times):
+        return found
     settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
     times, busy = times[settled], busy[settled]
     for place, (begin, until) in enumerate(zip(start, end, strict=True)):

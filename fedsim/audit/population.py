@@ -6,7 +6,10 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings
+from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings, read
+from fedsim.language.units import TICK_S, Seconds
+from fedsim.simulation import on_grid
+from fedsim.streams import Streams
 
 _NO_GROUPS = (
     *("d-psgd", "diloco", "ditto", "epidemic", "fedasync", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn", "fednova"),
@@ -16,6 +19,7 @@ _NO_GROUPS = (
 """Strategies without groups of devices."""
 
 _ROUNDING = 1e-9
+_MOST_ROWS = 20_000  # so that it takes a fraction of a second
 
 
 def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
@@ -37,6 +41,28 @@ def lifetimes_agree(evidence: Evidence) -> Iterator[str]:
         due = (times != never) & (times < end) if key == "departures" else (times > never) & (times < end)
         told = devices["device"].isin(records["device"])
         yield from findings(f"device {{device}} has its {kind} at {{{kind}!r}} s, which is not recorded", devices, due & ~told)
+
+
+def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
+    """Random phases of the availability are those that the scenario and its seed give, device by device."""
+    scenario, table = evidence.run.scenario, evidence.availability.iloc[:_MOST_ROWS]
+    said = scenario["population"]["availability"]
+    moves = {"arrivals", "departures"} & scenario["population"].keys()
+    if said["kind"] != "renewal" or moves or "battery" in scenario.get("energy", {}) or table.empty:
+        return  # lifetimes and flat batteries cut the phases short
+    means = read(Seconds, said["mean_off"]), read(Seconds, said["mean_on"])
+    streams = Streams(scenario["seed"])
+    for device, own in table.groupby("device"):
+        on = streams.uniform("world/availability/first", int(device)) < means[1] / sum(means)
+        time = 0.0
+        for count, (stated, is_on) in enumerate(zip(own["time"].tolist(), own["on"].tolist(), strict=True)):
+            if (stated, is_on) != (time, on):
+                due = f"by the seed {'on' if on else 'off'} from {time!r} s"
+                yield f"device {device} is {'on' if is_on else 'off'} from {stated!r} s, {due}"
+                break
+            drawn = -math.log(streams.uniform("world/availability", int(device), count)) * means[on]
+            time += max(TICK_S, on_grid(drawn))
+            on = not on
 
 
 def groups_agree(evidence: Evidence) -> Iterator[str]:
@@ -76,6 +102,18 @@ def _moves(evidence: Evidence) -> Iterator[str]:
 def _other_group(devices: pd.DataFrame, due: "pd.Series[int] | np.ndarray[tuple[int], np.dtype[np.int64]]") -> Iterator[str]:
     text = "device {device} is in group {group} in the end, by the records in {due}"
     yield from findings(text, devices.assign(due=due), np.asarray(devices["group"]) != np.asarray(due))
+
+
+def shifts_as_said(evidence: Evidence) -> Iterator[str]:
+    """Data shift as the scenario says, one occasion after another, each at one time."""
+    drift = evidence.run.scenario.get("drift", {}).get("kind")
+    shifts = evidence.said("shift").join(evidence.events["time"]).assign(drift=drift)
+    text = "record {row} is of a shift {what!r}, the scenario has {drift!r}"
+    yield from findings(text, shifts, (shifts["what"] != drift) if drift is not None else slice(None))
+    before = shifts[["occasion", "time"]].shift()
+    again = (shifts["occasion"] == before["occasion"]) == (shifts["time"] == before["time"])
+    wrong = before["time"].notna() & ((shifts["occasion"] < before["occasion"]) | ~again)
+    yield from findings("record {row} is of the occasion {occasion}, at {time!r} s, out of turn", shifts, wrong)
 
 
 def tests_agree(evidence: Evidence) -> Iterator[str]:

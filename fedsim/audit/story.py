@@ -113,6 +113,9 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
     differs = (told["asked"] > told["selected"]) if through_edges else (told["asked"] != told["selected"])
     failed = evidence.run.summary["status"] != "done"
     last = told["round"] == told["round"].max()
+    again = begins.assign(before=begins["round"].shift(fill_value=-1))
+    text = "record {row} begins round {round}, after round {before}"
+    yield from findings(text, again, again["round"] <= again["before"])
     text = "round {round} begins with {selected:g} clients, and {asked:g} are asked"
     yield from findings(text, told, differs & ~(last & failed))
 

@@ -156,6 +156,20 @@ def epochs_agree(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, told, ~right | told.index.isin(ends.index[late]))
 
 
+_PLAIN = ("fedasync", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn", "fednova", "fedper", "fedprox", "refl")
+"""Strategies each of whose trainings is of ``local_epochs``."""
+
+
+def epochs_as_said(evidence: Evidence) -> Iterator[str]:
+    """Clients are asked for as many epochs as the scenario says."""
+    strategy = evidence.run.scenario["strategy"]
+    if strategy["kind"] not in _PLAIN:
+        return
+    told = evidence.trainings.assign(due=strategy["local_epochs"])
+    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due}"
+    yield from findings(text, told, told["asked"] != told["due"])
+
+
 def durations_agree(evidence: Evidence) -> Iterator[str]:
     """A device's last training took its samples over its speed an epoch, by the jitter of that instant."""
     scenario, events, told = evidence.run.scenario, evidence.events, evidence.trainings

@@ -32,6 +32,9 @@ class Forged(RunFolder):
         self.scenario = changed.get("scenario", honest.scenario)
         self.summary = changed.get("summary", honest.summary)
         self._changed: Mapping[str, Any] = changed.get("tables", {})
+        if files.EVENTS in self._changed:
+            last = self._changed[files.EVENTS]["time"].to_pylist()[-1]
+            self.summary = self.summary | {"simulated_s": last}
         self._honest = honest
 
     def table(self, name: str, columns: Any = None) -> Any:
