@@ -41,6 +41,7 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
+from fedsim.records.reading import RunFolder
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
@@ -107,8 +108,8 @@ __all__ = [  # noqa: RUF022 - by task
     # Keys of all of them, with their units.
     "Spec", "StopSpec", "Seconds", "PositiveSeconds", "Bytes", "PositiveBytes", "BytesPerSecond", "LinkRate",
     "SamplesPerSecond", "PerSecond", "FlopPerSecond", "Flops", "Watts", "Joules", "JoulesPerByte",
-    # Random numbers.
-    "Streams",
+    # Random numbers, and a run folder, which checks of the audit read.
+    "Streams", "RunFolder",
 ]  # fmt: skip
 
 

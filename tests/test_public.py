@@ -133,7 +133,7 @@ _LAYERS = {
     "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering "
     "toolbox.deadlines toolbox.selection world",
     "checkpoint": "common energy federation learning world",
-    "plugin": "common engine meters toolbox.attacks toolbox.peers toolbox.strategies",
+    "plugin": "common engine meters records toolbox.attacks toolbox.peers toolbox.strategies",
     "running": "common energy engine checkpoint executors meters output records signals version",
     "overrides": "errors files language strategies",
     "signals": "output",
@@ -152,11 +152,12 @@ _LAYERS = {
     "lab.forecast": "common executors learning output records running strategies",
     "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
     "scenario shipped strategies toolbox.ray world",
+    "lab.audited": "audit errors language records scenario version",
     "lab.contract": "audit data executors fedsim records running",
     "testing": "lab.contract",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis audit calibrate errors executors lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
+    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
     "lab.loading lab.reading lab.study lab.trackers language output records scenario shipped signals toolbox.sources",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",

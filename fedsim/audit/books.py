@@ -179,6 +179,18 @@ def meters_agree(evidence: Evidence) -> Iterator[str]:
             yield f"{name} is {here!r} in the summary, the records say {entry!r}"
 
 
+def nothing_uncounted(evidence: Evidence) -> Iterator[str]:
+    """Columns of energy and costs are empty where the scenario does not count them."""
+    scenario = evidence.run.scenario
+    counted = {"joules": "energy", "grams": "energy", "cost": "costs"}
+    for frame, table in ((evidence.rounds, files.ROUNDS), (evidence.devices, files.DEVICES)):
+        for name, section in counted.items():
+            if section not in scenario and name in frame:
+                text = f"{name} of row {{row}} of {table} is {{value!r}}, and the scenario has no {section}"
+                column = frame[name].astype(np.float64)
+                yield from findings(text, pd.DataFrame({"value": column}), ~np.isnan(column))
+
+
 def _own_meters(evidence: Evidence, context: MeterContext) -> Iterator[Meter]:
     for told in evidence.run.scenario.get("meters", ()):
         try:

@@ -30,6 +30,10 @@ def energy_adds_up(evidence: Evidence) -> Iterator[str]:
         return
     account = _Account(evidence)
     table, drawn, phases, rounds = account.table, account.drawn, stated["by_phase"], evidence.rounds
+    numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
+    yield from differing(
+        "{name} in row {row} is {told!r}, due is {due!r}", table.assign(device=numbers), {"device": table.index}
+    )
     text = "{name} of device {row} is {told!r}, the records say {due!r}"
     yield from differing(text, table, account.of_devices.add_suffix("_j"))
     joules = drawn.groupby("phase")["joules"].sum()

@@ -42,9 +42,20 @@ def _tasks(data: Data) -> list[int]:
     return list(data["tasks"])
 
 
-def _limits(data: Data) -> tuple[float, float]:
+def _counts_of(data: Data) -> tuple[float, float, bool, float]:
+    part = data.get("part")
+    return _number(data["epochs"]), _number(data["asked"]), part is not None, math.nan if part is None else _number(part[2])
+
+
+def _weights(data: Data) -> tuple[list[float] | None, Any]:
+    weights = data.get("weights")
+    return None if weights is None else [*map(_number, weights)], data.get("staleness")
+
+
+def _limits(data: Data) -> tuple[float, float, float]:
     deadline = data.get("deadline")
-    return math.nan if deadline is None else _number(deadline), _number(data.get("training_limit", math.inf))
+    limit = math.nan if deadline is None else _number(deadline)
+    return limit, _number(data.get("training_limit", math.inf)), _number(data.get("selected", math.nan))
 
 
 def _battery(data: Data) -> tuple[Any, ...]:
@@ -55,18 +66,29 @@ def _battery(data: Data) -> tuple[Any, ...]:
 _LEVELS = ("level", "charged", "idle", "drawn")
 _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]] = {
     "step-end of train": (
-        {"epochs": float, "asked": float, "in_part": bool, "ends": object},
-        lambda data: (_number(data["epochs"]), _number(data["asked"]), "part" in data, [*map(_number, data["epoch_ends"])]),
+        {"epochs": float, "asked": float, "in_part": bool, "part_samples": float, "ends": object},
+        lambda data: (*_counts_of(data), [*map(_number, data["epoch_ends"])]),
     ),
     "step-end of train or evaluate or compute": ({"core_s": float}, lambda data: (_number(data.get("core_s", math.nan)),)),
     "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
-    "edge-off": ({"edge": int}, lambda data: (int(data["edge"]),)),
+    **dict.fromkeys(("edge-off", "edge-on"), ({"edge": int}, lambda data: (int(data["edge"]),))),
+    "assign": ({"before": float}, lambda data: (math.nan if data["before"] is None else _number(data["before"]),)),
+    "shift": ({"what": object, "occasion": int}, lambda data: (data["what"], int(data["occasion"]))),
+    "pace": ({"factor": float}, lambda data: (_number(data["factor"]),)),
+    "queue": ({"direction": object, "slots": int}, lambda data: (data["direction"], int(data["slots"]))),
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
     "aggregate": (
-        {"tasks": object, "rounds": bool, "at_edge": bool},
-        lambda data: (_tasks(data), "staleness" not in data, "edge" in data),
+        {"tasks": object, "rounds": bool, "at_edge": bool, "weights": object, "staleness": object, "bears": float},
+        lambda data: (
+            _tasks(data),
+            "staleness" not in data,
+            "edge" in data,
+            *_weights(data),
+            _number(data.get("bears", math.nan)),
+        ),
     ),
-    "round-start": ({"deadline": float, "training": float}, _limits),
+    "edges-combined": ({"edges": object, "weights": object}, lambda data: ([*data["edges"]], [*data["weights"]])),
+    "round-start": ({"deadline": float, "training": float, "selected": float}, _limits),
     "round": ({"data": object}, lambda data: (data,)),
     "battery": ({"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)}, _battery),
     "run-end": ({"reason": object}, lambda data: (data["reason"],)),
@@ -254,6 +276,11 @@ class Evidence:
         if not self.run.has(files.AVAILABILITY):
             return pd.DataFrame({name: [] for name in AVAILABILITY.names})
         return self.frame(files.AVAILABILITY, AVAILABILITY.names)
+
+    @cached_property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """Every model file's tensors, by file name without its ending."""
+        return self.run.models()
 
     @cached_property
     def network(self) -> dict[str, Any] | None:

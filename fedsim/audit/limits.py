@@ -156,6 +156,10 @@ def limits_kept(evidence: Evidence) -> Iterator[str]:
     if not can_be:
         reason = json.dumps(stopped)
         yield f"the run stopped as {reason}, which is not what the scenario says of {rounds} rounds and {time!r} s"
+    by_round = re.fullmatch(r"\d+ rounds|accuracy .* reached", str(stopped))
+    last = evidence.rounds["time"].tolist()[-1:]
+    if by_round and last and last[0] != time:
+        yield f"the run stopped as {json.dumps(stopped)} at {time!r} s, and its last round was at {last[0]!r} s"
     said, events = scenario["strategy"], evidence.events
     if ":" in said["kind"]:
         return  # its parameters have a meaning of its own

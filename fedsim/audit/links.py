@@ -17,7 +17,7 @@ import pandas as pd
 from fedsim.arrays import Flags, Floats
 from fedsim.audit.evidence import NOTHING, Evidence, findings, grain_s, numbered, read
 from fedsim.errors import RunFolderError
-from fedsim.language.units import BytesPerSecond
+from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.records import folder as files
 
 SLACK = 1 + 1e-9  # rounding error of a rate
@@ -264,3 +264,20 @@ def _from_file(evidence: Evidence) -> Layout:
         return Layout(links, place_s, np.append(edge_s, 0.0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None
+
+
+def layout_as_said(evidence: Evidence) -> Iterator[str]:
+    """The links and places of a tree with edge servers are those of the scenario."""
+    network, layout = evidence.run.scenario["network"], evidence.network
+    if network["kind"] != "tree" or layout is None:
+        return
+    if (places := len(layout["routes"]["down"])) != network["cells"]:
+        yield f"{files.NETWORK} has {places} cells, the scenario {network['cells']}"
+    edge = network.get("edge")
+    if edge is not None and (latency := read(Seconds, edge["latency"])) != layout["edges"]["latency"]:
+        yield f"edge servers are {layout['edges']['latency']!r} s away in {files.NETWORK}, by the scenario {latency!r} s"
+    for name, rate in layout["links"].items():
+        section, _, way = name.partition(" ")
+        due = read(BytesPerSecond, network.get(section, {}).get(way.rpartition(" ")[2], "inf B/s"))
+        if (math.inf if rate is None else rate) != due:
+            yield f"the link {name!r} has {rate!r} B/s in {files.NETWORK}, by the scenario {due!r} B/s"

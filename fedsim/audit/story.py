@@ -8,15 +8,20 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings, grain_s, latest, shown
+from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings, grain_s, latest, read, shown
+from fedsim.language.units import Seconds
 from fedsim.records import folder as files
-from fedsim.records.schema import OF_TASKS
+from fedsim.records.schema import OF_PEERS, OF_TASKS
 
+_FIGURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi", "epsilon")
 _COUNTS = {
     **dict.fromkeys(("late", "memory"), "slow"),
     **dict.fromkeys(("lost", "left", "battery"), "disconnected"),
     "done": "valid",
 }
+_NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow", "disconnected"))
+"""Columns of rounds that are empty where the record of the round does not have them."""
+
 _IN_TURN = (
     *((kind, before) for kind in ("step-start", "task-end") for before in ("task-start", "step-end")),
     ("task-start", ""),
@@ -94,6 +99,57 @@ def _limits(evidence: Evidence, name: str) -> Floats:
     events = evidence.events
     said = evidence.said("round-start")[name].reindex(events.index)
     return said.groupby(events["round"]).ffill().fillna(np.inf).to_numpy()
+
+
+def rounds_begin(evidence: Evidence) -> Iterator[str]:
+    """A round asks as many clients as the record of its begin says, at that time; where edge servers ask, no more."""
+    begins = evidence.said("round-start").join(evidence.events[["time", "round"]])
+    stated = begins.dropna(subset="selected")
+    events = evidence.events
+    starts = events[(events["kind"] == "task-start") & ~evidence.continues]
+    asked = starts.groupby("round")["task"].nunique()
+    told = stated.assign(asked=stated["round"].map(asked).fillna(0.0))
+    through_edges = "edge" in evidence.run.scenario["network"]
+    differs = (told["asked"] > told["selected"]) if through_edges else (told["asked"] != told["selected"])
+    failed = evidence.run.summary["status"] != "done"
+    last = told["round"] == told["round"].max()
+    again = begins.assign(before=begins["round"].shift(fill_value=-1))
+    text = "record {row} begins round {round}, after round {before}"
+    yield from findings(text, again, again["round"] <= again["before"])
+    text = "round {round} begins with {selected:g} clients, and {asked:g} are asked"
+    yield from findings(text, told, differs & ~(last & failed))
+
+
+def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
+    """A deadline that the scenario gives as a time is that long after the begin of its round, or bounds each training."""
+    strategy = evidence.run.scenario["strategy"]
+    rule = strategy.get("deadline")
+    if ":" in strategy["kind"] or (isinstance(rule, dict) and rule["kind"] != "fixed"):
+        return
+    begins = evidence.said("round-start").join(evidence.events[["time", "round"]])
+    if rule is None:
+        text = "round {round} has the deadline {deadline!r} s, and the scenario has none"
+        yield from findings(text, begins, begins["deadline"].notna() | np.isfinite(begins["training"]))
+        return
+    due = read(Seconds, rule["time"] if isinstance(rule, dict) else rule)
+    told = begins.assign(given=begins["deadline"] - begins["time"], due=due)
+    text = "round {round} has {given!r} s until its deadline, by the scenario {due!r} s"
+    yield from findings(text, told, np.abs(told["given"] - due) > grain_s(told["time"]))
+    text = "round {round} bounds trainings by {training!r} s, by the scenario by {due!r} s"
+    yield from findings(text, told, np.isfinite(told["training"]) & (told["training"] != due))
+
+
+def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
+    """An aggregation is of the round of its updates, or of as many rounds later as its staleness says."""
+    events, aggregates = evidence.events, evidence.said("aggregate")
+    starts = events[events["kind"] == "task-start"].drop_duplicates("task").set_index("task")["round"]
+    told = aggregates.join(events["round"])[["tasks", "staleness", "round"]]
+    began = starts.to_dict()
+    for own in told.itertuples():
+        stale = own.staleness or [0] * len(own.tasks)
+        due = [own.round - began.get(task, NOTHING) for task in own.tasks]
+        if stale != due:
+            yield f"record {own.Index} (aggregate): the updates are {due} rounds old, the record says {stale}"
 
 
 def aggregated_once(evidence: Evidence) -> Iterator[str]:
@@ -178,13 +234,8 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
                 if key in data and (data[key] != counts[key] if waits else data[key] > counts[key]):
                     yield f"round {number}: {key} is {data[key]}, its tasks say {counts[key]}"
             here: dict[str, Any] = next(rows, {})
-            for key, value in ({"round": number, "time": time} | data).items() if agree else ():
+            for key, value in (_NOT_MEASURED | {"round": number, "time": time} | data).items() if agree else ():
                 if here.get(key, "missing") != value:
                     yield f"round {number}: {key} is {here.get(key)!r} in the table and {value!r} in the records"
     if not agree:
         yield f"there are {len(recorded)} recorded rounds, {len(table)} in the table, {summary['rounds']} in the summary"
-        return
-    measured, stated = evidence.rounds["accuracy"].dropna(), summary["accuracy"]
-    if len(measured) and (stated["final"] != measured.iat[-1] or stated["best"] != measured.max()):
-        last, best = shown(measured.iat[-1]), shown(measured.max())
-        yield f"the summary's accuracy is {stated}, the rounds' last {last!r} and best {best!r}"

@@ -37,7 +37,6 @@ _POWERS = {
 _OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")  # not each epoch is a pass
 _ASKS_OTHERS = ("moon",)  # their epochs take a longer pass
 _ROUNDING = 1e-6
-_ON_CORES = ("train", "evaluate", "compute")
 
 
 def devices_as_drawn(evidence: Evidence) -> Iterator[str]:
@@ -157,6 +156,20 @@ def epochs_agree(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, told, ~right | told.index.isin(ends.index[late]))
 
 
+_PLAIN = ("fedasync", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn", "fednova", "fedper", "fedprox", "refl")
+"""Strategies each of whose trainings is of ``local_epochs``."""
+
+
+def epochs_as_said(evidence: Evidence) -> Iterator[str]:
+    """Clients are asked for as many epochs as the scenario says."""
+    strategy = evidence.run.scenario["strategy"]
+    if strategy["kind"] not in _PLAIN:
+        return
+    told = evidence.trainings.assign(due=strategy["local_epochs"])
+    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due}"
+    yield from findings(text, told, told["asked"] != told["due"])
+
+
 def durations_agree(evidence: Evidence) -> Iterator[str]:
     """A device's last training took its samples over its speed an epoch, by the jitter of that instant."""
     scenario, events, told = evidence.run.scenario, evidence.events, evidence.trainings
@@ -194,37 +207,3 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))  # nothing is where it is not known
     text = "device {device}: its last training took {ratio:.6g} times as long as its samples over its speed"
     yield from findings(text, told.assign(ratio=ratios / usual), wrong)
-
-
-def hosts_shared(evidence: Evidence) -> Iterator[str]:
-    """Each computation had its host's even share at every instant, and no host had more tasks at once than it has room for."""
-    host = evidence.run.scenario["population"].get("host")
-    if host is None:
-        return
-    steps, tasks, cores = evidence.steps, evidence.tasks, host.get("cores", 1)
-    counts, work = zip([1.0, 1.0], *host.get("throughput", [[cores, cores]]), strict=True)
-    computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
-    text = "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
-    for _, own in computing.join(evidence.core_s).groupby(steps["device"] % host["number"]):
-        times, busy = _busy(own)
-        rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
-        served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
-        had = np.interp(own["time"], times, served) - np.interp(own["start"], times, served)
-        yield from findings(text, own.assign(had=had), ~(np.abs(own["core_s"] - had) <= _ROUNDING * (1 + had)))
-    slots = host.get("workers", math.inf)
-    if "memory" in host:
-        memory, each = (read(units.Bytes, host[key]) for key in ("memory", "task_memory"))
-        slots = min(slots, memory // each)
-    first = steps.sort_values("begun").drop_duplicates("task")  # a step ``queue`` that comes first is for a worker
-    waited = first[first["step"] == "queue"].set_index("task")["time"]
-    at_work = tasks.assign(start=tasks["task"].map(waited).fillna(tasks["start"]))
-    for number, own in at_work.groupby(tasks["device"] % host["number"]):
-        if (most := _busy(own)[1].max()) > slots:
-            yield f"host {number} had {most:g} tasks at once; it has room for {slots:g}"
-
-
-def _busy(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Times at which intervals begin or end, ascending, and how many there are from each on; ends come first."""
-    times = np.concatenate([spans["time"], spans["start"]])
-    order = np.argsort(times, kind="stable")
-    return times[order], np.cumsum(np.repeat([-1.0, 1.0], len(spans))[order])

@@ -151,6 +151,11 @@ class Job:
             found[metric.name] = told | {"best_is": name}
         return {"metrics": found} if found else {}
 
+    def _acts(self) -> dict[str, Any]:
+        """The number of records of the world's processes, by kind."""
+        acts = self.run.processes.acts
+        return {"acts": dict(sorted(acts.items()))} if acts or self.scenario.world.processes else {}
+
     def _copy_to(self, folder: Path) -> None:
         self.recorder.copy_to(folder)
         self._write_devices(folder)
@@ -177,6 +182,7 @@ class Job:
             **self._metrics(),
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
+            **self._acts(),
             **self.run.strategy.facts(),
             **({"estimates": guessed} if (guessed := self.run.estimates) else {}),
             "events": recorder.chain.count,

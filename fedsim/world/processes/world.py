@@ -87,6 +87,7 @@ class Processes:
         self.begun: dict[tuple[int, Call], list[Any]] = {}  # while it is restoring: what each process had begun
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # and until when it waits
         self.silent = False  # nothing is recorded: it is restoring, or the run is over
+        self.acts: Counter[str] = Counter()  # records of processes by kind
         *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
         for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
             try:
@@ -119,6 +120,7 @@ class Processes:
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
+            self.acts[kind] += 1
             self.simulation.emit(kind, **fields)
 
     def taken_up(self, number: int, call: Call) -> Any:
@@ -199,6 +201,7 @@ class Processes:
             "sending": [(number, sending.call, sending.message.id) for sending, number in self.sending.items()],
             "computing": [(number, computing.saved()) for computing, number in self.computing.values()],
             "computed": self.computed,
+            "acts": dict(self.acts),
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
@@ -206,6 +209,7 @@ class Processes:
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
         self.computed = state["computed"]
+        self.acts = Counter(state["acts"])
         for number, call, message in state["sending"]:
             self.begun.setdefault((number, call), []).append(self.messages.under_way[message])
         for number, saved in state["computing"]:
