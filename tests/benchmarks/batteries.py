@@ -274,7 +274,7 @@ def _outcomes(site: Site, book: Book, records: list[Record]) -> Iterator[str]:
 
 _OFF: dict[str, Sections] = {
     "fedavg": {"clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
-    "cata-fed": {"clients_per_round": 5, "clusters": 2, "deadline": "20 s", "smallest_part": 10},
+    "cata-fed": {"clients_per_round": 5, "clusters": 2, "deadline": "10 s", "smallest_part": 10, "rejoin": True},
     "fedasync": {"concurrency": 4},
     "fedbuff": {"concurrency": 4, "buffer": 2},
     "fedat": {"clients_per_round": 2, "tiers": 2},

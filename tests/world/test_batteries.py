@@ -323,19 +323,21 @@ def test_a_run_with_batteries_passes_its_audit(number: int) -> None:
 
 
 def test_cata_fed_that_asks_flat_devices_on_chargers_passes_its_audit() -> None:
+    charging = {"kind": "renewal", "mean_on": "20 s", "mean_off": "20 s"}
     sections = {
+        "seed": 38,
         "learning": "off",
         "model": {"kind": "size", "bytes": "4 kB"},
-        "population": {"devices": 8, "speed": "36 samples/s", "samples": {"low": 100, "high": 400}},
-        "strategy": {"kind": "cata-fed", "clients_per_round": 8, "clusters": 2, "deadline": "20 s"},
+        "population": {
+            "devices": 8,
+            "speed": {"kind": "lognormal", "median": "36 samples/s", "spread": 2.0},
+            "samples": {"low": 100, "high": 400},
+        },
+        "strategy": {"kind": "cata-fed", "clients_per_round": 6, "clusters": 2, "deadline": "10 s", "rejoin": True},
         "energy": {
             "idle": "1 W",
-            "compute": "4 W",
-            "battery": {
-                "capacity": "60 J",
-                "charge": "4 W",
-                "charging": {"kind": "renewal", "mean_on": "20 s", "mean_off": "20 s"},
-            },
+            "compute": "8 W",
+            "battery": {"capacity": "60 J", "charge": "4 W", "charging": charging},
         },
         "stop": {"rounds": 20, "simulated_time": "20 min"},
     }
