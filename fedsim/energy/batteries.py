@@ -36,6 +36,7 @@ class Load:
     paid.
 
     ``scarce``: the battery may not last for the message, so the ``rate`` (bytes/s) matters; otherwise ``rate`` is 0.
+    ``off``: the device was flat when it was asked. It draws nothing, may be charging, and is cut off at once.
     """
 
     watts: float = 0.0
@@ -44,6 +45,7 @@ class Load:
     moved: float = 0.0
     scarce: bool = False
     rate: float = 0.0
+    off: bool = False
 
     @property
     def total(self) -> float:
@@ -167,18 +169,24 @@ class Batteries:
             alarm.cancel()
         self._paths.setdefault(device, array("d"))
         self._report(device)
-        self._loads[device] = Load()
+        self._loads[device] = Load(off=bool(self._points[device, _FLAT]))
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
         phase = _DRAWS.get(type(step))
-        load = self._loads[device] = Load(0.0 if phase is None else self._draws(device, f"{phase}_w"))
+        watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
+        load = self._loads[device] = Load(watts, off=self._loads[device].off)
         if isinstance(step, Download | Upload):
             load.moves, load.byte = True, self._draws(device, f"{phase}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
-        """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity."""
+        """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity.
+
+        A device that was flat when it was asked does not run flat: it is lost, as any that cannot be reached.
+        """
+        if self._loads[device].off:
+            return math.inf
         point = self._point(device)
         self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
         return point.at if point.flat else math.inf
@@ -188,24 +196,25 @@ class Batteries:
 
         ``left`` bytes of its message are to go, now at ``rate`` (bytes/s).
         """
-        point, load = self._point(device), self._loads[device]
+        point, load, until = self._point(device), self._loads[device], self._simulation.now + _LOOK_S
+        if load.off:
+            return until, False, False
         reserve = load.byte * left
         load.scarce = reserve >= point.level
         load.rate, reserve = (rate, 0.0) if load.scarce else (0.0, reserve)
-        until = self._simulation.now + _LOOK_S
         self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
         """The running step has ended after ``moved`` bytes; ``dry``: because the battery is empty."""
         self.settle(device, moved)
-        moves = self._loads[device].moves
-        self._loads[device] = Load()
-        if dry:
-            point = self._point(device)
+        load = self._loads[device]
+        self._loads[device] = Load(off=load.off)
+        point = self._point(device)
+        if dry and not point.flat:  # it is within a tick; one that is flat already may be charging since
             point.level, point.flat, point.tail = 0.0, True, 0.0
             self._keep(device, point)
-        elif moves and self._draws(device, "tail_w"):
+        elif load.moves and not point.flat and self._draws(device, "tail_w"):  # the radio of a flat device sleeps
             self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,117 @@ def test_messages_share_links_and_what_is_cut_off_gives_its_share_back() -> None
     for how in ("with", "is interrupted", "cancels"):
         assert played(interrupted(how), other) == [("cancelled", 400.0), (8.5, "done", 0.0)], how
     assert played(interrupted("waits on"), other) == [("done", 0.0), (12.5, "done", 0.0)]
+
+
+Forms = dict[str, Callable[[World, Activity, Activity], Any]]
+
+FORMS: Forms = {
+    "alone": lambda world, one, other: one,
+    "|": lambda world, one, other: one | world.timeout(99),
+    "| reversed": lambda world, one, other: world.timeout(99) | one,
+    "| with SimPy's timeout": lambda world, one, other: world.env.timeout(99) | one,
+    "&": lambda world, one, other: one & world.timeout(99),
+    "nested": lambda world, one, other: (one & world.timeout(1)) | world.timeout(99),
+    "nested twice": lambda world, one, other: world.timeout(99) | ((world.timeout(98) | one) & world.timeout(97)),
+    "any_of": lambda world, one, other: world.env.any_of([one, world.timeout(99)]),
+    "all_of": lambda world, one, other: world.env.all_of([world.timeout(1), one]),
+    "AnyOf": lambda world, one, other: simpy.AnyOf(world.env, [world.timeout(99), one]),
+}
+"""What a process may yield that waits for an activity of 10 s."""
+
+BOTH: Forms = {
+    "|": lambda world, one, other: one | other,
+    "&": lambda world, one, other: one & other,
+    "all_of in any_of": lambda world, one, other: world.env.any_of([world.env.all_of([one, other]), world.timeout(99)]),
+}
+ACTIVITIES: dict[str, Callable[[World], Activity]] = {
+    "message": lambda world: world.send(0, "server", 950.0),
+    "computation": lambda world: world.compute(1, samples=100),
+}
+
+
+def waits_until(form: Callable[..., Any], stopped: float | None, then: Callable[..., Any] | None = None) -> list[Any]:
+    """Outcomes at 20 s of a message and a computation of 10 s, for which a process waits until it is interrupted."""
+    world = fedsim.build_world(DEVICES, STAR)
+    one, other = (make(world) for make in ACTIVITIES.values())
+
+    def waiter() -> Iterator[Any]:
+        try:
+            yield form(world, one, other)
+        except simpy.Interrupt:
+            if then is not None:
+                yield then(world, one, other)
+
+    process = world.env.process(waiter())
+
+    def stopper() -> Iterator[Any]:
+        if stopped is not None:
+            yield world.until(stopped)
+            process.interrupt()
+
+    world.env.process(stopper())
+    world.env.run(until=20.0)
+    return [one.outcome, other.outcome]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_interrupt_cancels_an_activity_in_any_form_of_condition(form: str) -> None:
+    assert waits_until(FORMS[form], 4.0) == ["cancelled", "done"]
+    assert waits_until(lambda world, one, other: FORMS[form](world, other, one), 4.0) == ["done", "cancelled"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_who_waits_again_in_the_same_instant_has_not_given_up(form: str) -> None:
+    assert waits_until(lambda world, one, other: one, 4.0, FORMS[form]) == ["done", "done"]
+    assert waits_until(FORMS[form], 4.0, lambda world, one, other: one) == ["done", "done"]
+
+
+@pytest.mark.parametrize("form", BOTH)
+def test_an_interrupt_cancels_all_activities_of_a_condition(form: str) -> None:
+    assert waits_until(BOTH[form], 4.0) == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "alone"])
+def test_a_condition_that_another_process_waits_for_keeps_its_activity(form: str) -> None:
+    world = fedsim.build_world(DEVICES, STAR)
+    message = ACTIVITIES["message"](world)
+    condition = FORMS[form](world, message, message)
+
+    def waiter() -> Iterator[Any]:
+        with suppress(simpy.Interrupt):
+            yield condition
+
+    first, second = (world.env.process(waiter()) for _ in range(2))
+
+    def stopper(*stopped: simpy.Process) -> Iterator[Any]:
+        yield world.until(3.0)
+        for process in stopped:
+            process.interrupt()
+
+    world.env.process(stopper(first))
+    world.env.run(until=4.0)
+    assert message.outcome is None
+    second.interrupt()
+    world.env.run(until=5.0)
+    assert message.outcome == "cancelled"
+
+
+def test_an_activity_goes_on_that_a_timeout_has_outrun() -> None:
+    """``message | timeout`` is decided by its timeout at 4 s: who is not interrupted cancels by ``with`` or ``cancel()``."""
+    forms: list[Callable[..., Any]] = [
+        lambda world, one, other: one | world.timeout(4),
+        lambda world, one, other: (one & world.timeout(1)) | world.timeout(4),
+        lambda world, one, other: world.env.any_of([one, other, world.timeout(4)]),
+    ]
+    for form in forms:
+        assert waits_until(form, None) == ["done", "done"]
+
+
+def test_what_has_ended_of_a_condition_stays_as_it_is() -> None:
+    """The computation is done at 10 s, the message of 950 bytes and 0.5 s would be at 10 s too; what ends at once has ended."""
+    form = FORMS["all_of"]
+    assert waits_until(form, 10.0) == ["done", "done"]
+    assert waits_until(lambda world, one, other: world.env.all_of([one, other, world.timeout(15)]), 12.0) == ["done", "done"]
 
 
 def test_a_computation_follows_the_pace_and_can_be_taken_up_from_what_is_left() -> None:

@@ -1,6 +1,7 @@
 """Batteries: levels by hand, the instant at which one is flat, who is off for how long, and books that balance."""
 
 import math
+import random
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span
 from fedsim.world.population import Population
 from fedsim.world.task import Download, Payload, Train, Upload
+from tests.benchmarks import batteries
 from tests.world.sites import WorkSite
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -153,6 +155,11 @@ def day(begins: str, lasts: str, chance: float = 1.0) -> Daily:
     return Daily.model_validate({"begins": begins, "lasts": lasts, "chance": chance})
 
 
+def ask_anyway(site: Site, at: float, *steps: Any) -> None:
+    """Give the first device a task at a time (s), whether or not it can be reached."""
+    site.simulation.wake(("ask", 0), at, lambda: site.tasks.start(0, steps, 0, None))
+
+
 def now_and_then(mean_s: float) -> RenewalCharging:
     return RenewalCharging.model_validate({"mean_on": f"{mean_s} s", "mean_off": f"{mean_s} s"})
 
@@ -275,3 +282,63 @@ def test_never_below_zero_and_the_books_balance(
     looks += [when for at in sorted(breakpoints) for when in (at - TICK_S, at, at + TICK_S) if 0 <= when <= 100]
     assert play(looks).records == site.records, "who asks has changed what happens"
     assert all(one == other for one, other in seen)
+
+
+def test_a_flat_battery_that_charges_keeps_its_charge_when_its_device_is_asked() -> None:
+    """Flat from the start, charged at 4 W from 1 s on, asked at 2 s: 4 J then, on again at 5 J, trained at 6 s."""
+    site = Site(day("1 s", "23 h"), capacity_j=10.0, initial_j=0.0, restart=0.5, charge_w=4.0, idle_w=0.0, tail_s=0.0)
+    ask_anyway(site, 2.0, model(100.0), train(1))
+    ask_anyway(site, 6.0, train(1))
+    site.run(20.0)
+    assert site.steps() == [("download", 2.0, "lost", 0.0), ("train", 16.0, "done", 1)]
+    assert [(time, told["level"], told["flat"]) for time, told in site.told()] == [
+        (2.0, 4.0, True),
+        (2.0, 4.0, True),
+        (6.0, 10.0, False),
+        (16.0, 10.0, False),
+        (20.0, 10.0, False),
+    ]
+
+
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_the_radio_of_a_flat_device_sleeps(asked_again: bool) -> None:
+    """Flat as a message ends at 4 s; a charger gives 1 W from 4.5 s to 8 s, and no tail of 3 s takes any of it."""
+    rates = {"charge_w": 1.0, "idle_w": 0.0, "receive_w": 1.25, "receive_j_byte": 0.0}
+    site = Site(day("4.5 s", "23 h"), capacity_j=5.0, restart=0.2, **rates)
+    ask_anyway(site, 0.0, model(400.0))
+    if asked_again:
+        ask_anyway(site, 5.0, model(100.0))
+    site.run(8.0)
+    assert site.told()[-1][1]["level"] == 3.5
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_a_battery_is_what_its_book_says(number: int) -> None:
+    assert not list(batteries.site_faults(batteries.drawn_site(random.Random(f"test/{number}"))))
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_a_run_with_batteries_passes_its_audit(number: int) -> None:
+    assert not list(batteries.run_faults(batteries.drawn_run(random.Random(f"test/{number}"))))
+
+
+def test_cata_fed_that_asks_flat_devices_on_chargers_passes_its_audit() -> None:
+    charging = {"kind": "renewal", "mean_on": "20 s", "mean_off": "20 s"}
+    sections = {
+        "seed": 38,
+        "learning": "off",
+        "model": {"kind": "size", "bytes": "4 kB"},
+        "population": {
+            "devices": 8,
+            "speed": {"kind": "lognormal", "median": "36 samples/s", "spread": 2.0},
+            "samples": {"low": 100, "high": 400},
+        },
+        "strategy": {"kind": "cata-fed", "clients_per_round": 6, "clusters": 2, "deadline": "10 s", "rejoin": True},
+        "energy": {
+            "idle": "1 W",
+            "compute": "8 W",
+            "battery": {"capacity": "60 J", "charge": "4 W", "charging": charging},
+        },
+        "stop": {"rounds": 20, "simulated_time": "20 min"},
+    }
+    assert not list(batteries.run_faults(sections))

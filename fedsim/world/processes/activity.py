@@ -1,7 +1,7 @@
 """Activity of a process, a message or a computation: an event of SimPy that can be cancelled and saved."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Self
 
@@ -17,31 +17,65 @@ Call = tuple[Any, ...]
 
 
 class _Waiters(list[Any]):
-    """The callbacks of an activity; an interrupted process removes its own."""
+    """The callbacks of an ``event``: an activity, or a condition that waits for activities, directly or by other conditions.
 
-    def __init__(self, give_up: Callable[[], None]) -> None:
-        super().__init__()
-        self._give_up = give_up
+    An interrupted process removes its own callback, and so gives these activities up.
+    """
+
+    def __init__(self, event: simpy.Event, give_up: Sequence[Callable[[], None]]) -> None:
+        super().__init__(event.callbacks or ())
+        self._event = event
+        self.give_up = [*give_up]
+
+    def append(self, callback: Any) -> None:
+        super().append(callback)
+        condition = _condition_of(callback)
+        if condition is None or condition is self._event:
+            return
+        if isinstance(condition.callbacks, _Waiters):
+            condition.callbacks.give_up += self.give_up
+        else:
+            condition.callbacks = _Waiters(condition, self.give_up)
 
     def remove(self, callback: Any) -> None:
         super().remove(callback)
         if isinstance(getattr(callback, "__self__", None), simpy.Process):
-            self._give_up()
+            for give_up in self.give_up:
+                give_up()
+
+
+def _condition_of(callback: Any) -> simpy.events.Condition | None:
+    """The condition whose method a callback is."""
+    owner = getattr(callback, "__self__", None)
+    return owner if isinstance(owner, simpy.events.Condition) else None
+
+
+def _is_awaited(event: simpy.Event) -> bool:
+    """Whether anybody waits for the event, directly or by conditions."""
+    for callback in event.callbacks or ():
+        condition = _condition_of(callback)
+        if condition is None or (condition is not event and _is_awaited(condition)):
+            return True
+    return False
 
 
 class Activity(simpy.Event):
     """A message or a computation under way; an event whose value is the activity itself.
 
     It fires when it is done, or lost because a device or edge server cannot be reached any more. ``cancel()``, the end of a
-    ``with``, and an interrupt of the last process that waits for it cancel it; then it never fires. ``outcome`` is ``done``,
-    ``lost``, ``cancelled`` or, at the end of the run, ``stopped``; None until then.
+    ``with``, and an interrupt of the last process that waits for it, directly or in a condition, cancel it; then it never
+    fires. ``outcome`` is ``done``, ``lost``, ``cancelled`` or, at the end of the run, ``stopped``; None until then.
     """
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
         super().__init__(env)
-        self.callbacks: Any = _Waiters(lambda: env.call(lambda: None if self.callbacks else self.cancel(), CUT))
+        self.callbacks: Any = _Waiters(self, [partial(env.call, self._cancel_unless_awaited, CUT)])
         self.call, self._environment, self._on_end = call, env, on_end
         self.outcome: Outcome | None = None
+
+    def _cancel_unless_awaited(self) -> None:
+        if not _is_awaited(self):
+            self.cancel()
 
     @property
     def left(self) -> float:
