@@ -114,7 +114,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
         raise DataError(f"{where} has no training, or no transfer; both are needed to fit devices and links")
     kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
-    names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    names = sorted(by_client, key=_in_order)
     found = {name: _tasks_of(f"{where}: client {name!r}", by_client[name], kinds) for name in names}
     kept = {name: own for name, own in found.items() if len(own) > 1}
     if not kept:
@@ -143,6 +143,12 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
         on=tuple(zip(on["client"].map(places), on["start"] - zero, on["end"] - zero, strict=True)),
         notes=tuple(notes),
     )
+
+
+def _in_order(name: str) -> tuple[bool, int, str, str]:
+    """Numbers first, by their value: without ``int``, which refuses very long ones."""
+    digits = name.lstrip("0") if name.isdecimal() else ""
+    return not name.isdecimal(), len(digits), digits, name
 
 
 def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> Any:
@@ -184,11 +190,10 @@ def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) ->
 def _table(path: Path, where: str) -> Any:
     """The columns of a file as text."""
     try:
-        regular(path)
         if path.suffix == ".parquet":
-            table = pd.read_parquet(path)
+            table = pd.read_parquet(regular(path))
         else:
-            table = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
+            table = pd.read_csv(regular(path), dtype=str, skipinitialspace=True, encoding="utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"there is no log {str(path)!r}; give a CSV or Parquet file, or a run folder") from None
     except (OSError, ValueError, pd.errors.ParserError, pa.ArrowException) as error:
@@ -218,8 +223,8 @@ def _problem(row: Any) -> str | None:
             return f"{name} is {value:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)"
         if name in _MORE and not 0 < value <= 1e15:
             return f"{name} is {value:g}; allowed is more than 0"
-        if name in ("round", "epochs") and value != int(value):
-            return f"{name} is {value:g}; allowed are whole numbers"
+        if name in ("round", "epochs") and not (value == int(value) and abs(value) <= 1e15):
+            return f"{name} is {value:g}; allowed are whole numbers up to 1e15"
     if row.end < row.start:
         return f"it ends {row.start - row.end:g} s before it starts; a clock was set back, or start and end are exchanged"
     return None

@@ -1,6 +1,7 @@
 """The user's own data: numpy archives, folders as Hugging Face's ``datasets`` saves them, and any ``Dataset`` of torch."""
 
 import io
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,9 +14,10 @@ from pydantic import Field, field_validator
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source, checked_labels, every_fifth
 from fedsim.errors import DataError, nearest
-from fedsim.files import read_json, reading, regular, sought
+from fedsim.files import read_bytes, read_json, reading, regular, sought
 from fedsim.language.imports import find, refuse_unless_allowed
 
+_MOST_PIXELS = 1 << 24  # of one image: few bytes may unpack to gigabytes
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 
 Vocabulary = Annotated[int | None, Field(ge=2, le=10_000_000)]
@@ -41,7 +43,7 @@ class Npz(Source):
         with reading(path, "data.source.path", "an .npz archive of plain arrays"):
             if not is_zipfile(regular(path)):
                 raise ValueError("it is no zip file")
-            with np.load(path, allow_pickle=False) as archive:
+            with np.load(regular(path), allow_pickle=False) as archive:
                 arrays = dict(archive)
         return _raw_of(path, arrays, self.vocabulary)
 
@@ -161,7 +163,7 @@ def _table(folder: Path, names: list[str]) -> Any:
 
     try:
         files = [folder / each["filename"] for each in read_json(folder / "state.json")["_data_files"]]
-        table = pa.concat_tables([pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files])
+        table = pa.concat_tables([pa.ipc.open_stream(read_bytes(file)).read_all() for file in files])
     except FileNotFoundError as error:
         needed = "give a folder that datasets' save_to_disk has written"
         raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
@@ -208,8 +210,13 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise DataError(f"data.source: images need Pillow, which cannot be imported ({error}); pip install pillow") from error
     try:
-        return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
-    except OSError as error:
+        with warnings.catch_warnings(action="ignore"):  # of more pixels than usual; many more are refused below
+            image = Image.open(io.BytesIO(data or b""))
+        width, height = image.size
+        if width * height > _MOST_PIXELS:
+            raise ValueError(f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all")
+        return np.asarray(image, dtype=np.uint8)
+    except Exception as error:  # Pillow raises many kinds for damaged images
         raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None
 
 
