@@ -55,7 +55,7 @@ class LogDefaults(NamedTuple):
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int = 1
+    epochs: int | None = None  # 1 if it is not said
 
 
 def took(steps: Any) -> Floats:
@@ -105,8 +105,10 @@ class Log:
 def read_log(path: Path, defaults: LogDefaults) -> Log:
     """Read a log; ``DataError``: it is missing, malformed, or contradicts itself; ``RunFolderError``: a damaged run folder."""
     where, notes = f"the log {str(path)!r}", list[str]()
-    rows = foreign.rows_of(path, where, *defaults, notes)
+    rows = foreign.rows_of(path, where, defaults.bytes, defaults.samples, defaults.epochs or 1, notes)
     is_run = rows is None and path.is_dir()
+    if is_run:
+        notes += [f"--{name} is not used: a run folder has its own" for name in _MORE if getattr(defaults, name) is not None]
     if rows is None:
         rows = foreign.of_run(path) if is_run else _of_file(path, where, defaults, notes)
     steps = rows[rows["what"].isin(_ORDER)]
@@ -166,15 +168,18 @@ def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) ->
         raise DataError(f"{where} has no rows")
     if strange:
         notes.append(f"columns that are not used: {', '.join(strange)}")
+    unused = [name for name in _MORE if name in names and getattr(defaults, name) is not None]
+    notes += [f"--{name} is not used: the log has such a column" for name in unused]
     rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
     rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
     needed = {name for what in set(rows["what"]) for name in _NEEDS.get(what, ())}
     for name in ("start", "end", "round", *_MORE):
+        usual = 1 if name == "epochs" and defaults.epochs is None else getattr(defaults, name, None)
         if name in table:
             rows[name] = _numbers(table[name], or_dates=name in ("start", "end"))
             for row in np.flatnonzero(~np.isfinite(rows[name]) & (table[name] != ""))[:1]:
                 raise DataError(f"row {row + 1} of {where}: {name} is {shown(table[name][row])}, which cannot be read")
-        elif (usual := getattr(defaults, name)) is not None or name not in needed:
+        elif usual is not None or name not in needed:
             rows[name] = np.nan if usual is None else float(usual)
         else:
             such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
