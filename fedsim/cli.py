@@ -75,7 +75,7 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 @verbs.PORT
 @verbs.QUIET
 @verbs.one_message
-def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int, quiet: bool, **given: Any) -> int:
+def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int | None, quiet: bool, **given: Any) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.executors import make_executor
     from fedsim.output.terminal import Console, RunProgress, summary_lines
@@ -84,6 +84,7 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
     from fedsim.running.runner import Job, end_soon
     from fedsim.scenario import load
 
+    at_port = verbs.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching  # loads what draws
     read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=verbs.tell_dropped(quiet))
@@ -96,7 +97,7 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
             job.simulation.at_close(progress.close)
             if job.checkpointer is not None:
                 job.checkpointer.tell = progress.saved
-        with watching(out, port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
+        with watching(out, at_port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
             result = asyncio.run(job.execute())
     interrupted = result.summary["status"] == "interrupted"
     if not quiet:

@@ -14,6 +14,7 @@ from typing import Any
 
 _HERE = Path(__file__).resolve().parent
 _LONGEST = 2_000  # characters of a message, which may quote a file
+_LONGEST_NAME = 200  # characters of a name that is compared with others
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
@@ -112,5 +113,8 @@ def shown(value: object) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
-    close = get_close_matches(name, list(names), n=1, cutoff=0.5 if len(name) > 2 else 0.6)  # "no" does not mean "on"
+    if len(name) > _LONGEST_NAME:  # two texts are compared in time that grows with the square of their length
+        return ""
+    short_names = [each for each in names if len(each) <= _LONGEST_NAME]
+    close = get_close_matches(name, short_names, n=1, cutoff=0.5 if len(name) > 2 else 0.6)  # "no" does not mean "on"
     return f" (did you mean {close[0]!r}?)" if close else ""

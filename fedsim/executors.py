@@ -68,6 +68,8 @@ def make_executor(name: str, workers: int | None = None, address: str | None = N
     if address is not None and name in EXECUTORS and name != "ray":
         raise ScenarioError(f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address")
     if name == "inline":
+        if workers not in (None, 1):
+            raise ScenarioError(f"--workers is {workers}, but --executor is 'inline', which computes in one thread")
         return Inline()
     if name == "threads":
         return Threads(workers or os.cpu_count() or 1)

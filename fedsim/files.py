@@ -7,11 +7,13 @@ its folder is.
 import errno
 import json
 import os
+import re
 import stat
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,9 @@ from fedsim.errors import DataError
 SOUGHT = "a relative path is sought in data.root, or without that in the working directory and then in $FEDSIM_DATA"
 WRITING = ".writing"  # suffix of incomplete files
 _TOO_DEEP = "it is nested too deeply"
+_MOST_PARTS = 100  # of a dotted key: the parser's time grows with their square
+_TOML_STRING = re.compile(r""""(?:[^"\\]|\\.)*+"?|'[^']*+'?""")
+_BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def sought(file: str, root: Path | None) -> Path:
@@ -41,6 +46,21 @@ def regular(path: Path) -> Path:
     return path
 
 
+def open_file(path: Path) -> BufferedReader:
+    """A regular file, open for reading bytes; otherwise ``OSError``, as of ``regular``."""
+    return regular(path).open("rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file; otherwise ``OSError``, as of ``regular``."""
+    return regular(path).read_bytes()
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a regular file; otherwise ``OSError``, as of ``regular``, or ``UnicodeDecodeError``."""
+    return regular(path).read_text(encoding, errors)
+
+
 @contextmanager
 def reading(path: Path, key: str, form: str) -> Iterator[None]:
     """Raise a ``DataError`` if the file at ``path``, which the scenario's ``key`` names, cannot be read as ``form``."""
@@ -55,22 +75,36 @@ def reading(path: Path, key: str, form: str) -> Iterator[None]:
 def read_json(path: Path) -> Any:
     """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
     try:
-        return json.loads(regular(path).read_text(encoding="utf-8-sig"))
+        return json.loads(read_text(path, "utf-8-sig"))
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
-    return toml(regular(path).read_text(encoding="utf-8-sig"))
+    return toml(read_text(path, "utf-8-sig"))
 
 
 def toml(text: str) -> dict[str, Any]:
     """The tables of a text in TOML; raises ``ValueError``."""
+    _refuse_long_keys(text)
     try:
         return tomllib.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
+
+
+def _refuse_long_keys(text: str) -> None:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.count(".") > _MOST_PARTS:
+            bare = _TOML_STRING.sub("", line).partition("#")[0]
+            refuse_long_key(max(_BETWEEN_KEYS.split(bare), key=lambda part: part.count(".")), f" in line {number}")
+
+
+def refuse_long_key(key: str, place: str = "") -> None:
+    """Raise ``ValueError`` for a dotted key of very many parts, at a ``place`` of its file."""
+    if key.count(".") > _MOST_PARTS:
+        raise ValueError(f"a key{place} has {key.count('.') + 1} parts; allowed are at most {_MOST_PARTS}")
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
-from fedsim.files import read_toml
+from fedsim.files import read_text, read_toml
 
 _HERE = (Path(__file__).parent / "scenarios").resolve()
 _NAMES_FILES = ("extends", "base", "published")
@@ -23,7 +23,7 @@ def shipped() -> dict[str, Path]:
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:
     """Name and title of every scenario, or of every study; the title is the file's first line."""
-    titles = {name: path.read_text(encoding="utf-8").partition("\n")[0] for name, path in shipped().items()}
+    titles = {name: read_text(path).partition("\n")[0] for name, path in shipped().items()}
     return [(name, title.lstrip("# ")) for name, title in titles.items() if is_study(read_toml(shipped()[name])) is studies]
 
 

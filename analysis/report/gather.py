@@ -65,7 +65,7 @@ class Subject:
 
 def gather(paths: Sequence[str | Path]) -> Subject:
     """Find the runs. ``RunFolderError``: a folder is neither a run nor a study or is damaged, or no run of a study is done."""
-    lines = read_lines(paths)
+    lines = read_lines(paths).begun()
     runs = tuple(run for line in lines.lines for run in line.runs)
     if not runs:
         folder_names = ", ".join(repr(str(path)) for path in paths)

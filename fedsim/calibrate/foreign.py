@@ -17,25 +17,36 @@ from typing import Any
 import pandas as pd
 
 from fedsim.errors import DataError, shown
+from fedsim.files import read_text
 from fedsim.records.reading import RunFolder
 
 _COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "epochs"]
 _SUFFIXES = (".txt", ".log")
 _NAMES = ("log.txt", "log_fl.txt")
-_DATE = r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})"
+_DATE = r"([12]\d{3}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3})"
 _NVFLARE = re.compile(rf"^{_DATE}.*?(getTask: train|SubmitUpdate size)")
-_BYTES, _TIME = re.compile(r"(\d+) Bytes"), re.compile(r"time: ([0-9.eE+-]+) seconds")
-_APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]+)\]: (.*)")
-_FLOWER = re.compile(r"\[ROUND \d+\]|configure_fit|aggregate_fit")
-_UPDATE = re.compile(r"Received UpdateGlobalModel request from client (.*\S)")
+_BYTES = re.compile(r"(?<!\d)(\d{1,15}) Bytes")
+_TIME = re.compile(r"time: (\d{1,15}(?:\.\d{0,30})?(?:[eE][+-]?\d{1,2})?) seconds")
+_APPFL = re.compile(rf"\[{_DATE}(?: (?:INFO|DEBUG))? ([^\]]{{1,200}})\]: (.*)")
+_FLOWER = re.compile(r"\[ROUND \d{1,15}\]|configure_fit|aggregate_fit")
+_UPDATE = "Received UpdateGlobalModel request from client "
+_MOST_DIGITS = 15
+_LONGEST_LINE = 10_000  # characters: of a longer line only the beginning is read
 
 
 def rows_of(path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]) -> Any:
     """The data frame of NVFlare's or APPFL's logs; None of other files and folders.
 
     ``size`` of a message (bytes), ``samples`` and ``epochs`` of a training count where a log lacks them. ``notes`` get a line
-    for the reader. ``DataError``: the log is Flower's, or what it lacks is not given.
+    for the reader. ``DataError``: the log is Flower's, what it lacks is not given, or a file cannot be read.
     """
+    try:
+        return _rows_of(path, where, size, samples, epochs, notes)
+    except OSError as error:
+        raise DataError(f"{where}: {str(error.filename or path)!r} cannot be read: {error.strerror}") from None
+
+
+def _rows_of(path: Path, where: str, size: float | None, samples: int | None, epochs: int, notes: list[str]) -> Any:
     if path.is_file() and path.suffix in _SUFFIXES and _FLOWER.search(_text(path)):
         raise DataError(
             f"{where} is what Flower's server says of its rounds: no client's download, training or upload is in it; write "
@@ -58,11 +69,20 @@ def rows_of(path: Path, where: str, size: float | None, samples: int | None, epo
 
 
 def _text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")
+    return read_text(path, errors="replace")
 
 
-def _seconds(date: str) -> float:
-    return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a log and their numbers, from 1."""
+    for place, line in enumerate(_text(path).splitlines(), 1):
+        yield place, line[:_LONGEST_LINE]
+
+
+def _seconds(path: Path, place: int, date: str) -> float:
+    try:
+        return datetime.strptime(date, "%Y-%m-%d %H:%M:%S,%f").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise DataError(f"line {place} of {str(path)!r} has the date {date!r}, which there is not") from None
 
 
 def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
@@ -72,11 +92,11 @@ def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
         logs = sorted(log for name in _NAMES for log in path.glob(f"**/{name}"))
     for log in logs:
         client, number, got, last = log.parent.name if log.name in _NAMES else log.stem, -1, 0.0, ""
-        for place, line in enumerate(_text(log).splitlines(), 1):
+        for place, line in _lines(log):
             step, size, took = _NVFLARE.match(line), _BYTES.search(line), _TIME.search(line)
             if step is None or size is None or took is None or step[2] == last:  # a task that was sent twice counts once
                 continue
-            last, end = step[2], _seconds(step[1])
+            last, end = step[2], _seconds(log, place, step[1])
             start = end - float(took[1])
             if last.startswith("getTask"):
                 number, got = number + 1, end
@@ -88,13 +108,17 @@ def _of_nvflare(path: Path, epochs: int) -> Iterator[tuple[Any, ...]]:
 
 def _of_appfl(path: Path, where: str, size: float | None, epochs: int) -> Any:
     """The tasks of all clients from the second round on, without samples; None if there are no such logs."""
-    lines = ((place, line) for log in sorted(path.glob("**/*.txt")) for place, line in enumerate(_text(log).splitlines(), 1))
-    found = [(place, _seconds(row[1]), row[2], row[3]) for place, line in lines if (row := _APPFL.search(line))]
+    found = []
+    for log in sorted(path.glob("**/*.txt")):
+        for place, line in _lines(log):
+            if row := _APPFL.search(line):
+                found.append((place, _seconds(log, place, row[1]), row[2], row[3]))
     if not found:
         return None
     if size is None:
         raise DataError(f"{where} is APPFL's, which logs no bytes; say how many a message has, such as --bytes 4MB")
-    updates = [(row[1], time) for _, time, who, text in found if who == "server" and (row := _UPDATE.match(text))]
+    said = [(text.rstrip(), time) for _, time, who, text in found if who == "server"]
+    updates = [(text.removeprefix(_UPDATE), time) for text, time in said if text.startswith(_UPDATE)]
     arrived: Any = pd.DataFrame(updates, columns=["client", "sent"]).sort_values("sent", kind="stable")
     columns = ["place", "client", "round", "start", "end", "epochs"]
     tasks: Any = pd.DataFrame(_appfl_epochs(found, epochs), columns=columns).groupby(["client", "round"], as_index=False)
@@ -130,10 +154,14 @@ def _appfl_epochs(lines: list[tuple[int, float, str, str]], epochs: int) -> Iter
         if cells[:1] == ["Round"] and "Time" in cells:
             titles[client] = cells
         row = dict(zip(titles.get(client, ()), cells, strict=False))
-        is_time = row.get("Time", "").replace(".", "", 1).isdecimal()
-        if is_time and row["Round"].isdecimal() and row.get("Pre") != "Y":
+        is_time = _is_number(row.get("Time", "").replace(".", "", 1))
+        if is_time and _is_number(row["Round"]) and row.get("Pre") != "Y":
             passes = 1 if "Epoch" in row else epochs
             yield place, client, int(row["Round"]), end - float(row["Time"]), end, passes
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def of_run(path: Path) -> Any:

@@ -55,7 +55,7 @@ class LogDefaults(NamedTuple):
 
     bytes: float | None = None
     samples: int | None = None
-    epochs: int = 1
+    epochs: int | None = None  # 1 if it is not said
 
 
 def took(steps: Any) -> Floats:
@@ -105,8 +105,10 @@ class Log:
 def read_log(path: Path, defaults: LogDefaults) -> Log:
     """Read a log; ``DataError``: it is missing, malformed, or contradicts itself; ``RunFolderError``: a damaged run folder."""
     where, notes = f"the log {str(path)!r}", list[str]()
-    rows = foreign.rows_of(path, where, *defaults, notes)
+    rows = foreign.rows_of(path, where, defaults.bytes, defaults.samples, defaults.epochs or 1, notes)
     is_run = rows is None and path.is_dir()
+    if is_run:
+        notes += [f"--{name} is not used: a run folder has its own" for name in _MORE if getattr(defaults, name) is not None]
     if rows is None:
         rows = foreign.of_run(path) if is_run else _of_file(path, where, defaults, notes)
     steps = rows[rows["what"].isin(_ORDER)]
@@ -114,7 +116,7 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
         raise DataError(f"{where} has no training, or no transfer; both are needed to fit devices and links")
     kinds = [] if is_run else [what for what in _ORDER if what in set(steps["what"])]
     by_client = dict(list(steps.groupby("client")))
-    names = sorted(by_client, key=lambda name: (not name.isdecimal(), int(name) if name.isdecimal() else 0, name))
+    names = sorted(by_client, key=_in_order)
     found = {name: _tasks_of(f"{where}: client {name!r}", by_client[name], kinds) for name in names}
     kept = {name: own for name, own in found.items() if len(own) > 1}
     if not kept:
@@ -145,6 +147,12 @@ def read_log(path: Path, defaults: LogDefaults) -> Log:
     )
 
 
+def _in_order(name: str) -> tuple[bool, int, str, str]:
+    """Numbers first, by their value: without ``int``, which refuses very long ones."""
+    digits = name.lstrip("0") if name.isdecimal() else ""
+    return not name.isdecimal(), len(digits), digits, name
+
+
 def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) -> Any:
     """The data frame of a log file, with ``place``: the number of the row, from 1."""
     table = _table(path, where)
@@ -160,15 +168,18 @@ def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) ->
         raise DataError(f"{where} has no rows")
     if strange:
         notes.append(f"columns that are not used: {', '.join(strange)}")
+    unused = [name for name in _MORE if name in names and getattr(defaults, name) is not None]
+    notes += [f"--{name} is not used: the log has such a column" for name in unused]
     rows = pd.DataFrame({"place": table.index + 1, "client": table["client"]})
     rows["what"] = table["what"].replace({"download": "down", "upload": "up"})
     needed = {name for what in set(rows["what"]) for name in _NEEDS.get(what, ())}
     for name in ("start", "end", "round", *_MORE):
+        usual = 1 if name == "epochs" and defaults.epochs is None else getattr(defaults, name, None)
         if name in table:
             rows[name] = _numbers(table[name], or_dates=name in ("start", "end"))
             for row in np.flatnonzero(~np.isfinite(rows[name]) & (table[name] != ""))[:1]:
                 raise DataError(f"row {row + 1} of {where}: {name} is {shown(table[name][row])}, which cannot be read")
-        elif (usual := getattr(defaults, name)) is not None or name not in needed:
+        elif usual is not None or name not in needed:
             rows[name] = np.nan if usual is None else float(usual)
         else:
             such = "--bytes '2 MB'" if name == "bytes" else "--samples 60"
@@ -184,11 +195,10 @@ def _of_file(path: Path, where: str, defaults: LogDefaults, notes: list[str]) ->
 def _table(path: Path, where: str) -> Any:
     """The columns of a file as text."""
     try:
-        regular(path)
         if path.suffix == ".parquet":
-            table = pd.read_parquet(path)
+            table = pd.read_parquet(regular(path))
         else:
-            table = pd.read_csv(path, dtype=str, skipinitialspace=True, encoding="utf-8-sig")
+            table = pd.read_csv(regular(path), dtype=str, skipinitialspace=True, encoding="utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"there is no log {str(path)!r}; give a CSV or Parquet file, or a run folder") from None
     except (OSError, ValueError, pd.errors.ParserError, pa.ArrowException) as error:
@@ -218,8 +228,8 @@ def _problem(row: Any) -> str | None:
             return f"{name} is {value:g}; allowed are seconds up to {CLOCK_END_S:g} (are these ms?)"
         if name in _MORE and not 0 < value <= 1e15:
             return f"{name} is {value:g}; allowed is more than 0"
-        if name in ("round", "epochs") and value != int(value):
-            return f"{name} is {value:g}; allowed are whole numbers"
+        if name in ("round", "epochs") and not (value == int(value) and abs(value) <= 1e15):
+            return f"{name} is {value:g}; allowed are whole numbers up to 1e15"
     if row.end < row.start:
         return f"it ends {row.start - row.end:g} s before it starts; a clock was set back, or start and end are exchanged"
     return None

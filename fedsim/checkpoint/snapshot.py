@@ -19,7 +19,7 @@ from fedsim.errors import CheckpointError
 from fedsim.federation.client import Instruction, PreviousResult
 from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
-from fedsim.files import sought
+from fedsim.files import read_bytes, sought
 from fedsim.language.spec import Spec
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
@@ -60,7 +60,7 @@ class Origins:
             sections["model"] = scenario.model
         root = scenario.data.own_folder()
         files = {key: sought(file, root) for section, spec in sections.items() for key, file in _files(section, spec)}
-        self._of_files = {key: hashlib.sha256(path.read_bytes()).hexdigest() for key, path in files.items()}
+        self._of_files = {key: hashlib.sha256(read_bytes(path)).hexdigest() for key, path in files.items()}
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:

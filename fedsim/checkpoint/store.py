@@ -9,7 +9,7 @@ from typing import Any
 
 from fedsim.checkpoint.codec import Arrays
 from fedsim.errors import CheckpointError
-from fedsim.files import WRITING, make_folder, read_json, regular, sync
+from fedsim.files import WRITING, make_folder, read_bytes, read_json, sync
 
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
@@ -72,7 +72,7 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
                 f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this fedsim reads {_FORMAT}: resume "
                 "with the fedsim that wrote it, or run the scenario again, with another --out"
             )
-        content = {name: regular(place / name).read_bytes() for name in (_STATE, _ARRAYS)}
+        content = {name: read_bytes(place / name) for name in (_STATE, _ARRAYS)}
         for name, part in content.items():
             if hashlib.sha256(part).hexdigest() != manifest[name]:
                 raise damaged(f"{name} is not what was written")

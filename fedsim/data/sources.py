@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedsim.data.federated import Dataset, Pool, Raw, TokenShape
 from fedsim.errors import DataError, ScenarioError
+from fedsim.files import regular
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
 from fedsim.streams import Streams
@@ -79,7 +80,7 @@ def _rows() -> NDArray[np.uint8]:
     package = find_spec("sklearn")
     file = Path((package and package.origin) or "/").parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
-        with gzip.open(file, "rt", encoding="ascii") as lines:
+        with gzip.open(regular(file), "rt", encoding="ascii") as lines:
             return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     from sklearn.datasets import load_digits  # a scikit-learn that keeps its file elsewhere
 

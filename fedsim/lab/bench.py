@@ -17,7 +17,7 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from fedsim.errors import DataError, ScenarioError
-from fedsim.files import read_toml
+from fedsim.files import read_bytes, read_toml, regular
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import FINAL, costs_until
 from fedsim.lab.compare.table import Cell, ComparedTable
@@ -114,7 +114,7 @@ def _version() -> str:
 
 def digest_of(world: str) -> str:
     """The first 12 digits of the SHA-256 of a world's file."""
-    return _digest(shipped()[f"worlds/{world}"].read_bytes())
+    return _digest(read_bytes(shipped()[f"worlds/{world}"]))
 
 
 def tables_of(out: Path) -> WorldDigests:
@@ -159,7 +159,7 @@ def changed_tables(found: Mapping[tuple[str, int, str], str], board: Path = BOAR
 
 def _kept_tables(board: Path) -> WorldDigests:
     path = board.with_name(_TABLES)
-    rows = pd.read_csv(path, dtype={"sha256": str}).itertuples(index=False) if path.exists() else ()
+    rows = pd.read_csv(regular(path), dtype={"sha256": str}).itertuples(index=False) if path.exists() else ()
     return {(str(world), int(seed), str(table)): str(digest) for world, seed, table, digest in rows}
 
 
@@ -168,7 +168,7 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
     if not path.exists():
         return []
     try:
-        rows = pd.read_csv(path, dtype=str).astype(object)
+        rows = pd.read_csv(regular(path), dtype=str).astype(object)
         lines = TypeAdapter(list[BoardLine]).validate_python(rows.where(rows.notna(), None).to_dict("records"))
     except (OSError, ValueError) as error:
         raise DataError(f"{str(path)!r} is no board of fedsim bench: {str(error).splitlines()[0]}") from None

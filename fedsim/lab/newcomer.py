@@ -7,7 +7,7 @@ from string import Template
 from typing import Any
 
 from fedsim.errors import ScenarioError, nearest
-from fedsim.files import read_toml
+from fedsim.files import read_text, read_toml
 from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds, read_quantity, show_seconds
 from fedsim.world.device_kinds import LINKS, figures
 
@@ -89,7 +89,7 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
         "energy": Template(own["energy"]).substitute(preset=preset),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(Template((_HERE / "study.txt").read_text(encoding="utf-8")).substitute(answers), encoding="utf-8")
+    file.write_text(Template(read_text(_HERE / "study.txt")).substitute(answers), encoding="utf-8")
     cells = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
     return f"{file}: {cells}; a task takes some {show_seconds(task_s)} in the median"
 

@@ -22,7 +22,7 @@ EXACT_S = 2.0**23  # 97 days: until then sums of such times are exact in a float
 CLOCK_END_S = 1e10  # 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the time
 _LEAST_WAIT_S = 1e-3  # repeated waits must advance the clock up to its end, where float64s are 2 us apart
 
-_NUMBER = r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
+_NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
 
 

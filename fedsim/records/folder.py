@@ -13,7 +13,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedsim.errors import RunFolderError
-from fedsim.files import WRITING, make_folder, read_json, regular, replacing, sync
+from fedsim.files import WRITING, make_folder, open_file, read_bytes, read_json, replacing, sync
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
@@ -58,7 +58,7 @@ def holds_nothing(path: Path) -> bool:
 def refuse_other_run(path: Path, scenario: str) -> None:
     """See whether ``path`` holds an unfinished run of ``scenario`` (TOML); ``RunFolderError`` says why not."""
     try:
-        there = regular(path / SCENARIO).read_bytes()
+        there = read_bytes(path / SCENARIO)
     except OSError:
         why = f"holds no run to resume: its {SCENARIO} cannot be read" if path.exists() else "does not exist: no run to resume"
         raise RunFolderError(f"--out {str(path)!r} {why}") from None
@@ -118,7 +118,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 def fingerprint(path: Path) -> str:
     """sha256 of a file."""
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -132,7 +132,7 @@ def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
 def changes(folder: Path) -> Iterator[str]:
     """Files of a run folder changed, missing or added since the run left it, by the sha256 and the seal of its summary."""
     try:
-        written = regular(folder / SUMMARY).read_bytes()
+        written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
         is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
         whole = written == summary_text(summary).encode() and (is_older or summary[SEAL] == _seal(summary))

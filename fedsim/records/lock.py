@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedsim.errors import RunFolderError
+from fedsim.files import read_text
 
 LOCK = "fedsim.lock"
 
@@ -57,7 +58,7 @@ def _take(path: Path) -> int | None:
 
 def _holder(path: Path) -> str:
     try:
-        process, host = path.read_text(encoding="utf-8", errors="replace")[:300].split()
+        process, host = read_text(path, errors="replace")[:300].split()
         return f"another process ({int(process)} on {host!r})"
     except (OSError, ValueError):  # it is just coming or going
         return "another process"

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedsim.errors import CheckpointError
-from fedsim.files import replacing
+from fedsim.files import regular, replacing
 from fedsim.meters.base import Meters
 from fedsim.records import folder as files
 from fedsim.records.schema import DEVICES, column, typed, with_columns
@@ -70,7 +70,7 @@ class TableWriter:
             waiting = self._nothing
             for part in (*self._parts, None):
                 # ``ParquetFile`` is several times as fast as ``read_table`` for one small file.
-                waiting = pa.concat_tables([waiting, self._packed if part is None else pq.ParquetFile(part).read()])
+                waiting = pa.concat_tables([waiting, self._packed if part is None else pq.ParquetFile(regular(part)).read()])
                 while len(waiting) >= _ROWS_A_PART:
                     writer.write_table(self._named(waiting.slice(0, _ROWS_A_PART)))
                     waiting = waiting.slice(_ROWS_A_PART)

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import explained
 
@@ -21,7 +22,7 @@ SCENARIO = click.argument("scenario", type=click.Path(dir_okay=False))
 SEED = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
 ADDRESS = click.option("--address", metavar="HOST:PORT", help="The Ray cluster, or 'auto'; by default Ray is started here.")
 WATCH = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
-PORT = click.option("--port", type=click.IntRange(0, 65535), default=0, help="For --watch; by default any that is free.")
+PORT = click.option("--port", type=click.IntRange(0, 65535), help="For --watch; by default any that is free.")
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 RUN_FOLDER = click.argument("run", type=FOLDER)
 RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
@@ -37,6 +38,13 @@ def changes(told: str, *, required: bool = False) -> Callable[[Any], Any]:
     """The option ``--set``."""
     how: Any = {"multiple": True, "metavar": "KEY.PATH=VALUE", "required": required}
     return click.option("--set", "changes", help=f"{told}; may be repeated.", **how)
+
+
+def port_of(watch: bool, port: int | None) -> int:
+    """The port to serve at, 0 for any that is free; ``ScenarioError`` for one that nothing would be served at."""
+    if port is not None and not watch:
+        raise ScenarioError(f"--port is {port}, but nothing is served without --watch")
+    return port or 0
 
 
 CHANGES = changes("Override a key, or without VALUE take it away")

@@ -1,6 +1,7 @@
 """The verbs that explain runs that are there: ``compare``, ``why`` and ``whatif``."""
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +38,37 @@ def compare_command(runs: Any, form: Any, whole: bool, published: str | None, go
     from fedsim.lab.compare.table import Comparison
     from fedsim.output.terminal import Console
 
+    aim, budget = read_goal(goal, how["budget"])
+    _refuse_unused(published, form, whole, goal, how)
     if published is None and form is None and not whole:
-        lines = read_lines(runs, how["baseline"], *read_goal(goal, how["budget"]))
+        lines = read_lines(runs, how["baseline"], aim, budget).begun()
         print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
         say("All figures: --all, --markdown and --csv print them.")
         return
     if published is not None and len(runs) > 1:
         raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
     if published is None:
-        tables = Comparison(read_lines(runs, how["baseline"]), how["targets"], how["ledger"]).tables()
+        lines = read_lines(runs, how["baseline"], aim, budget).begun()
+        tables = Comparison(lines, how["targets"], how["ledger"]).tables()
     else:
         tables = compare_published(runs[0], published)
     if form is None:
         print_to(Console(), tables)
     else:
         say(*as_text(tables, form).removesuffix("\n").split("\n"))
+
+
+def _refuse_unused(published: str | None, form: str | None, whole: bool, goal: str | None, how: Mapping[str, Any]) -> None:
+    """Refuse options that would change nothing that is printed."""
+    if published is not None:
+        given = {"--target": how["targets"], "--budget": how["budget"], "--baseline": how["baseline"], "--goal": goal}
+        given["--ledger paper"] = how["ledger"] == "paper"
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise ScenarioError(f"{unused[0]} changes nothing with --published, whose file says what is shown; leave it out")
+    elif goal is not None and (whole or form is not None):
+        every = "--all" if form is None else f"--{form}"
+        raise ScenarioError(f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of the two")
 
 
 @click.command("why")

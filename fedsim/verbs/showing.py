@@ -8,7 +8,7 @@ import click
 
 from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
-from fedsim.verbs import ALLOW_CODE, FOLDER, PORT, RUN_FOLDER, RUNS, WATCH, one_message, out
+from fedsim.verbs import ALLOW_CODE, FOLDER, PORT, RUN_FOLDER, RUNS, WATCH, one_message, out, port_of
 
 
 @click.command("audit")
@@ -56,7 +56,7 @@ _ABSENT = "where LOG has no such column."
 @click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
 @click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
 @click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
-@click.option("--epochs", type=click.IntRange(min=1), default=1, help=f"Of each training, {_ABSENT}")
+@click.option("--epochs", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT} Default: 1.")
 @click.option("--latency", metavar="TIME", help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
@@ -64,7 +64,7 @@ _ABSENT = "where LOG has no such column."
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
 @one_message
-def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: int, latency: Any, **fit: Any) -> None:
+def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: Any, latency: Any, **fit: Any) -> None:
     """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
     from fedsim.calibrate import calibrate
     from fedsim.calibrate.log import LogDefaults
@@ -81,7 +81,7 @@ def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: int
 @WATCH
 @PORT
 @one_message
-def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int) -> None:
+def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int | None) -> None:
     """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline.
 
     They may still go on. With --watch nothing is written; Ctrl-C ends it.
@@ -89,10 +89,11 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     from fedsim.analysis.report import write_report
     from fedsim.analysis.watch import watch as serve
 
+    at_port = port_of(watch, port)
     if watch:
         if out is not None:
             raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
-        serve(runs, lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True), threading.Event(), port)
+        serve(runs, lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True), threading.Event(), at_port)
     else:
         path = write_report(runs, out)
         say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from fedsim.errors import ScenarioError
 from fedsim.output.harmless import say
 from fedsim.output.mistakes import INTERRUPTED
 from fedsim.signals import interrupted_once
@@ -44,8 +45,12 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
     from fedsim.output.terminal import Console
 
     executor, workers, address = (given.pop(name) for name in ("executor", "workers", "address"))
+    if dry_run and quiet:
+        raise ScenarioError("--quiet prints nothing, but --dry-run only prints; give one of the two")
     read = read_study(study, changes, **given, tell=tell_dropped(quiet))
     conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
+    if not quiet:
+        say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
         for run, state in conductor.wanted_runs:
             say(f"{state:<6}  {run.folder}")
@@ -70,7 +75,7 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
         print_to(Console(), [table for table in beside if table.title == CLAIMS] or beside)
         say(f"written to {out}: compare.md and published.md have all figures")
     else:
-        print_short(Console(), Comparison(read_lines([out])))
+        print_short(Console(), Comparison(read_lines([out]).begun()))
         say(f"written to {out}: compare.md and paired.csv have all figures")
     return 0 if conductor.complete else 1
 

@@ -4,6 +4,7 @@ import csv
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from io import TextIOWrapper
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args
@@ -14,7 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
 from fedsim.arrays import Floats
 from fedsim.errors import DataError, ScenarioError, nearest, shown
-from fedsim.files import SOUGHT, regular, sought
+from fedsim.files import SOUGHT, open_file, regular, sought
 from fedsim.language.notes import note
 from fedsim.language.registry import Registry
 from fedsim.language.spec import Spec
@@ -22,7 +23,7 @@ from fedsim.language.units import LinkRate, Quantity, SamplesPerSecond, Seconds
 from fedsim.language.wording import in_words
 from fedsim.world.columns import alike
 
-_BARE = re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
+_BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")
 _NEEDED: Any = object()
 _DIGITS = re.compile("([0-9]+)")
 _STEMS = ("device", "client", "node", "user", "phone", "worker", "participant")
@@ -57,7 +58,6 @@ class DeviceTable:
 
         self._key, self._path = key, path
         try:
-            regular(path)
             names, table = _read(path, dict.fromkeys([*columns, *more]))
         except FileNotFoundError:
             raise DataError(f"{key}: there is no file {str(path)!r}; {SOUGHT}") from None
@@ -179,10 +179,10 @@ def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
     from pyarrow import csv as arrow
 
     if path.suffix == ".parquet":
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(regular(path)) as file:
             names = list(file.schema_arrow.names)
             return names, file.read(columns=[name for name in wanted if name in names])
-    with path.open(newline="", encoding="utf-8-sig") as lines:
+    with TextIOWrapper(open_file(path), encoding="utf-8-sig", newline="") as lines:
         names = next(csv.reader(lines), [])
     how = arrow.ConvertOptions(
         include_columns=[name for name in wanted if name in names] or names[:1],
@@ -190,7 +190,7 @@ def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
         null_values=[""],
         strings_can_be_null=True,
     )
-    return names, arrow.read_csv(path, arrow.ReadOptions(use_threads=False), convert_options=how)
+    return names, arrow.read_csv(regular(path), arrow.ReadOptions(use_threads=False), convert_options=how)
 
 
 def _stripped(cell: Any) -> Any:

@@ -1,6 +1,6 @@
-"""Odd scenarios with hostile names, damaged run folders, damaged inputs: does fedsim always end in time, and say why?
+"""Odd scenarios with hostile names, damaged run folders and inputs, odd things at paths: does fedsim end in time, and say why?
 
-    python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --workers 2 --out /tmp/fuzz
+    python -m tests.benchmarks.fuzz --scenarios 3000 --folders 1000 --inputs 200 --paths 1000 --workers 2 --out /tmp/fuzz
 
 A case is drawn by its kind and number (from ``--first`` on) and ``--seed``; ``--only folders:17`` tries one again and keeps its
 files. A case that fails leaves its files, the command lines and what they printed in a folder of ``--out``. What must hold of
@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.benchmarks.script import parser
-from tests.fuzzing import folders, inputs, scenarios
+from tests.fuzzing import folders, inputs, paths, scenarios
 from tests.fuzzing.place import Place, Verb, loaded_verbs
 
-KINDS = {"scenarios": scenarios, "folders": folders, "inputs": inputs}
+KINDS = {"scenarios": scenarios, "folders": folders, "inputs": inputs, "paths": paths}
 _TOLD_EVERY_S = 10.0
 _verbs: dict[str, Verb] = {}  # set before processes are forked that try cases
 _options: argparse.Namespace
@@ -51,6 +51,7 @@ def main() -> int:
     shutil.rmtree(pool := _options.out / ".pool", ignore_errors=True)
     pool.mkdir()
     folders.prepare(pool)
+    paths.prepare(pool)
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(_options.workers) as workers:
         tried = list(_told(workers.imap_unordered(attempt, wanted), len(wanted)))

@@ -8,7 +8,7 @@ the geometric mean, with Student's t interval of the logarithms. Reference lines
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")
 _STEP = 0.05  # of targets that neither a study nor the user names
 _MOST_NAMES = 12
+_USUAL_GOAL = "time"
 ANY = "any"  # the value of a key that changes nothing in a cell
 VARIANT, PLACES = "variant", ("size", "part")
 _CHOSEN = ("name", "seed", "strategy", "training", "model", "messages", "stop", "checkpoint", "meters")
@@ -102,7 +103,7 @@ class Ranking:
             known = sorted(count for one in alike if (count := self._seeds_more(one, first)) is not None)
             upto = f" to {known[-1]}" if len(known) == len(alike) and known[-1] > known[0] else ""
             more = f" Some {known[0]}{upto} seeds more would, if they differ as these do." if known else ""
-            words.append(f"These {first.of} seeds do not tell it apart from {_some([one.name for one in alike])}.{more}")
+            words.append(f"These {first.of} seeds do not tell it apart from {some_names([one.name for one in alike])}.{more}")
         return words
 
     def _seeds_more(self, other: RankedLine, first: RankedLine) -> int | None:
@@ -160,6 +161,10 @@ class Answer:
     """the variant and the keys of each, by place."""
     bill: tuple[tuple[Measure, float], ...] = ()
     """the costs of the best by the goal, the goal itself first, and their means over its runs."""
+    unreached: tuple[Aim, ...] = ()
+    """targets that no line reached in any of its runs; of a study that names several only if none was reached."""
+    unranked: str = ""
+    """the goal, if no run has a figure for it."""
 
     @property
     def words(self) -> list[str]:
@@ -170,7 +175,15 @@ class Answer:
             bill.append(f"{measure.words.verb} {measure.show(mean)}{what}")
         there = [f"There it {', '.join(bill)}."] if bill and said else []
         others = [one.in_short for one in self.rankings[1:] if one.in_short]
-        return [*said, *there, *others, *([self.where + self.missing] if self.missed else [])]
+        missing = [self.where + self.missing] if self.missed else []
+        unranked = [f"{self.where}No run has a figure to rank by {self.unranked}."] if self.unranked else []
+        return [*unranked, *said, *there, *others, *missing, *map(self._unreached_in_words, self.unreached)]
+
+    def _unreached_in_words(self, target: Aim) -> str:
+        what = f"{target:g}" if isinstance(target, Target) else f"an accuracy of {target:g}"
+        ends = [entry for ranking in self.rankings if ranking.measure is FINAL for entry in ranking.entries if entry.values]
+        highest = f"; {clean(ends[0].name)} ends with the highest, {ends[0].mean.mean:.3f}" if ends else ""
+        return f"{self.where}No line reaches {what}{'' if isinstance(target, Target) else highest}."
 
     @property
     def where(self) -> str:
@@ -185,7 +198,7 @@ class Answer:
     @property
     def missing(self) -> str:
         names = [f"{name} ({reached} of {of})" if of > 1 else name for name, reached, of in self.missed]
-        return f"Not there{' in every world' if any(of > 1 for *_, of in self.missed) else ''}: {_some(names)}."
+        return f"Not there{' in every world' if any(of > 1 for *_, of in self.missed) else ''}: {some_names(names)}."
 
     @property
     def order(self) -> list[int]:
@@ -194,10 +207,13 @@ class Answer:
         return list(dict.fromkeys(one.place for one in ranked))
 
 
-def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[Aim]) -> Iterator[Answer]:
+def answers(
+    lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence[Aim], *, are_asked: bool = False
+) -> Iterator[Answer]:
     """The answers of a comparison, world by world: ``figures`` are those of the runs of each line.
 
     Each world is compared at the hardest of the ``targets``, from the easiest to the hardest, that any of its lines reaches.
+    If the user has asked for these (``are_asked``), each that no line reaches is named.
     """
     worlds = _worlds(lines)
     varying = _varying(lines, [place for places in worlds for place in places])
@@ -211,6 +227,9 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
         wanted = dict.fromkeys([*(goal_of(goal, target) for goal in (lines.goal, *TARGETED)), FINAL])
         rankings = [_ranking(lines, figures, _names(cells), one) for one in wanted if one is not None]
         costs = [one for one in rankings if "to target" in one.measure.name]
+        goal = goal_of(lines.goal, target)
+        has_goal = any(one.measure == goal and any(entry.values for entry in one.entries) for one in rankings)
+        unreached = [aim for aim in targets if not _reached_by(figures, _ranked(lines, places), aim, any)]
         late = [one for one in costs[0].entries if len(one.values) < one.of and not one.reference] if costs else []
         yield Answer(
             "" if len(worlds) == 1 else clean(", ".join(name)),
@@ -219,6 +238,8 @@ def answers(lines: Lines, figures: Sequence[Sequence[Values]], targets: Sequence
             tuple((clean(one.name), len(one.values), one.of) for one in late),
             cells,
             tuple(_bill(rankings[0], figures, target)),
+            tuple(unreached) if are_asked or target is None else (),
+            "" if has_goal or unreached or lines.goal == _USUAL_GOAL else lines.goal,
         )
 
 
@@ -307,17 +328,29 @@ def _ranking(lines: Lines, figures: Sequence[Sequence[Values]], names: Mapping[i
 
 
 def _target(lines: Lines, figures: Sequence[Sequence[Values]], places: Sequence[int], targets: Sequence[Aim]) -> Aim | None:
-    def reaches(values: Values, target: Aim) -> bool:
+    ranked = _ranked(lines, places)
+    for sure in (all, any):
+        for target in reversed(targets):
+            if _reached_by(figures, ranked, target, sure):
+                return target
+    return None
+
+
+def _ranked(lines: Lines, places: Sequence[int]) -> list[int]:
+    return [place for place in places if not lines.lines[place].reference]
+
+
+def _reached_by(
+    figures: Sequence[Sequence[Values]], places: Sequence[int], target: Aim, sure: Callable[[Iterator[bool]], bool]
+) -> bool:
+    """Whether a line reached a target, in ``all`` its runs or in ``any``."""
+
+    def reaches(values: Values) -> bool:
         if isinstance(target, Target):
             return values[cost_of("rounds", target).name] is not None
         return (values[BEST.name] or 0.0) >= target
 
-    ranked = [figures[place] for place in places if not lines.lines[place].reference]
-    for sure in (all, any):
-        for target in reversed(targets):
-            if any(sure(reaches(one, target) for one in own) for own in ranked):
-                return target
-    return None
+    return any(sure(reaches(one) for one in figures[place]) for place in places)
 
 
 def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | None:
@@ -328,6 +361,7 @@ def usual_target(lines: Lines, figures: Sequence[Sequence[Values]]) -> float | N
     return round(most * _STEP, 2) if most else None
 
 
-def _some(names: Sequence[str]) -> str:
+def some_names(names: Sequence[str]) -> str:
+    """Names for people, without the last of very many."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(map(clean, names[:_MOST_NAMES])) + more

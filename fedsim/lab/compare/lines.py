@@ -1,7 +1,7 @@
 """The lines of a comparison: run folders one by one, and the variants of studies, each with the runs of its seeds."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ class ComparedLine:
     point: tuple[tuple[str, Any], ...] = ()
     study: str = ""
     reference: bool = False
+    is_begun: bool = True
+    """whether a folder of one of its runs is there: the others wait, or ``--only`` left them out."""
 
     @property
     def strategy(self) -> str:
@@ -49,10 +51,28 @@ class Lines:
     """one of ``fedsim.lab.compare.measures.GOALS``."""
     budget: Mapping[str, float] = field(default_factory=dict)
     """limits by cost, see ``fedsim.lab.reading.targets.within``."""
+    not_begun: tuple[str, ...] = ()
+    """names of lines that ``begun`` has left out."""
 
     @property
     def are_runs(self) -> bool:
         return not any(line.study for line in self.lines)
+
+    def begun(self) -> "Lines":
+        """The same without the lines of which no run was begun, unless that is all of them."""
+        kept = [place for place, line in enumerate(self.lines) if line.is_begun]
+        if not kept:
+            return self
+        places: dict[int | None, int] = {place: number for number, place in enumerate(kept)}
+        lines = tuple(self.lines[place] for place in kept)
+        baseline = self.baseline if any(line.name == self.baseline for line in lines) else ""
+        return replace(
+            self,
+            lines=lines,
+            baselines=tuple(places.get(self.baselines[place]) for place in kept),
+            baseline=baseline,
+            not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
+        )
 
     def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
         """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared."""
@@ -77,8 +97,11 @@ def read_lines(
             continue
         study, name = read_index(path), path.resolve().name
         for one in study.variants:
-            done = tuple(RunFolder(path / run.folder) for run in one.runs if is_done(path / run.folder))
-            lines.append(ComparedLine(one.name, done, len(one.runs), tuple(one.point.items()), name, one.reference))
+            folders = [path / run.folder for run in one.runs]
+            done = tuple(RunFolder(folder) for folder in folders if is_done(folder))
+            is_begun = any(folder.exists() for folder in folders)
+            point = tuple(one.point.items())
+            lines.append(ComparedLine(one.name, done, len(one.runs), point, name, one.reference, is_begun))
         targets += study.targets
         named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
     aim = goal or ("budget" if budget else "time"), budget or {}
@@ -87,6 +110,8 @@ def read_lines(
     names = list(dict.fromkeys(line.name for line in lines))
     if named is not None and named not in names:
         raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
+    if baseline is not None and not any(line.is_begun for line in lines if line.name == baseline):
+        raise ScenarioError(f"--baseline is {baseline!r}, of which no run was begun; allowed are lines with runs")
     baselines = tuple(_baseline_of(line, lines, named) for line in lines)
     return Lines(tuple(lines), tuple(dict.fromkeys(targets)), baselines, named or "", False, *aim)
 

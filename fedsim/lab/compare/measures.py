@@ -137,8 +137,11 @@ def read_goal(goal: str | None, limits: Sequence[str]) -> tuple[str | None, Mapp
     if goal is not None and goal not in GOALS:
         raise ScenarioError(f"--goal is {goal!r}; allowed are {', '.join(GOALS)}{nearest(goal, GOALS)}")
     tables: dict[str, Any] = {}
-    for key, _, value in (text.partition("=") for text in limits):
-        tables[key.strip()] = float(value) if value.strip().replace(".", "", 1).isdigit() else value.strip()
+    for text in limits:
+        key, _, value = (part.strip() for part in text.partition("="))
+        if key in tables:
+            raise ScenarioError(f"--budget gives {key!r} twice, as {tables[key]} and as {value}; give one of the two")
+        tables[key] = float(value) if value.replace(".", "", 1).isdecimal() else value
     if (goal == "budget") > bool(tables) or (tables and goal not in (None, "budget")):
         raise ScenarioError(f"--goal is {goal!r}; with --budget it is 'budget', and without one another")
     try:

@@ -80,7 +80,9 @@ def write_tables(path: Path) -> None:
 
     They depend on its runs alone, never on when or in which order these were made.
     """
-    study, comparison = read_index(path), Comparison(read_lines([path]))
+    study = read_index(path)
+    lines = read_lines([path])
+    comparison = Comparison(lines.begun())
     together, differences = comparison.side_by_side(), comparison.differences()
     write_text(path / "compare.csv", to_csv(together))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
@@ -89,7 +91,7 @@ def write_tables(path: Path) -> None:
     if (path / PUBLISHED).is_file():
         published = Published.read(path / PUBLISHED)
         about = html.escape(published.about.strip(), quote=False)
-        tables = map(to_markdown, as_printed(beside_published(comparison.lines.lines, published)))
+        tables = map(to_markdown, as_printed(beside_published(lines.lines, published)))
         write_text(path / "published.md", "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from fedsim.errors import ScenarioError, nearest
 from fedsim.lab.compare import measures
-from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
+from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, some_names, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
@@ -84,7 +84,8 @@ Pairs = dict[int, tuple[float, float]]
 class Comparison:
     """Lines side by side, with the figures of their runs; for the ``ledger`` see ``measure``.
 
-    The ``targets`` are accuracies (0..1), besides those that studies name, and of other metrics as ``"perplexity=8"``.
+    The ``targets`` are accuracies (0..1), and of other metrics as ``"perplexity=8"``. Those that studies name get columns
+    too, and are answered for where no others are given.
     """
 
     def __init__(self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict") -> None:
@@ -99,6 +100,8 @@ class Comparison:
         order = sorted(said, key=lambda one: (one.metric, -one.value if best[one.metric] == "least" else one.value))
         self._aims: list[Aim] = [one.value for one in order if one.metric == "accuracy"]
         others: list[Aim] = [one for one in order if one.metric != "accuracy"]
+        asked = [Target.read(target) for target in targets]
+        self._asked: list[Aim] = [aim for aim in (*self._aims, *others) if Target.read(aim) in asked]
         self._to_others = [measures.goal_of(what, target) for target in others for what in TARGETED]
         all_targets = [*self._aims, *others]
         self.lines = lines
@@ -107,7 +110,7 @@ class Comparison:
         self._figures = [
             [blank | measures.measure(run, all_targets, ledger, lines.budget) for run in line.runs] for line in lines.lines
         ]
-        self._aims = self._aims or others
+        self._aims = self._asked or self._aims or others
         if not self._aims and (usual := usual_target(lines, self._figures)) is not None:
             self._aims = [usual]
             for line, own in zip(lines.lines, self._figures, strict=True):
@@ -141,7 +144,7 @@ class Comparison:
         rows = [place for one in found for rank, place in enumerate(one.order) if rank < each or place in bases]
         ranked = {place for one in found for place in one.order}
         rows += [place for place in range(len(self._figures)) if place not in ranked][: max(0, _MOST_ROWS - len(rows))]
-        targets = [one for one in self._aims if any(one == answer.target for answer in found)]
+        targets = self._asked or [one for one in self._aims if any(one == answer.target for answer in found)]
         goals = [measures.goal_of(goal, target) for target in targets or (None,) for goal in (self.lines.goal, *TARGETED)]
         wanted = [one for one in goals if one not in (None, measures.FINAL)] or [measures.TIME, measures.TRAFFIC]
         columns = [column for column in self._identity() if column.head != "strategy" or self.lines.are_runs]
@@ -156,7 +159,7 @@ class Comparison:
 
     def answers(self) -> list[Answer]:
         """The answers, world by world; where no target was named, of one that half of the lines reach."""
-        return list(answers(self.lines, self._figures, self._aims))
+        return list(answers(self.lines, self._figures, self._aims, are_asked=bool(self._asked)))
 
     def one_by_one(self) -> ComparedTable:
         rows: list[dict[str, Cell]] = []
@@ -257,3 +260,5 @@ def _not_done(lines: Lines) -> Iterator[str]:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."
         elif line.statuses != "done":
             yield f"{clean(line.name)} was not run to its end: {clean(line.statuses)}."
+    if lines.not_begun:
+        yield f"No run was begun of {some_names(lines.not_begun)}."

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedsim.errors import RunFolderError
-from fedsim.files import regular
+from fedsim.files import read_bytes
 from fedsim.records import folder as files
 
 STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"
@@ -65,7 +65,7 @@ def is_study(path: Path) -> bool:
 def read_index(path: Path) -> StudyIndex:
     """The index of the study at ``path``; ``RunFolderError``: there is none, or it is damaged or of another format."""
     try:
-        return StudyIndex.model_validate_json(regular(path / INDEX).read_bytes())
+        return StudyIndex.model_validate_json(read_bytes(path / INDEX))
     except ValidationError as error:
         problems = error.errors(include_url=False)
         where = ".".join(map(str, problems[0]["loc"])) or "all of it"

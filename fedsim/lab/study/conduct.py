@@ -106,6 +106,7 @@ class Conductor:
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self.ended: list[Ended] = []
         self._look()
+        self.notes = [] if self.trials is not None else study.unfelt(self._wanted)
         firsts: dict[str, PlannedRun] = {}
         for run, state in self.wanted_runs if tried else ():
             if state != "done" and TRIAL not in dict(run.variant.point):

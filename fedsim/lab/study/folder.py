@@ -13,7 +13,7 @@ from typing import Any, Literal
 import tomli_w
 
 from fedsim.errors import RunFolderError
-from fedsim.files import flat, regular, toml
+from fedsim.files import flat, read_text, toml
 from fedsim.lab.reading.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 from fedsim.lab.study.plan import Study
 from fedsim.overrides import first_difference, spread_out
@@ -48,7 +48,7 @@ def state_of(folder: Path, scenario: str) -> RunState:
     if not folder.exists():
         return "new"
     try:
-        there = regular(folder / files.SCENARIO).read_text(encoding="utf-8")
+        there = read_text(folder / files.SCENARIO)
     except (OSError, UnicodeDecodeError):
         if not files.holds_nothing(folder):
             raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None

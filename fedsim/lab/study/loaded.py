@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsim.errors import RunFolderError, nearest
+from fedsim.files import regular
 from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.show import in_full
 from fedsim.lab.compare.table import ComparedTable, Comparison
@@ -50,9 +51,11 @@ class LoadedStudy:
         import pandas as pd
 
         try:
-            return pd.read_csv(self.path / TRIALS)
+            return pd.read_csv(regular(self.path / TRIALS))
         except FileNotFoundError:
             raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
+        except (OSError, ValueError) as error:
+            raise RunFolderError(f"{TRIALS} of {str(self.path)!r} cannot be read: {error}") from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
         """The run of a variant (of ``variants``) and a seed, by default the first; ``RunFolderError`` if there is none."""

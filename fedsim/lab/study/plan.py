@@ -3,7 +3,7 @@
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import reduce
@@ -13,6 +13,7 @@ from typing import Any
 import tomli_w
 
 from fedsim.errors import ScenarioError, nearest
+from fedsim.errors import shown as overridden
 from fedsim.files import flat
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
@@ -74,6 +75,7 @@ class Study:
     def __init__(self, spec: StudySpec) -> None:
         self.spec, self.allow_code = spec, is_allowed()
         self.variants: list[Variant] = []  # at each point of the grid, those of one point together
+        self.typed: Sequence[SetChange] = ()  # changes of the bases, as ``--set`` gives them
         self.runs_of: dict[str, list[PlannedRun]] = {}  # by the variant's folder, in the order of the seeds
         self._first: dict[str, PlannedRun] = {}
 
@@ -95,6 +97,22 @@ class Study:
         for variant, seed in ((variant, seed) for seed in seeds for variant in variants):
             run = planned(variant, self.spec, seed)
             self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
+
+    def unfelt(self, folders: Collection[Path]) -> list[str]:
+        """A line for each change that some of the runs in ``folders`` do not feel; ``ScenarioError`` if all of them do not."""
+        chosen = [variant for variant in self.variants if any(run.folder in folders for run in self.runs_of[variant.folder])]
+        notes = []
+        for change in self.typed if chosen else ():
+            others = {variant.label: _layers(variant, self.spec) for variant in chosen}
+            others = {label: layers for label, layers in others.items() if not _feels(layers, change)}
+            if not others:
+                continue
+            label, layers = next(iter(others.items()))
+            why = _last_word(layers, change.keys)
+            if len(others) == len(chosen):
+                raise ScenarioError(f"--set {change.text!r} reaches none of the runs that are chosen: {why}; change it there")
+            notes.append(f"--set {change.text!r} does not reach {len(others)} of {len(chosen)} lines, such as {label!r}: {why}")
+        return notes
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
@@ -121,7 +139,13 @@ class Study:
             for value in values:
                 if value not in known:
                     raise ScenarioError(f"--only {key} is {value!r}; allowed are {', '.join(known)}{nearest(value, known)}")
-        return frozenset(folder for folder, said in facts if all(said.get(key) in values for key, values in asked.items()))
+        chosen = [(folder, said) for folder, said in facts if all(said.get(key) in values for key, values in asked.items())]
+        for key, value in ((key, value) for key, values in asked.items() for value in values):
+            if not any(said[key] == value for _, said in chosen):
+                raise ScenarioError(
+                    f"--only {key}={value} chooses no run that the other --only choose too; leave one of them out"
+                )
+        return frozenset(folder for folder, _ in chosen)
 
 
 def read_study(
@@ -170,6 +194,7 @@ def read_study(
         spec = StudySpec(**tables)
         runs = plan(spec)
         _refuse_lost(spec, typed)
+        runs.typed = typed
         return runs
 
 
@@ -266,6 +291,20 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
         sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
         layers[f"sets.{key}.{value}" if sets else f"grid.{key}"] = spread_out(sets[value] if sets else {key: value})
     return layers
+
+
+def _feels(layers: Mapping[str, Mapping[str, Any]], change: SetChange) -> bool:
+    return change.holds_in(reduce(changed, layers.values(), {}))
+
+
+def _last_word(layers: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> str:
+    """Words for the last layer that gives a key, or a table around it, and its value there."""
+    for where in reversed([*layers]):
+        for depth in range(len(keys), 0, -1):
+            value = at(layers[where], keys[:depth])
+            if value is not None:
+                return f"{where} says {'.'.join(keys[:depth])} = {overridden(value)}"
+    return "nothing of it is left"
 
 
 def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:

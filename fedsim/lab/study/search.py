@@ -32,7 +32,7 @@ TrialResult = tuple[Mapping[str, Any], int]
 _FEW = 8  # trials that importances need
 _DIGITS = 4  # of a value that is drawn: values go into names of folders
 _TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
-_NUMBER_AND_UNIT = re.compile(r"\s*([0-9.eE+-]+)\s*([A-Za-z/]+)\s*")
+_NUMBER_AND_UNIT = re.compile(r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
 
 METRICS: Mapping[str, Measure] = {

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import numba
 from numba.core import caching, config
 
+from fedsim.files import read_bytes
+
 F = TypeVar("F", bound=Callable[..., object])
 
 _config: Any = config
@@ -38,7 +40,7 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
             return {}
 
     def _load_data(self, name: str) -> Any:
-        content = Path(self._data_path(name)).read_bytes()
+        content = read_bytes(Path(self._data_path(name)))
         code = content[hashlib.sha256().digest_size :]
         if not content.startswith(hashlib.sha256(code).digest()):
             raise OSError(f"{name} is damaged")  # to numba this says that there is none

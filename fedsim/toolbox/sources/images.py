@@ -9,6 +9,7 @@ import math
 import struct
 import warnings
 import zlib
+from io import BufferedIOBase
 from pathlib import Path
 from shlex import quote
 from typing import Any, ClassVar, Literal
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from fedsim.data.federated import Raw, Samples
 from fedsim.data.sources import Source, checked_labels
 from fedsim.errors import DataError, ScenarioError, nearest
-from fedsim.files import regular, replacing, sought
+from fedsim.files import open_file, read_bytes, replacing, sought
 
 ByteArray = NDArray[np.uint8]
 
@@ -27,27 +28,42 @@ _UNSIGNED_BYTE = 8
 _RECORD = 1 + 3 * 32 * 32
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_CLASSES = 62
+_MOST_PIXELS = 10**9  # the largest of the published files, of EMNIST, has 547,278,208
 _A, _J = 36, 45  # lower-case letters follow 10 digits and 26 capitals
 
 
 def read_idx(path: Path, dimensions: int) -> ByteArray:
     """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other file."""
     try:
-        content = regular(path).read_bytes()
-        content = gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
+        with open_file(path) as file:
+            if file.peek(2)[:2] != b"\x1f\x8b":
+                return _read_idx(path, file, dimensions)
+            with gzip.GzipFile(fileobj=file) as unpacked:
+                return _read_idx(path, unpacked, dimensions)
     except (gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise DataError(f"'{path}' is a damaged gzip file: {error}") from None
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
-    magic, size = bytes([0, 0, _UNSIGNED_BYTE, dimensions]), 4 + 4 * dimensions
-    if content[:4] != magic:
-        found = f"it begins with {content[:4].hex()}, not {magic.hex()}"
+
+
+def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
+    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    size = 4 + 4 * dimensions
+    header = file.read(size)
+    if header[:4] != magic:
+        found = f"it begins with {header[:4].hex()}, not {magic.hex()}"
         raise DataError(f"'{path}' is no IDX file of {dimensions} dimensions: {found}")
-    shape = struct.unpack(f">{dimensions}I", content[4:size].ljust(size - 4, b"\0"))
-    if len(content) != size + math.prod(shape):
-        expected = f"by its header {size + math.prod(shape)} bytes are expected, {len(content)} are there"
-        raise DataError(f"'{path}' is truncated or too long: {expected}")
-    return np.frombuffer(content, dtype=np.uint8, offset=size).reshape(shape)
+    shape = struct.unpack(f">{dimensions}I", header[4:].ljust(size - 4, b"\0"))
+    expected = math.prod(shape)
+    if expected > _MOST_PIXELS:
+        raise DataError(f"'{path}' has {expected} values by its header; allowed are at most {_MOST_PIXELS}")
+    content = file.read(expected + 1)  # never all of a small file that unpacks to gigabytes
+    length = len(header) + len(content)
+    if length != size + expected:
+        present = "more" if length > size + expected else str(length)
+        wanted = f"by its header {size + expected} bytes are expected"
+        raise DataError(f"'{path}' is truncated or too long: {wanted}, {present} are there")
+    return np.frombuffer(content, dtype=np.uint8).reshape(shape)
 
 
 def write_idx(path: Path, array: ByteArray) -> None:
@@ -181,10 +197,13 @@ class Cifar10(PublishedImages):
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
-    size = path.stat().st_size
-    if size == 0 or size % _RECORD:
-        raise DataError(f"'{path}' is truncated: records of {_RECORD} bytes are expected, {size} bytes are there")
-    rows = np.fromfile(path, dtype=np.uint8).reshape(-1, _RECORD)
+    try:
+        content = read_bytes(path)
+    except OSError as error:
+        raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
+    if not content or len(content) % _RECORD:
+        raise DataError(f"'{path}' is truncated: records of {_RECORD} bytes are expected, {len(content)} bytes are there")
+    rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
 
 

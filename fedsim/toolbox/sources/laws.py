@@ -1,6 +1,5 @@
 """Sources that need no files of the user's: characters of a text, and a linear law."""
 
-import re
 from pathlib import Path
 from typing import Literal
 
@@ -10,7 +9,7 @@ from pydantic import Field
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source, every_fifth
 from fedsim.errors import DataError
-from fedsim.files import reading, regular, sought
+from fedsim.files import read_text, reading, sought
 from fedsim.streams import Streams
 
 
@@ -32,15 +31,15 @@ class Text(Source):
     def load(self, root: Path | None) -> Raw:
         path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)
         with reading(path, "data.source.path", "a text in UTF-8"):
-            text = regular(path).read_text("utf-8")
+            text = read_text(path)
         said: dict[str, list[str]] = {}
         for block in text.split("\n\n"):
-            speaker = re.match(r"\s*([^\n:]+):\n", block)
-            said.setdefault(speaker[1] if speaker else "", []).append(block[speaker.end() :] if speaker else block)
+            speaker, lines = _speech(block)
+            said.setdefault(speaker, []).append(lines)
         characters = np.array(sorted({*text}))
         parts = []
-        for lines in said.values():
-            tokens = np.searchsorted(characters, np.array([*"\n".join(lines)]))
+        for speeches in said.values():
+            tokens = np.searchsorted(characters, np.array([*"\n".join(speeches)]))
             if len(tokens) > self.length:
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
                 parts.append(windows[:: self.length])
@@ -49,6 +48,14 @@ class Text(Source):
         x, y = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         test = every_fifth(y)
         return Raw("text", x[~test], y[~test], x[test], y[test], len(parts), 1.0, len(characters))
+
+
+def _speech(block: str) -> tuple[str, str]:
+    """The speaker of a block, who is named in its first line with a colon at its end, and the other lines."""
+    first, newline, others = block.lstrip().partition("\n")
+    speaker = first.removesuffix(":")
+    is_named = newline and speaker and speaker != first and ":" not in speaker
+    return (speaker, others) if is_named else ("", block)
 
 
 class LinearLaw(Source):

@@ -1,6 +1,7 @@
 """The user's own files of data: numpy archives, and folders as Hugging Face's ``datasets`` saves them."""
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any, Literal
 from zipfile import is_zipfile
@@ -12,9 +13,11 @@ from pydantic import Field, field_validator
 from fedsim.data.federated import Raw
 from fedsim.data.sources import Source
 from fedsim.errors import DataError, nearest
-from fedsim.files import read_json, reading, regular, sought
+from fedsim.files import read_bytes, read_json, reading, regular, sought
 from fedsim.language.notes import note
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
+
+_MOST_PIXELS = 1 << 24  # of one image: few bytes may unpack to gigabytes
 
 
 class Npz(Source):
@@ -42,7 +45,7 @@ class Npz(Source):
         with reading(path, "data.source.path", "an .npz archive of plain arrays"):
             if not is_zipfile(regular(path)):
                 raise ValueError("it is no zip file")
-            with np.load(path, allow_pickle=False) as archive:
+            with np.load(regular(path), allow_pickle=False) as archive:
                 names = list(archive.files)
                 arrays = dict(archive)
         for name in names:
@@ -116,7 +119,7 @@ def _table(folder: Path, names: list[str]) -> Any:
         if state.get("_indices_data_files"):
             raise ValueError("it holds a selection of its rows as indices; call flatten_indices() before save_to_disk")
         files = [folder / each["filename"] for each in state["_data_files"]]
-        table = pa.concat_tables([pa.ipc.open_stream(regular(file).read_bytes()).read_all() for file in files])
+        table = pa.concat_tables([pa.ipc.open_stream(read_bytes(file)).read_all() for file in files])
     except FileNotFoundError as error:
         needed = "give a folder that datasets' save_to_disk has written"
         raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
@@ -173,6 +176,11 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
     except ImportError as error:
         raise DataError(f"data.source: images need Pillow, which cannot be imported ({error}); pip install pillow") from error
     try:
-        return np.asarray(Image.open(io.BytesIO(data or b"")), dtype=np.uint8)
-    except OSError as error:
+        with warnings.catch_warnings(action="ignore"):  # of more pixels than usual; many more are refused below
+            image = Image.open(io.BytesIO(data or b""))
+        width, height = image.size
+        if width * height > _MOST_PIXELS:
+            raise ValueError(f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all")
+        return np.asarray(image, dtype=np.uint8)
+    except Exception as error:  # Pillow raises many kinds for damaged images
         raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None

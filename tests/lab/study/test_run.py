@@ -157,7 +157,7 @@ def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
     process = start(*words, "--workers", "1")
     wait_for(lambda: checkpoints(out), process)
     assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(*words)
-    assert "Of fedprox 0 of 1 runs are done." in call("compare", out).output
+    assert "No run was begun of fedprox." in call("compare", out).output
     ends_with_130(process, signal.SIGINT)
     assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"]  # the other was not begun
 
