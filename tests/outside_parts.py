@@ -134,7 +134,6 @@ class Ring(fed.Strategy[RingParams]):
             self.probe()
 
     def models(self) -> Mapping[str, tuple[fed.Ref, Sequence[int] | None]]:
-        """One model for all."""
         return {"global": (self.state["model"], None)}
 
 
@@ -152,7 +151,6 @@ class Trickle(fed.Strategy[TrickleParams]):
     Params = TrickleParams
 
     async def on_start(self) -> None:
-        """Asks the first clients."""
         self.state |= {"version": 0, "model": self.server.models.initial(), "open": [], "over": False, "draws": 0}
         self.refill()
 
@@ -171,7 +169,6 @@ class Trickle(fed.Strategy[TrickleParams]):
             self.refill()
 
     async def on_task_end(self, message: fed.TaskEnd) -> None:
-        """Mixes an update in."""
         state, server = self.state, self.server
         state["open"].remove(message.task)
         update = message.contents.get("update")
@@ -184,7 +181,6 @@ class Trickle(fed.Strategy[TrickleParams]):
             server.timer("refill", server.now)
 
     def models(self) -> Mapping[str, tuple[fed.Ref, Sequence[int] | None]]:
-        """One model for all."""
         return {"global": (self.state["model"], None)}
 
 
@@ -211,7 +207,6 @@ class Halving(fed.Synchronous[HalvingParams]):
         return self.pick(max(count, self.params.least))
 
     def contents(self, device: int) -> fed.Contents:
-        """The model."""
         return {"model": self.state["model"]}
 
     async def aggregate(self) -> None:
@@ -220,12 +215,10 @@ class Halving(fed.Synchronous[HalvingParams]):
             self.state["model"] = await self.next_model(self.state["model"], self.state["received"])
 
     def center(self, entry: dict[str, Any]) -> fed.Ref | None:
-        """The model."""
         center: fed.Ref = self.state["model"]
         return center
 
     def models(self) -> Mapping[str, tuple[fed.Ref, Sequence[int] | None]]:
-        """One model for all."""
         return {"global": (self.state["model"], None)}
 
 
@@ -262,7 +255,6 @@ class Turns(fed.Selection):
     def select(
         self, server: fed.Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
     ) -> list[int]:
-        """The next ones that are there."""
         online = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
         turn = state.get("turn", 0)
         chosen = sorted(online, key=lambda device: (device < turn, device))[:count]
@@ -286,7 +278,6 @@ class Ramp(fed.ServerOptimiser):
     """share of what is missing to a whole step that each round adds."""
 
     def step(self, server: fed.Server, state: dict[str, Any], model: fed.Ref, aggregated: fed.Ref) -> fed.Ref:
-        """Part of the way."""
         rate = state.get("rate", 0.0) + self.growth * (1 - state.get("rate", 0.0))
         state["rate"] = rate
         return server.models.mix([(model, 1 - rate), (aggregated, rate)], otherwise=model)
@@ -306,13 +297,11 @@ class Bits(fed.Codec):
     """bytes of the head."""
 
     def bytes(self, parameters: int) -> float:
-        """Two a number."""
         return 2 * parameters + self.head
 
     def code(
         self, arithmetic: fed.Arithmetic, parameters: int, value: fed.Ref, base: fed.Ref | None, kept: fed.Ref | None
     ) -> fed.Coded:
-        """Rounded numbers."""
         return fed.Coded(arithmetic.apply(rounded, [value], bits=self.bits))
 
 
@@ -323,7 +312,6 @@ class Shrinking(fed.Deadline):
     """time of the first round (s)."""
 
     def least_s(self) -> float:
-        """The first."""
         return self.first
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
@@ -346,7 +334,6 @@ class Signs(fed.Trainer):
     def train(
         self, model: torch.nn.Module, data: fed.LocalData, context: fed.TrainingContext
     ) -> tuple[Mapping[str, torch.Tensor], Mapping[str, float]]:
-        """One step a batch."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for x, y in data:
             gradients = torch.autograd.grad(context.loss(model(x), y), parameters)
@@ -371,7 +358,6 @@ class Spirals(fed.Source):
         return fed.Raw("spirals", x[200:], y[200:], x[:200], y[:200], classes=self.arms, peak=1.0)
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Two coordinates."""
         return (2,), self.arms
 
 
@@ -399,7 +385,6 @@ class Rotate(fed.Shift):
     """Each candidate takes over the data of the next one."""
 
     def apply(self, data: fed.FederatedData, occasion: int, candidates: Any, streams: fed.Streams) -> list[fed.Change]:
-        """Along the devices' numbers."""
         devices = sorted(candidates.tolist())
         shards = [data.current(device) for device in devices]
         return [
@@ -423,7 +408,6 @@ class BlinkingPaths(fed.Availability):
         self._length = length
 
     def span(self, device: int, time: float) -> fed.Span:
-        """The phase at a time."""
         count = int(time // self._length)
         return fed.Span((count + device) % 3 != 0, count * self._length, (count + 1) * self._length)
 
@@ -434,7 +418,6 @@ class Blinking(fed.AvailabilityModel):
     phase: fed.PositiveSeconds = 40.0
 
     def build(self, streams: fed.Streams, devices: int, root: Path | None) -> BlinkingPaths:
-        """The paths."""
         return BlinkingPaths(self.phase)
 
 
@@ -446,7 +429,6 @@ class Masts(fed.Network):
         self._masts = masts
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
-        """The masts of both ends."""
         return tuple(f"mast {end % self._masts}" for end in (source, destination) if end != fed.SERVER)
 
 
@@ -458,7 +440,6 @@ class MastsSpec(fed.NetworkModel):
     """rate of a mast, both ways together."""
 
     def build(self, simulation: Any, streams: fed.Streams, devices: int, rates: Any = None, root: Path | None = None) -> Masts:
-        """The network."""
         links = {f"mast {mast}": self.rate for mast in range(self.masts)}
         columns = self.columns(streams, devices, rates, root)
         return Masts(simulation, links, *columns, fed.Transport(self.protocol, streams), masts=self.masts)
@@ -479,7 +460,6 @@ class Beacon(fed.Process):
     size: fed.Bytes = 100.0
 
     def run(self, world: fed.World) -> Generator[Any, Any, Any]:
-        """For ever."""
         while True:
             due = world.state.setdefault("due", self.every)
             yield world.until(due)
@@ -498,12 +478,10 @@ class Trips(fed.Meter):
         self.least = least
 
     def on_transfer(self, ended: fed.Transfer) -> None:
-        """Counts a message."""
         if ended.device is not None and ended.bytes >= self.least:
             self.trips[ended.device] += 1
 
     def of_devices(self) -> dict[str, Any]:
-        """All of them."""
         return {"trips": self.trips}
 
 
