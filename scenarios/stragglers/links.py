@@ -7,57 +7,71 @@ Runs ``links.toml`` beside this file twice and prints a table in Markdown.
 
 import tempfile
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 import fedsim
+from fedsim.records.reading import RunFolder
 
 SCENARIO = Path(__file__).with_suffix(".toml")
 COLUMNS = ["reserved", "uplink", "upload alone", "trainings", "valid", "epochs", "split", "after T"]
+MESSAGE_BYTES = 203_564  # the update and its flag
+LATENCY_S = 0.04
+TIE_S = 1e-3
 
 
-def rows(upload_time: str) -> list[list[str]]:
-    """A row for each uplink: of how many trainings and devices, which share did what."""
-    with tempfile.TemporaryDirectory() as folder:
-        scenario = fedsim.load(SCENARIO, [f"strategy.upload_time={upload_time}"])
-        fedsim.run(scenario, Path(folder) / "run", executor="inline")
-        run = fedsim.load_run(Path(folder) / "run")
-        devices, events = run.devices, run.events
-    budget = next(data["training_limit"] for data in events["data"] if "training_limit" in data)
-    rate = devices.set_index("device")["link_up"]
-    steps = events[events["kind"] == "step-end"]
-    begins = events[(events["kind"] == "step-start") & (events["step"] == "train")]
-    began = begins.set_index("task")["time"]
-    trained = steps[steps["step"] == "train"].set_index("task")
-    sent = steps[steps["step"] == "upload"].set_index("task")["time"].reindex(trained.index)
-    table = pd.DataFrame(
-        {
-            "rate": trained["device"].map(rate),
-            "epochs": trained["data"].map(lambda data: data["epochs"]),
-            "after": sent - began.reindex(trained.index) > budget + 1e-3,
-        }
-    )
-    split = events.loc[events["kind"] == "split", "device"].drop_duplicates().map(rate)
-    found = []
-    for uplink, group in sorted(table.groupby("rate"), reverse=True):
-        valid = group[group["epochs"] > 0]
-        found.append(
+def run_of(upload_time: str, folder: Path) -> RunFolder:
+    """Run the scenario into a folder."""
+    scenario = fedsim.load(SCENARIO, [f"strategy.upload_time={upload_time}"])
+    fedsim.run(scenario, folder, executor="inline")
+    return RunFolder(folder)
+
+
+def times_of(events: list[dict[str, Any]], kind: str, step: str) -> dict[int, float]:
+    """The time (s) of each task's record of a step."""
+    records = [event for event in events if event["kind"] == kind and event["step"] == step]
+    return {event["task"]: event["time"] for event in records}
+
+
+def rows(run: RunFolder, reserved: str) -> list[list[str]]:
+    """A row for each uplink, the fastest first."""
+    events = run.events
+    (budget, *_) = [event["data"]["training_limit"] for event in events if event["kind"] == "round-start"]
+    trained = [event for event in events if event["kind"] == "step-end" and event["step"] == "train"]
+    began = times_of(events, "step-start", "train")
+    arrived = times_of(events, "step-end", "upload")
+    split = {event["device"] for event in events if event["kind"] == "split"}
+    table = []
+    for rate in sorted({row["link_up"] for row in run.devices}, reverse=True):
+        members = {row["device"] for row in run.devices if row["link_up"] == rate}
+        tasks = [event for event in trained if event["device"] in members]
+        valid = [event for event in tasks if event["data"]["epochs"]]
+        epochs = [event["data"]["epochs"] for event in valid]
+        took = [arrived[event["task"]] - began[event["task"]] for event in valid if event["task"] in arrived]
+        late = [seconds for seconds in took if seconds > budget + TIE_S]
+        figures = [f"{sum(epochs) / len(epochs):.1f}", f"{len(late) / len(took):.0%}"] if valid else ["", ""]
+        table.append(
             [
-                "yes" if upload_time == "reserved" else "no",
-                f"{uplink * 8 / 1000:g} kbit/s",
-                f"{203564 / uplink + 0.04:.1f} s",
-                f"{len(group)}",
-                f"{len(valid) / len(group):.0%}",
-                f"{valid['epochs'].mean():.1f}" if len(valid) else "",
-                f"{(split == uplink).sum()} of {(rate == uplink).sum()}",
-                f"{valid['after'].mean():.0%}" if len(valid) else "",
+                reserved,
+                f"{rate * 8 / 1000:g} kbit/s",
+                f"{MESSAGE_BYTES / rate + LATENCY_S:.1f} s",
+                f"{len(tasks)}",
+                f"{len(valid) / len(tasks):.0%}",
+                figures[0],
+                f"{len(split & members)} of {len(members)}",
+                figures[1],
             ]
         )
-    return found
+    return table
+
+
+def main() -> None:
+    """Print the table."""
+    with tempfile.TemporaryDirectory() as folder:
+        reserved = rows(run_of("reserved", Path(folder) / "reserved"), "yes")
+        ignored = rows(run_of("ignored", Path(folder) / "ignored"), "no")
+    for line in (COLUMNS, ["---"] * len(COLUMNS), *reserved, *ignored):
+        print(f"| {' | '.join(line)} |")
 
 
 if __name__ == "__main__":
-    print("| " + " | ".join(COLUMNS) + " |")
-    print("|" + "---|" * len(COLUMNS))
-    for row in [*rows("reserved"), *rows("ignored")]:
-        print("| " + " | ".join(row) + " |")
+    main()
