@@ -15,7 +15,6 @@ from fedsim.language.spec import Spec
 from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.streams import Streams
 
-
 _FORESEEN = 1_000  # occasions
 
 

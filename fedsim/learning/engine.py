@@ -99,11 +99,11 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        if not np.array_equal(*(flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)), equal_nan=True):
+        initial = [flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)]
+        if not np.array_equal(*initial, equal_nan=True):
             raise ScenarioError(
-                f"the module of model.factory {getattr(self._model, 'factory', self._model.kind)!r} begins with other numbers each "
-                "time that it is made: it draws from a generator that nobody seeds; allowed are draws of torch, numpy.random and "
-                "random, which have a seed then"
+                "the module of model.factory begins with other numbers each time that it is made: it draws from a generator "
+                "that nobody seeds; allowed are draws of torch, numpy.random and random, whose global generators are seeded then"
             )
         probe(self._solver, self._objective, *data.train_samples(shard))
 
@@ -121,9 +121,9 @@ class Learning(Learner):
         if size == 1 or batching.size == 1:
             allowed = "a data.partition without devices of one sample" if size == 1 else "a training.batch_size of 2 or more"
         raise ScenarioError(
-            f"the module of model.factory cannot be trained on a batch of one sample, as a norm by the batch cannot, and the last "
-            f"batch of device {device} has one: it has {size} samples in batches of {batching.size} (and {len(short) - 1} more "
-            f"such devices); allowed is {allowed}, or torch.nn.GroupNorm"
+            "the module of model.factory cannot be trained on a batch of one sample, as a norm by the batch cannot, and the "
+            f"last batch of device {device} has one: it has {size} samples, in batches of {batching.size} ({len(short)} such "
+            f"devices in all); allowed is {allowed}, or torch.nn.GroupNorm"
         )
 
     def given(self, weights: NDArray[np.floating]) -> Ref:

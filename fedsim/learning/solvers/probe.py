@@ -1,7 +1,7 @@
 """A trial of a user's module before a run: what it draws, what it leaves behind, what it gives.
 
-Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. Where a result differs, or the
-module's memory grows with each training, the module is refused by the name of what differs.
+Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. If a result differs, or the
+module's memory changes with each training, the module is refused by the name of the part that differs.
 """
 
 from collections.abc import Callable
@@ -107,15 +107,15 @@ def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y:
         raise ScenarioError("the module of model.factory gives complex outputs; allowed are real ones, such as outputs.real")
     if bool(torch.isnan(outputs).any()):
         raise ScenarioError(
-            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, from "
-            "finite samples and weights"
+            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, "
+            "from finite samples and weights"
         )
     losses = _plainly(lambda: solver.losses(outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ScenarioError(
-            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one loss a "
-            "sample (reduction='none')"
+            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one loss "
+            "a sample (reduction='none')"
         )
     _plainly(lambda: objective.answers(outputs) == targets)
 
