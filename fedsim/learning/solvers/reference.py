@@ -193,14 +193,25 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
     return own
 
 
+class SingleSampleError(ScenarioError):
+    """A norm by the batch meets a batch of one sample; ``part``: the norm, in words."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"the module of model.factory: {part}, which needs batches of two samples at least, and the last batch of a device "
+            'has one; allowed is training.last_batch = "drop" or "merge", a training.batch_size that leaves no single sample '
+            "over, or torch.nn.GroupNorm"
+        )
+        self.part = part
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.part,)
+
+
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
     """Refuse a batch in which a channel has a single value, and so no variance, for norms by the batch."""
     if args[0].numel() == args[0].shape[1] and (part.training or part.running_mean is None):
-        raise ScenarioError(
-            f"the module of model.factory: the part {name or 'itself'!r} is a {type(part).__name__}, which needs batches of "
-            'two samples at least, and the last batch of a device has one; allowed is training.last_batch = "drop" or '
-            '"merge", a training.batch_size that leaves no single sample over, or torch.nn.GroupNorm'
-        )
+        raise SingleSampleError(f"the part {name or 'itself'!r} is a {type(part).__name__}")
 
 
 def module_of(architecture: Architecture) -> nn.Module:
