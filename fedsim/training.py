@@ -42,8 +42,8 @@ LastBatch = Literal["keep", "drop", "merge"]
 class Batching:
     """The batches of an epoch: their ``size``, and the fate of an incomplete ``last`` one.
 
-    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the batch before it. The only batch of
-    an epoch is kept in any case.
+    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the batch before it. The only batch
+    of an epoch is kept in any case.
     """
 
     size: int

@@ -9,6 +9,7 @@ import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,13 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for generator in self._generators.values():
             generator.manual_seed(self._key)
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing here is compiled, and a guard against it would make each operation slower
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
-        if torch.Tag.nondeterministic_seeded not in func.tags:
+        if not _draws(func):
             return func(*args, **given)
         names = [argument.name for argument in func._schema.arguments]
         keyed = func if "generator" in names else _with_generator(func)
@@ -79,6 +84,11 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if device not in self._generators:
             self._generators[device] = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(self._key)
         return self._generators[device]
+
+
+@cache
+def _draws(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def _with_generator(func: Any) -> Any:

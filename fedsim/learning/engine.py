@@ -99,31 +99,36 @@ class Learning(Learner):
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        if not np.array_equal(*(flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)), equal_nan=True):
+        initial = [flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)]
+        if not np.array_equal(*initial, equal_nan=True):
             raise ScenarioError(
-                f"the module of model.factory {getattr(self._model, 'factory', self._model.kind)!r} begins with other numbers each "
-                "time that it is made: it draws from a generator that nobody seeds; allowed are draws of torch, numpy.random and "
-                "random, which have a seed then"
+                "the module of model.factory begins with other numbers each time that it is made: it draws from a generator "
+                "that nobody seeds; allowed are draws from the global generators of torch, numpy and random, which have a seed"
             )
         probe(self._solver, self._objective, *data.train_samples(shard))
 
     @property
     def needs_sizes(self) -> bool:
-        return self._solver.least_batch > 1
+        return bool(self._solver.fails_on_one)
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        batching, least = self._training.batching, self._solver.least_batch
-        short = [(device, size) for device, size in sizes.items() if size and batching.last_size(size) < least]
-        if not short:
+        batching, why = self._training.batching, self._solver.fails_on_one
+        if not why:
             return
-        device, size = short[0]
-        allowed = 'training.last_batch = "drop" or "merge"'
-        if size == 1 or batching.size == 1:
-            allowed = "a data.partition without devices of one sample" if size == 1 else "a training.batch_size of 2 or more"
+        single = [device for device, size in sizes.items() if batching.last_size(size) == 1]
+        if not single:
+            return
+        size = sizes[single[0]]
+        if size == 1:
+            allowed = "a data.partition without devices of one sample"
+        elif batching.size == 1:
+            allowed = "a training.batch_size of 2 or more"
+        else:
+            allowed = 'training.last_batch = "drop" or "merge"'
         raise ScenarioError(
-            f"the module of model.factory cannot be trained on a batch of one sample, as a norm by the batch cannot, and the last "
-            f"batch of device {device} has one: it has {size} samples in batches of {batching.size} (and {len(short) - 1} more "
-            f"such devices); allowed is {allowed}, or torch.nn.GroupNorm"
+            f"the module of model.factory cannot be trained on a batch of one sample ({why}), and the last batch of device "
+            f"{single[0]} has one: it has {size} samples, in batches of {batching.size} (as {len(single)} devices in all); "
+            f"allowed is {allowed}, or a module that takes one, as with torch.nn.GroupNorm"
         )
 
     def given(self, weights: NDArray[np.floating]) -> Ref:

@@ -287,9 +287,8 @@ def load(module: nn.Module, path: str, root: Path | None) -> None:
     for name, array in arrays.items():
         if name not in known:
             names = f"{', '.join(known)}{nearest(name, known)}"
-            raise DataError(
-                f"model.file: '{place}' has {name!r} of shape {tuple(array.shape)}, for which the model has none; it has {names}"
-            )
+            shape = tuple(array.shape)
+            raise DataError(f"model.file: '{place}' has {name!r} of shape {shape}, but the model has none; it has {names}")
         _fill(known[name], array, f"model.file: '{place}' has {name!r}")
 
 

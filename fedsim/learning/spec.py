@@ -28,8 +28,8 @@ class Trainer(Spec):
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
     """B. Anything above a device's data means full batches."""
     last_batch: LastBatch = "keep"
-    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or ``merge`` it into the batch before it.
-    The only batch of an epoch is always kept.
+    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or ``merge`` it into the one before. The
+    only batch of an epoch is always kept.
     """
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""

@@ -76,7 +76,6 @@ def test_a_module_counts_as_its_layers_do() -> None:
         ("torch.nn:Linear", {}, "failed with model.args = {}: TypeError"),
         ("torch.nn:BatchNorm1d", {"num_features": 6, "momentum": None}, "give it a momentum"),
         ("torch.nn:LazyLinear", {"out_features": 3}, "'itself' is a LazyLinear, whose size is not known before its first use"),
-        ("torch.nn:AlphaDropout", {}, "draws random numbers"),
         ("torch.nn:ReLU", {}, "without trainable parameters"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
@@ -136,7 +136,11 @@ class Attention(nn.Module):
     def __init__(self, layer: bool = False) -> None:
         super().__init__()
         self.up, self.b, self.is_layer = nn.Linear(1, 4), nn.Linear(4, C_), layer
-        self.part = nn.TransformerEncoderLayer(4, 2, 8, 0.2, batch_first=True) if layer else nn.MultiheadAttention(4, 2, 0.2, batch_first=True)
+        self.part = (
+            nn.TransformerEncoderLayer(4, 2, 8, 0.2, batch_first=True)
+            if layer
+            else nn.MultiheadAttention(4, 2, 0.2, batch_first=True)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.up(x[:, :, None])
@@ -191,9 +195,14 @@ class Outputs(Base):
     def forward(self, x: Tensor) -> Any:
         z = super().forward(x)
         return {
-            "dict": lambda: {"logits": z}, "tuple": lambda: (z, z), "none": lambda: None, "mean": lambda: z.mean(0),
-            "nan": lambda: z * float("nan"), "complex": lambda: z.to(torch.cfloat), "array": lambda: z.detach().numpy(),
-        }[self.how]()  # fmt: skip
+            "dict": lambda: {"logits": z},
+            "tuple": lambda: (z, z),
+            "none": lambda: None,
+            "mean": lambda: z.mean(0),
+            "nan": lambda: z * float("nan"),
+            "complex": lambda: z.to(torch.cfloat),
+            "array": lambda: z.detach().numpy(),
+        }[self.how]()
 
 
 class Loss(Base):
@@ -263,25 +272,41 @@ RUNS: dict[str, Any] = {
     **_dropouts(),
     "attention": made(_attention, train=False),
     "mc-dropout in tests": made(lambda self, h: F.dropout(h, 0.2), train=False),
-    "nn.AlphaDropout": _norm(nn.AlphaDropout), "nn.RReLU": _norm(nn.RReLU), "nn.Dropout": _norm(nn.Dropout),
-    "lstm": LSTM, "gru": lambda: LSTM(nn.GRU), "mha": Attention, "encoder": lambda: Attention(True),
-    "ema": made(_ema, _buffer("mean", torch.zeros(8))), "ema replaced": made(_ema_replaced, _buffer("mean", torch.zeros(8))),
-    "ema by data": made(_ema_data, _buffer("mean", torch.zeros(8))), "codebook": made(_codebook, _buffer("codes", torch.eye(4, 8))),
-    "batch norm": _norm(lambda: nn.BatchNorm1d(8)), "batch norm, no statistics": _norm(lambda: nn.BatchNorm1d(8, track_running_stats=False)),
+    "nn.AlphaDropout": _norm(nn.AlphaDropout),
+    "nn.RReLU": _norm(nn.RReLU),
+    "nn.Dropout": _norm(nn.Dropout),
+    "lstm": LSTM,
+    "gru": lambda: LSTM(nn.GRU),
+    "mha": Attention,
+    "encoder": lambda: Attention(True),
+    "ema": made(_ema, _buffer("mean", torch.zeros(8))),
+    "ema replaced": made(_ema_replaced, _buffer("mean", torch.zeros(8))),
+    "ema by data": made(_ema_data, _buffer("mean", torch.zeros(8))),
+    "codebook": made(_codebook, _buffer("codes", torch.eye(4, 8))),
+    "batch norm": _norm(lambda: nn.BatchNorm1d(8)),
+    "batch norm, no statistics": _norm(lambda: nn.BatchNorm1d(8, track_running_stats=False)),
     "group norm": _norm(lambda: nn.GroupNorm(2, 8)),
     "spectral norm": _norm(lambda: parametrizations.spectral_norm(nn.Linear(8, 8))),
     "weight norm": _norm(lambda: parametrizations.weight_norm(nn.Linear(8, 8))),
     "old spectral norm": _norm(lambda: nn.utils.spectral_norm(nn.Linear(8, 8))),
     "old weight norm": _norm(_old_weight_norm),
-    "complex": Complex, "double": _double, "half": lambda: made()().half(), "bfloat16": lambda: made()().bfloat16(),
-    "tied": Tied, "lazy": made(_lazy_places, train=False), "masks": made(_masks_by_size, _set("masks", dict)),
-    "global cache": made(_global_cache), "last": made(_keep_last), "features": made(_features, _set("features", list)),
-    "unused": made(None, lambda self: setattr(self, "extra", nn.Linear(2, 2))), "checkpoint": Checkpointed,
+    "complex": Complex,
+    "double": _double,
+    "half": lambda: made()().half(),
+    "bfloat16": lambda: made()().bfloat16(),
+    "tied": Tied,
+    "lazy": made(_lazy_places, train=False),
+    "masks": made(_masks_by_size, _set("masks", dict)),
+    "global cache": made(_global_cache),
+    "last": made(_keep_last),
+    "features": made(_features, _set("features", list)),
+    "unused": made(None, lambda self: setattr(self, "extra", nn.Linear(2, 2))),
+    "checkpoint": Checkpointed,
     "mask of -inf": made(lambda self, h: h + self.mask.clamp(min=-1), _buffer("mask", torch.full((8,), -np.inf)), train=False),
     "constant": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False),
     "integers": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8)), train=False),
     "frozen integers": made(None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))),
-}  # fmt: skip
+}
 """Name -> a class or function that makes the module."""
 
 
@@ -341,29 +366,60 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "urandom": (made(lambda self, h: h * os.urandom(1)[0]), "other numbers"),
     "clock": (made(lambda self, h: h * (time.perf_counter_ns() % 1000)), "other numbers"),
     "random in tests": (made(lambda self, h: h if self.training else h * random.random(), train=False), "Python's random"),
-    "unseeded tests": (made(lambda self, h: h if self.training else h * np.random.default_rng().random(), train=False), "other numbers"),
+    "unseeded tests": (
+        made(lambda self, h: h if self.training else h * np.random.default_rng().random(), train=False),
+        "other numbers",
+    ),
     "own rng": (made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))), "'rng'"),
     "own generator": (made(lambda self, h: h * torch.rand(8, generator=self.g), _set("g", torch.Generator)), "'g'"),
     "own random": (made(lambda self, h: h * self.r.random(), _set("r", lambda: random.Random(0))), "'r'"),
     "counter": (made(_bump, _set("steps", int)), "'steps'"),
     "class counter": (type("Shared", (made(_bump_class),), {"steps": 0, "__module__": __name__}), "steps"),
-    "global counter": (made(_bump_global), "STEPS"), "state": (made(_state, _set("state", lambda: None)), "'state'"),
-    "history": (made(_history, _set("history", list)), "'history'"), "deque": (made(_history, _set("history", collections.deque)), "'history'"),
-    "hook": (made(None, _hook), "hooks"), "iterator": (made(_bump_counter, _set("counter", itertools.count)), "'counter'"),
-    "flag": (made(_flag, _set("flag", bool)), "'flag'"), "integer buffer": (made(_bump_buffer, _buffer("n", torch.zeros(1, dtype=torch.long))), "'n'"),
+    "global counter": (made(_bump_global), "STEPS"),
+    "state": (made(_state, _set("state", lambda: None)), "'state'"),
+    "history": (made(_history, _set("history", list)), "'history'"),
+    "deque": (made(_history, _set("history", collections.deque)), "'history'"),
+    "hook": (made(None, _hook), "hooks"),
+    "iterator": (made(_bump_counter, _set("counter", itertools.count)), "'counter'"),
+    "flag": (made(_flag, _set("flag", bool)), "'flag'"),
+    "integer buffer": (made(_bump_buffer, _buffer("n", torch.zeros(1, dtype=torch.long))), "'n'"),
     "hidden buffer": (made(_ema, _buffer("mean", torch.zeros(8), persistent=False)), "'mean'"),
     "plain tensor": (made(_ema, _set("mean", lambda: torch.zeros(8))), "'mean'"),
-    "partial": (made(lambda self, h: (self.f(1.0), h)[1], lambda self: setattr(self, "f", functools.partial(list.append, []))), "'f'"),
+    "partial": (
+        made(lambda self, h: (self.f(1.0), h)[1], lambda self: setattr(self, "f", functools.partial(list.append, []))),
+        "'f'",
+    ),
     "ema in tests": (made(_ema, _buffer("mean", torch.zeros(8)), train=False), "'mean'"),
-    "history in tests": (made(lambda self, h: h if self.training else _history(self, h), _set("history", list), train=False), "'history'"),
-    "checkpoint and draws": (CheckpointedDraws, "backward pass"), "scalar loss": (Loss, "one loss a sample"),
-    **{f"outputs {how}": ((lambda how=how: Outputs(how)), says) for how, says in {
-        "dict": r"outputs\['logits'\]", "tuple": r"outputs\[0\]", "none": "NoneType", "mean": "outputs of shape", "nan": "gives NaN", "complex": "complex outputs", "array": "ndarray"}.items()},
-    "grows": (made(lambda self, h: (setattr(self, "q", torch.cat([self.q, h.detach().mean(0)[None]])), h)[1], _buffer("q", torch.zeros(1, 8))), "'q'"),
+    "history in tests": (
+        made(lambda self, h: h if self.training else _history(self, h), _set("history", list), train=False),
+        "'history'",
+    ),
+    "checkpoint and draws": (CheckpointedDraws, "backward pass"),
+    "scalar loss": (Loss, "one loss a sample"),
+    **{
+        f"outputs {how}": ((lambda how=how: Outputs(how)), says)
+        for how, says in {
+            "dict": r"outputs\['logits'\]",
+            "tuple": r"outputs\[0\]",
+            "none": "NoneType",
+            "mean": "outputs of shape",
+            "nan": "gives NaN",
+            "complex": "complex outputs",
+            "array": "ndarray",
+        }.items()
+    },
+    "grows": (
+        made(
+            lambda self, h: (setattr(self, "q", torch.cat([self.q, h.detach().mean(0)[None]])), h)[1],
+            _buffer("q", torch.zeros(1, 8)),
+        ),
+        "'q'",
+    ),
     "meta": (lambda: made()().to("meta"), "'meta'"),
-    "fails": (made(lambda self, h: h @ torch.ones(3)), "mat|size"), "random init": (made(None, lambda self: self.a.weight.data.mul_(np.random.default_rng().random())), "begins with other"),
+    "fails": (made(lambda self, h: h @ torch.ones(3)), "mat|size"),
+    "random init": (made(None, lambda self: self.a.weight.data.mul_(np.random.default_rng().random())), "begins with other"),
     "lock": (made(None, _set("lock", __import__("threading").Lock)), "'lock'"),
-}  # fmt: skip
+}
 """Name -> the same, and a pattern of the message."""
 
 

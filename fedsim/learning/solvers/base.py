@@ -202,10 +202,10 @@ class Solver(ABC):
     """Trains and applies one kind of model, in several threads at once.
 
     ``tensors``: names and shapes, in the order of a flat model; ``kernels``: names of those that are kernels;
-    ``least_batch``: samples of the smallest batch on which it trains.
+    ``fails_on_one``: why it cannot train on a batch of one sample, "" if it can.
     """
 
-    least_batch = 1
+    fails_on_one = ""
 
     def __init__(self, device: torch.device, tensors: Sequence[tuple[str, tuple[int, ...]]], kernels: Collection[str]) -> None:
         self.device, self.tensors, self.kernels = device, tensors, kernels

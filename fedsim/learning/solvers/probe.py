@@ -1,7 +1,7 @@
 """A trial of a user's module before a run: what it draws, what it leaves behind, what it gives.
 
-Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. Where a result differs, or the
-module's memory grows with each training, the module is refused by the name of what differs.
+Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. If a result differs, or the
+module's memory changes with each training, the module is refused by the name of the part that differs.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,14 @@ from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
 from fedsim.learning.remains import Token, differences, remains
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
-from fedsim.learning.solvers.reference import Reference, flat_weights, repeats_message, same_bits, same_results
+from fedsim.learning.solvers.reference import (
+    Reference,
+    SingleSampleError,
+    flat_weights,
+    repeats_message,
+    same_bits,
+    same_results,
+)
 from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
 
 SAMPLES = 16
@@ -52,7 +59,7 @@ def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> No
         work = [_work(weights, x[half::2], y[half::2], key=half) for half in (0, 1)]
         _refuse_draws(lambda: _trained(solver, solver.watch.fresh(), work[0]))
         harmless |= _replayed(solver, *work)
-        solver.least_batch = 1 if _takes_one(solver, weights, x, y) else 2
+        solver.fails_on_one = _failure_on_one(solver, weights, x, y)
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
 
@@ -107,15 +114,15 @@ def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y:
         raise ScenarioError("the module of model.factory gives complex outputs; allowed are real ones, such as outputs.real")
     if bool(torch.isnan(outputs).any()):
         raise ScenarioError(
-            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, from "
-            "finite samples and weights"
+            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, "
+            "from finite samples and weights"
         )
     losses = _plainly(lambda: solver.losses(outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ScenarioError(
-            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one loss a "
-            "sample (reduction='none')"
+            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one "
+            "loss a sample (reduction='none')"
         )
     _plainly(lambda: objective.answers(outputs) == targets)
 
@@ -157,11 +164,13 @@ def _memory(module: ModuleCopy) -> dict[str, Token]:
     return remains(module.module, module.flat, whole=True)
 
 
-def _takes_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> bool:
-    """Whether the module can be trained on a batch of one sample."""
+def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
+    """Why the module cannot be trained on a batch of one sample; "" if it can."""
     one = LocalSolve(weights, x[:1], y[:1], shuffled(np.random.default_rng(0), 1, 1, 1))
     try:
         solver.trained(solver.watch.fresh(), one, _RULE)
-    except Exception:
-        return False
-    return True
+    except SingleSampleError as error:
+        return error.part
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""

@@ -38,11 +38,15 @@ _TEST_KEY = 0x7E57  # of draws in tests, which are the same for every model and 
 
 
 class Reference(Solver):
-    """Local SGD of a ``nn.Module``, which is copied once for each thread that computes with it.
+    """Local SGD of a ``nn.Module``, which is copied for each thread that computes with it.
 
-    A trial of the module (``probe``) sets ``keyed``, whether trainings and tests draw, and ``least_batch``, the samples of the
-    smallest batch on which it can be trained. Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method ``loss(outputs, y)`` that returns one loss
-    a sample, [n]. ``dtype`` is that of the numbers; None: as the module has them, and samples in float32.
+    Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method ``loss(outputs, y)`` that returns one loss
+    a sample, [n]. ``dtype`` is that of the numbers; None: as the module has them, with samples in ``samples_dtype``.
+
+    Attributes:
+        watch: the copies; a trial of the module (``probe``) sets what to watch.
+        keyed: whether random draws are keyed, in ``training`` and in ``testing``; set by the trial.
+        drawn: whether there were keyed draws.
     """
 
     def __init__(
@@ -189,14 +193,25 @@ def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
     return own
 
 
+class SingleSampleError(ScenarioError):
+    """A norm by the batch meets a batch of one sample; ``part``: the norm, in words."""
+
+    def __init__(self, part: str) -> None:
+        super().__init__(
+            f"the module of model.factory: {part}, which needs batches of two samples at least, and the last batch of a device "
+            'has one; allowed is training.last_batch = "drop" or "merge", a training.batch_size that leaves no single sample '
+            "over, or torch.nn.GroupNorm"
+        )
+        self.part = part
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.part,)
+
+
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
     """Refuse a batch in which a channel has a single value, and so no variance, for norms by the batch."""
     if args[0].numel() == args[0].shape[1] and (part.training or part.running_mean is None):
-        raise ScenarioError(
-            f"the module of model.factory: the part {name or 'itself'!r} is a {type(part).__name__}, which needs batches of "
-            'two samples at least, and the last batch of a device has one; allowed is training.last_batch = "drop" or '
-            '"merge", a training.batch_size that leaves no single sample over, or torch.nn.GroupNorm'
-        )
+        raise SingleSampleError(f"the part {name or 'itself'!r} is a {type(part).__name__}")
 
 
 def module_of(architecture: Architecture) -> nn.Module:
@@ -245,8 +260,8 @@ def repeats_message(where: str) -> str:
     """The message for a module whose numbers cannot be had again."""
     return (
         f"the module of model.factory gives other numbers when the same steps are repeated {where}: it draws from a generator "
-        "that nobody seeds (numpy.random.default_rng(), os.urandom), or looks at a clock; allowed are torch's draws in forward, "
-        "which are keyed by device and step"
+        "that nobody seeds (numpy.random.default_rng(), os.urandom), or looks at a clock; allowed are torch's draws in "
+        "forward, which are keyed by device and step"
     )
 
 

@@ -177,7 +177,7 @@ def left_message(names: list[str], where: str) -> str:
 def draws_message(names: list[str], where: str) -> str:
     """The message for draws that cannot be keyed."""
     return (
-        f"the module of model.factory draws from the global generator of {' and of '.join(names)} {where}, so that results would "
-        "depend on the order of the work; allowed are torch's draws in forward, which are keyed by device and step: "
+        f"the module of model.factory draws from the global generator of {' and of '.join(names)} {where}, so that results "
+        "would depend on the order of the work; allowed are torch's draws in forward, which are keyed by device and step: "
         "torch.nn.functional.dropout, torch.rand and others"
     )
