@@ -157,8 +157,9 @@ _LAYERS = {
     "testing": "lab.contract",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
-    "lab.loading lab.reading lab.study lab.trackers language output records scenario shipped signals toolbox.sources",
+    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare "
+    "lab.forecast lab.newcomer lab.loading lab.reading lab.study lab.trackers "
+    "language output records scenario shipped signals toolbox.sources",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",
     "__main__": "cli",

@@ -106,7 +106,7 @@ class _Rule:
 
     def _tolerated(self, updates: int) -> int:
         a, b = _BY_DISTANCE[self._aggregation["kind"]]
-        return max(0, min(self._aggregation["malicious"], (updates - b) // a))
+        return max(0, min(int(self._aggregation["malicious"]), (updates - b) // a))
 
     def _bears(self, own: Any) -> str | None:
         """A robust aggregation says how many malicious updates it bears, where these are fewer than the scenario wants."""
@@ -127,7 +127,7 @@ class _Rule:
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._tolerated(count)
         due = {"krum": 1, "multi-krum": count - tolerated, "bulyan": count - 2 * tolerated}[kind]
-        taken = np.count_nonzero(weights)
+        taken = int(np.count_nonzero(weights))
         if not self._all_finite and taken <= due:
             due = taken
         alike = weights[weights > 0]
@@ -186,15 +186,17 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
     samples = _samples(evidence)
     aggregates = evidence.said("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
-    for row, own in combined.iterrows():
+    for row, edges, weights in zip(
+        combined.index.tolist(), combined["edges"].tolist(), combined["weights"].tolist(), strict=True
+    ):
         before = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
-        last = before.drop_duplicates("group", keep="last").set_index("group")["tasks"]
-        if not set(own["edges"]) <= {*last.index}:
-            yield f"record {row} (edges-combined): {own['edges']} are combined, and {[*last.index]} have updates"
+        last = before.drop_duplicates("group", keep="last").set_index("group")["tasks"].to_dict()
+        if not set(edges) <= {*last}:
+            yield f"record {row} (edges-combined): {edges} are combined, and {[*last]} have updates"
             continue
-        held = np.array([sum(samples.get(task, math.nan) for task in last[edge]) for edge in own["edges"]])
+        held = np.array([sum(samples.get(task, math.nan) for task in last[edge]) for edge in edges])
         due = held / held.sum() if held.sum() else np.full(len(held), 1 / len(held))
-        if (problem := _unlike(np.array(own["weights"], dtype=np.float64), due)) is not None:
+        if (problem := _unlike(np.array(weights, dtype=np.float64), due)) is not None:
             yield f"record {row} (edges-combined): {problem}"
 
 

@@ -91,7 +91,8 @@ class Sizes:
             return numbers(self._tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
-            return round(read(Bytes, model["bytes"]) / _NUMBER_BYTES)
+            size: float = read(Bytes, model["bytes"])
+            return round(size / _NUMBER_BYTES)
         return None
 
     @cached_property
@@ -143,8 +144,8 @@ class Sizes:
             return None
         if purpose == "model" and self.by == "adapters":
             return self._of_stacks(size)
-        units = {coded_bytes(codec, count, self._whole) for count in counts}
-        if None in units:
+        units = {unit for count in counts if (unit := coded_bytes(codec, count, self._whole)) is not None}
+        if not units:
             return None
         times = self._times(purpose)
         for unit in units:
@@ -152,7 +153,7 @@ class Sizes:
             if any(math.isclose(models, count, rel_tol=_ROUNDING) for count in times or [max(1, round(models))]):
                 return None
         many = "" if times == [1] else f"{times[0]} times " if times else "some times "
-        return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(map(float, units)))} of it"
+        return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(units))} of it"
 
     def _times(self, purpose: str) -> list[int]:
         """How many models a message has; empty for any number."""

@@ -1,4 +1,4 @@
-"""Each column of each table, each field of records, each entry and each key is checked, or declared as unchecked in one place."""
+"""Each column, field of a record, entry and key of a folder is checked, or declared as unchecked in one place."""
 
 from pathlib import Path
 from typing import Any
