@@ -153,7 +153,7 @@ _LAYERS = {
     "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
     "scenario shipped strategies toolbox.ray world",
     "lab.audited": "audit errors language records scenario version",
-    "lab.contract": "audit data executors fedsim records running",
+    "lab.contract": "data executors fedsim lab.audited records running",
     "testing": "lab.contract",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",

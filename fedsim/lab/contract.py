@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.audit import audit
 from fedsim.data.federated import FederatedData
 from fedsim.executors import Executor, Inline, Threads
+from fedsim.lab.audited import audit_run
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 
@@ -106,7 +106,7 @@ def give_other_tests(data: FederatedData) -> None:
 
 def assert_sound(folder: Path) -> RunFolder:
     """A run folder that passes its audit."""
-    problems = {name: found for name, found in audit(folder).items() if found}
+    problems = {name: found for name, found in audit_run(folder).findings.items() if found}
     assert not problems, problems
     return RunFolder(folder)
 
