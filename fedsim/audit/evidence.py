@@ -70,7 +70,7 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
         lambda data: (*_counts_of(data), [*map(_number, data["epoch_ends"])]),
     ),
     "step-end of train or evaluate or compute": ({"core_s": float}, lambda data: (_number(data.get("core_s", math.nan)),)),
-    "task-start": ({"continues": bool}, lambda data: ("continues" in data,)),
+    "task-start": ({"continues": bool}, lambda data: (data.get("continues") is True,)),
     **dict.fromkeys(("edge-off", "edge-on"), ({"edge": int}, lambda data: (int(data["edge"]),))),
     "assign": ({"before": float}, lambda data: (math.nan if data["before"] is None else _number(data["before"]),)),
     "shift": ({"what": object, "occasion": int}, lambda data: (data["what"], int(data["occasion"]))),
@@ -78,7 +78,15 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
     "queue": ({"direction": object, "slots": int}, lambda data: (data["direction"], int(data["slots"]))),
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
     "aggregate": (
-        {"tasks": object, "rounds": bool, "at_edge": bool, "weights": object, "staleness": object, "bears": float},
+        {
+            "tasks": object,
+            "rounds": bool,
+            "at_edge": bool,
+            "edge": float,
+            "weights": object,
+            "staleness": object,
+            "bears": float,
+        },
         lambda data: (
             _tasks(data),
             "staleness" not in data,

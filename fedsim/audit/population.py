@@ -83,6 +83,9 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
             "device {device} is in group {group}, and the strategy has none", devices, devices["group"] != NOTHING
         )
     elif kind == "hierfavg":
+        aggregates = evidence.said("aggregate").join(events["group"])
+        text = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"
+        yield from findings(text, aggregates[["edge", "group"]], aggregates["edge"] != aggregates["group"])
         of = evidence.network["edges"]["of"] if evidence.network is not None else []
         if of:
             yield from _other_group(devices, np.array(of)[devices["device"] % len(of)])

@@ -189,7 +189,7 @@ def _quantity(value: Any) -> Any:
     """Twice a quantity with its unit."""
     number, _, unit = value.partition(" ")
     try:
-        return f"{float(number) * 2:g} {unit}" if unit else f"{value}x"
+        return f"{float(number) * 2 or 1.0:g} {unit}" if unit else f"{value}x"
     except ValueError:
         return f"{value}x"
 
