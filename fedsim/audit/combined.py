@@ -234,7 +234,9 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if aggregation["where"] == "local" else 1)
     in_full = _epsilon(noise, {1.0: count}, delta, aggregation["accountant"])
-    if aggregation["where"] == "local" or strategy.get("selection", {"kind": "random"})["kind"] != "random":
+    selection = strategy.get("selection", {"kind": "random"})
+    is_uniform = isinstance(selection, dict) and selection["kind"] == "random"  # CATA-Fed's own have names
+    if aggregation["where"] == "local" or not is_uniform:
         return in_full, in_full
     starts = evidence.said("round-start").join(evidence.events["round"]).drop_duplicates("round", keep="last")
     asked = starts["selected"].reindex(starts.index).to_numpy(np.float64)[:count]

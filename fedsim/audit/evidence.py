@@ -91,6 +91,7 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
             _tasks(data),
             "staleness" not in data,
             "edge" in data,
+            math.nan if data.get("edge") is None else _number(data["edge"]),
             *_weights(data),
             _number(data.get("bears", math.nan)),
         ),
