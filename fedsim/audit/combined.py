@@ -25,9 +25,6 @@ _SAME_SIZES = ("label-permutation", "rotation")
 _BY_ONE = ("d-psgd", "diloco", "epidemic", "gossip", "local", "local-sgd")
 """Strategies in which each update becomes a model by itself."""
 
-_OWN = ("hetlora", "rfedavg")
-"""Strategies whose weights follow from values of the updates."""
-
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
     """The weights of each aggregation are those that the strategy and its aggregation give, from the devices' samples."""
@@ -73,7 +70,7 @@ class _Rule:
             return self._without_rounds(own, weights)
         if (problem := self._bears(own)) is not None:
             return problem
-        if self._kind in _OWN and self._learns:
+        if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):  # by values of the updates, or clusters
             sums = weights.sum()
             return None if not sums or math.isclose(sums, 1.0, rel_tol=_ROUNDING) else f"the weights sum to {float(sums)!r}"
         if self._aggregation["kind"] in _BY_DISTANCE and self._learns and self._kind not in _BY_ONE:

@@ -137,7 +137,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "devices and factors": ("heat",),
     },
     "deadline": {"time": ("fixed",), "that rounds keep to what is recorded": ("quantile", "relative")},
-    "client selection": {
+    "selection": {
         "numbers of clients": (*("fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),)
     },
     "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},
