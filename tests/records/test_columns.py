@@ -22,7 +22,7 @@ from tests.records.columns import Cached, finder, tried
 _GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide" / "run-folder.md"
 
 
-_ONE_OF = 12
+_ONE_OF = 24
 """So many forgeries one of which the short test tries."""
 
 
