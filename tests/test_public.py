@@ -153,12 +153,13 @@ _LAYERS = {
     "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
     "scenario shipped strategies toolbox.ray world",
     "lab.audited": "audit errors language records scenario version",
-    "lab.contract": "audit data executors fedsim records running",
+    "lab.contract": "data executors fedsim lab.audited records running",
     "testing": "lab.contract",
     "lab.newcomer": "errors files language world",
     "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare lab.forecast lab.newcomer "
-    "lab.loading lab.reading lab.study lab.trackers language output records scenario shipped signals toolbox.sources",
+    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare "
+    "lab.forecast lab.newcomer lab.loading lab.reading lab.study lab.trackers "
+    "language output records scenario shipped signals toolbox.sources",
     "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
     "toolbox.clustering toolbox.worlds world",
     "__main__": "cli",

@@ -25,9 +25,6 @@ _SAME_SIZES = ("label-permutation", "rotation")
 _BY_ONE = ("d-psgd", "diloco", "epidemic", "gossip", "local", "local-sgd")
 """Strategies in which each update becomes a model by itself."""
 
-_OWN = ("hetlora", "rfedavg")
-"""Strategies whose weights follow from values of the updates."""
-
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
     """The weights of each aggregation are those that the strategy and its aggregation give, from the devices' samples."""
@@ -73,7 +70,7 @@ class _Rule:
             return self._without_rounds(own, weights)
         if (problem := self._bears(own)) is not None:
             return problem
-        if self._kind in _OWN and self._learns:
+        if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):  # by values of the updates, or clusters
             sums = weights.sum()
             return None if not sums or math.isclose(sums, 1.0, rel_tol=_ROUNDING) else f"the weights sum to {float(sums)!r}"
         if self._aggregation["kind"] in _BY_DISTANCE and self._learns and self._kind not in _BY_ONE:
@@ -106,7 +103,7 @@ class _Rule:
 
     def _tolerated(self, updates: int) -> int:
         a, b = _BY_DISTANCE[self._aggregation["kind"]]
-        return max(0, min(self._aggregation["malicious"], (updates - b) // a))
+        return max(0, min(int(self._aggregation["malicious"]), (updates - b) // a))
 
     def _bears(self, own: Any) -> str | None:
         """A robust aggregation says how many malicious updates it bears, where these are fewer than the scenario wants."""
@@ -127,7 +124,7 @@ class _Rule:
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._tolerated(count)
         due = {"krum": 1, "multi-krum": count - tolerated, "bulyan": count - 2 * tolerated}[kind]
-        taken = np.count_nonzero(weights)
+        taken = int(np.count_nonzero(weights))
         if not self._all_finite and taken <= due:
             due = taken
         alike = weights[weights > 0]
@@ -186,15 +183,17 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
     samples = _samples(evidence)
     aggregates = evidence.said("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
-    for row, own in combined.iterrows():
+    for row, edges, weights in zip(
+        combined.index.tolist(), combined["edges"].tolist(), combined["weights"].tolist(), strict=True
+    ):
         before = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
-        last = before.drop_duplicates("group", keep="last").set_index("group")["tasks"]
-        if not set(own["edges"]) <= {*last.index}:
-            yield f"record {row} (edges-combined): {own['edges']} are combined, and {[*last.index]} have updates"
+        last = before.drop_duplicates("group", keep="last").set_index("group")["tasks"].to_dict()
+        if not set(edges) <= {*last}:
+            yield f"record {row} (edges-combined): {edges} are combined, and {[*last]} have updates"
             continue
-        held = np.array([sum(samples.get(task, math.nan) for task in last[edge]) for edge in own["edges"]])
+        held = np.array([sum(samples.get(task, math.nan) for task in last[edge]) for edge in edges])
         due = held / held.sum() if held.sum() else np.full(len(held), 1 / len(held))
-        if (problem := _unlike(np.array(own["weights"], dtype=np.float64), due)) is not None:
+        if (problem := _unlike(np.array(weights, dtype=np.float64), due)) is not None:
             yield f"record {row} (edges-combined): {problem}"
 
 
@@ -232,7 +231,9 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if aggregation["where"] == "local" else 1)
     in_full = _epsilon(noise, {1.0: count}, delta, aggregation["accountant"])
-    if aggregation["where"] == "local" or strategy.get("selection", {"kind": "random"})["kind"] != "random":
+    selection = strategy.get("selection", {"kind": "random"})
+    is_uniform = isinstance(selection, dict) and selection["kind"] == "random"  # CATA-Fed's own have names
+    if aggregation["where"] == "local" or not is_uniform:
         return in_full, in_full
     starts = evidence.said("round-start").join(evidence.events["round"]).drop_duplicates("round", keep="last")
     asked = starts["selected"].reindex(starts.index).to_numpy(np.float64)[:count]

@@ -37,6 +37,7 @@ UNCHECKED: Mapping[str, str] = {
     "aggregate: weights": "which updates robust aggregations choose, and weights that follow from values",
     "assign: why": "words",
     "battery: flat": "whether a device works is in its tasks",
+    "round-start: selected": "where edge servers ask",
     "shift: device": _OF_DATA,
     "shift: partner": _OF_DATA,
     "step-end of evaluate: models": "its time is checked where the speed of tests is known",
@@ -77,12 +78,14 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: network.protocol.*": "how a connection starts, and how it shares a link",
     "scenario: network.edge.*": "links that were never full",
     "scenario: energy.battery.charging.*": "when a device was plugged in; its charge is in its books alone",
-    "scenario: energy.wasted": "a view",
+    "scenario: energy.battery.restart": "when a device works again is in its tasks",
+    "scenario: energy.carbon.zones.*.share": "how devices are dealt over zones; each is in energy.parquet",
     "scenario: population.availability.*": "other phases than those of kind renewal, and with lifetimes or batteries",
     "scenario: strategy.clients_per_round": "more clients than were there",
     "scenario: strategy.over_selection": "more clients than were there",
     "scenario: strategy.concurrency": "more clients than were there",
     "scenario: strategy.participation": "more clients than were there",
+    "scenario: strategy.kappa2": "edge rounds may end early",
     "scenario: strategy.retry": "how long a server waits for clients",
     "scenario: strategy.every": "how long a server waits between rounds",
     "scenario: strategy.local_epochs": "of strategies that train otherwise than for local_epochs",
@@ -134,7 +137,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "devices and factors": ("heat",),
     },
     "deadline": {"time": ("fixed",), "that rounds keep to what is recorded": ("quantile", "relative")},
-    "client selection": {
+    "selection": {
         "numbers of clients": (*("fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),)
     },
     "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},

@@ -35,19 +35,19 @@ def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
     match codec["kind"]:
         case "plain":
             size = codec.get("size")
-            return count * _BYTES_OF[codec["dtype"]] if size is None else read(Bytes, size) * count / whole
+            return float(count * _BYTES_OF[codec["dtype"]] if size is None else read(Bytes, size) * count / whole)
         case "float16" | "bfloat16":
             return 2 * count
         case "int8":
             return count + scales
         case "qsgd":
-            return math.ceil(count * (2 * codec["levels"]).bit_length() / 8) + scales
+            return float(math.ceil(count * (2 * codec["levels"]).bit_length() / 8) + scales)
         case "sign":
             return math.ceil(count / 8) + scales
         case "top-k" | "random-k":
             kept = min(max(1, round(codec["share"] * count)), count)
             positions = min(4 * kept, math.ceil(count / 8))
-            return 4 * kept + (positions if kept < count else 0)
+            return float(4 * kept + (positions if kept < count else 0))
     return None
 
 

@@ -47,7 +47,8 @@ def _messages(evidence: Evidence) -> pd.DataFrame:
 
 def _rounds_of_neighbours(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     receivers = _receivers(evidence.run.scenario)
-    for (number, source), own in messages.groupby(["round", "source"]):
+    pairs: Any = messages.groupby(["round", "source"])
+    for (number, source), own in pairs:
         due = receivers(int(number))[source]
         if (found := sorted(own["to"])) != sorted(due) and not _sent_again(found, due):
             yield f"device {source} sent to {found} in round {number}; by the scenario its receivers are {sorted(due)}"

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from fedsim.arrays import Ints
 from fedsim.audit.evidence import NOTHING, Evidence, at_places, findings, read
 from fedsim.language.units import TICK_S, Seconds
 from fedsim.simulation import on_grid
@@ -52,7 +54,8 @@ def availability_as_drawn(evidence: Evidence) -> Iterator[str]:
         return  # lifetimes and flat batteries cut the phases short
     means = read(Seconds, said["mean_off"]), read(Seconds, said["mean_on"])
     streams = Streams(scenario["seed"])
-    for device, own in table.groupby("device"):
+    paths: Any = table.groupby("device")
+    for device, own in paths:
         on = streams.uniform("world/availability/first", int(device)) < means[1] / sum(means)
         time = 0.0
         for count, (stated, is_on) in enumerate(zip(own["time"].tolist(), own["on"].tolist(), strict=True)):
@@ -71,22 +74,26 @@ def groups_agree(evidence: Evidence) -> Iterator[str]:
     of_tasks = events[events["task"] != NOTHING]
     for name in ("round", "group"):
         first = of_tasks.drop_duplicates("task").set_index("task")[name]
-        due = of_tasks["task"].map(first)
+        given = of_tasks["task"].map(first)
         text = f"record {{row}} of task {{task}} has the {name} {{{name}}}, its first one {{due}}"
-        yield from findings(text, of_tasks.assign(due=due), of_tasks[name] != due)
+        yield from findings(text, of_tasks.assign(due=given), of_tasks[name] != given)
     kind = evidence.run.scenario["strategy"]["kind"]
     if kind in _NO_GROUPS:
         yield from findings(
             "device {device} is in group {group}, and the strategy has none", devices, devices["group"] != NOTHING
         )
     elif kind == "hierfavg":
+        aggregates = evidence.said("aggregate").join(events["group"])
+        text = "record {row} (aggregate) is of edge server {edge:g} and of the group {group}"
+        yield from findings(text, aggregates[["edge", "group"]], aggregates["edge"] != aggregates["group"])
         of = evidence.network["edges"]["of"] if evidence.network is not None else []
-        due = np.array(of)[devices["device"] % len(of)] if of else devices["group"]
-        yield from _other_group(devices, due)
+        if of:
+            yield from _other_group(devices, np.array(of)[devices["device"] % len(of)])
     elif (events["kind"] == "assign").any():
         yield from _moves(evidence)
         last = events[events["kind"] == "assign"].drop_duplicates("device", keep="last").set_index("device")["group"]
-        yield from _other_group(devices, devices["device"].map(last).fillna(NOTHING).astype(np.int64))
+        due = devices["device"].map(last).fillna(NOTHING)
+        yield from _other_group(devices, due.to_numpy(np.int64))
 
 
 def _moves(evidence: Evidence) -> Iterator[str]:
@@ -99,9 +106,9 @@ def _moves(evidence: Evidence) -> Iterator[str]:
     yield from findings(text, assigns.assign(had=had), differs)
 
 
-def _other_group(devices: pd.DataFrame, due: "pd.Series[int] | np.ndarray[tuple[int], np.dtype[np.int64]]") -> Iterator[str]:
+def _other_group(devices: pd.DataFrame, due: Ints) -> Iterator[str]:
     text = "device {device} is in group {group} in the end, by the records in {due}"
-    yield from findings(text, devices.assign(due=due), np.asarray(devices["group"]) != np.asarray(due))
+    yield from findings(text, devices.assign(due=due), np.asarray(devices["group"]) != due)
 
 
 def shifts_as_said(evidence: Evidence) -> Iterator[str]:
@@ -129,7 +136,7 @@ def tests_agree(evidence: Evidence) -> Iterator[str]:
     if shifted or not evidence.run.has_all_devices or own.isna().all():
         return
     tested = devices["test_samples"].to_numpy(np.float64)
-    pooled = float(np.nansum(own * tested) / tested[~np.isnan(own)].sum())
+    pooled, last = float(np.nansum(own * tested) / tested[~np.isnan(own)].sum()), float(measured.to_numpy()[-1])
     mean = float(np.nanmean(own))
-    if min(abs(measured.iat[-1] - pooled), abs(measured.iat[-1] - mean)) > _ROUNDING:
-        yield f"the last accuracy is {measured.iat[-1]!r}; that of the devices is {pooled!r} pooled, and {mean!r} on the mean"
+    if min(abs(last - pooled), abs(last - mean)) > _ROUNDING:
+        yield f"the last accuracy is {last!r}; that of the devices is {pooled!r} pooled, and {mean!r} on the mean"

@@ -46,6 +46,8 @@ def _outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[st
     found = _rates(evidence, process) if is_of_links else _losses(evidence, process["edge"])
     over = evidence.run.summary["simulated_s"]
     where = f"process {number} ({process['kind']})"
+    if is_of_links and len(rates := _usual_rates(evidence, process)) > 1:
+        yield f"{where}: between outages the link has rates of {rates} B/s"
     for what, times, due in (("begin", found[0], begins), ("end", found[1], ends)):
         if times == due or times == [time for time in due if time < over]:  # the run may have ended in that instant
             continue
@@ -61,6 +63,17 @@ def _rates(evidence: Evidence, process: TomlTable) -> tuple[list[float], list[fl
     own = rates[rates["link"] == link]
     is_low = own["rate"] == read(BytesPerSecond, process.get("rate", "0 B/s"))
     return own["time"][is_low].tolist(), own["time"][~is_low].tolist()
+
+
+def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
+    """The different rates that a link has between outages (bytes/s), with that of the scenario where it says one."""
+    rates = evidence.said("link-rate")
+    link = process.get("link", f"edge {process.get('edge')} receive")
+    section, _, way = link.partition(" ")
+    told = evidence.run.scenario["network"].get(section, {}).get(way.rpartition(" ")[2]) if section != "device" else None
+    low = read(BytesPerSecond, process.get("rate", "0 B/s"))
+    found = {rate for rate in rates["rate"][rates["link"] == link].tolist() if rate != low}
+    return sorted(found | ({read(BytesPerSecond, told)} if told is not None else set()))
 
 
 def _losses(evidence: Evidence, edge: int) -> tuple[list[float], list[float]]:

@@ -1,5 +1,6 @@
 """Did secure aggregation exchange the keys and shares of its protocol?"""
 
+import math
 from collections.abc import Iterator
 
 import pandas as pd
@@ -22,18 +23,18 @@ def secure_as_said(evidence: Evidence) -> Iterator[str]:
     key, share = read(Bytes, section["key"]), read(Bytes, section["share"])
     most = section.get("neighbours") or evidence.run.scenario["population"]["devices"] - 1
     told = parts.assign(near=_neighbours(parts, section.get("neighbours")))
-    sizes = {
-        ("up", "secure-keys"): lambda own: (2 * key, 2 * key),
-        ("down", "secure-keys"): lambda own: (2 * key * own["near"], 2 * key * own["near"]),
-        ("up", "secure-shares"): lambda own: (2 * share * own["near"], 2 * share * own["near"]),
-        ("down", "secure-shares"): lambda own: (2 * share, 2 * share * most),
-        ("up", "secure-unmask"): lambda own: (share, share * most),
-    }
-    for (way, purpose), bounds in sizes.items():
-        own = told[(told["direction"] == way) & (told["purpose"] == purpose)]
-        least, greatest = bounds(own)
-        grain = 2 * key if purpose == "secure-keys" else share
-        wrong = (own["bytes"] < least) | (own["bytes"] > greatest) | (own["bytes"] % grain > 0)
+    for (way, purpose), own in told.groupby(["direction", "purpose"]):
+        unit, near = (2 * key if purpose == "secure-keys" else share), own["near"]
+        match way, purpose:
+            case "up", "secure-keys":
+                least, greatest = near * 0 + unit, near * 0 + unit
+            case "down", "secure-keys":
+                least, greatest = unit * near, unit * near
+            case "up", "secure-shares":
+                least, greatest = 2 * unit * near, 2 * unit * near
+            case _:  # shares of clients that may have dropped out
+                least, greatest = near * 0 + unit, near * 0 + 2 * unit * most
+        wrong = (own["bytes"] < least.fillna(0.0)) | (own["bytes"] > greatest.fillna(math.inf)) | (own["bytes"] % unit > 0)
         text = "transfer {row} {direction} has {bytes!r} bytes of {purpose}; by the scenario {least:g} to {greatest:g}"
         yield from findings(text, own.assign(least=least, greatest=greatest), wrong)
 

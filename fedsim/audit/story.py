@@ -145,11 +145,12 @@ def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
     starts = events[events["kind"] == "task-start"].drop_duplicates("task").set_index("task")["round"]
     told = aggregates.join(events["round"])[["tasks", "staleness", "round"]]
     began = starts.to_dict()
-    for own in told.itertuples():
-        stale = own.staleness or [0] * len(own.tasks)
-        due = [own.round - began.get(task, NOTHING) for task in own.tasks]
+    columns: tuple[list[Any], ...] = told["tasks"].tolist(), told["staleness"].tolist(), told["round"].tolist()
+    for row, tasks, staleness, number in zip(told.index.tolist(), *columns, strict=True):
+        stale = staleness or [0] * len(tasks)
+        due = [number - began.get(task, NOTHING) for task in tasks]
         if stale != due:
-            yield f"record {own.Index} (aggregate): the updates are {due} rounds old, the record says {stale}"
+            yield f"record {row} (aggregate): the updates are {due} rounds old, the record says {stale}"
 
 
 def aggregated_once(evidence: Evidence) -> Iterator[str]:

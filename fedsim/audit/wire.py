@@ -34,6 +34,9 @@ _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "res
 _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
 """Purposes of numbers: so many, or any."""
 
+_PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
+"""Strategies whose devices send to each other."""
+
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
 
@@ -52,7 +55,8 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
     sizes = Sizes(evidence)
     keys = ["direction", "payloads"] if sizes.by is None else ["direction", "payloads", "device", "round"]
     transfers = evidence.transfers
-    of_strategy = (transfers["direction"] != "peer") | (transfers["round"] != NOTHING)  # others are of processes
+    among_peers = (transfers["round"] != NOTHING) & (scenario["strategy"]["kind"] in _PEERS)
+    of_strategy = (transfers["direction"] != "peer") | among_peers  # others are of processes
     distinct = transfers[of_strategy].drop_duplicates(keys)
     lists = [*evidence.payloads]
     columns = (distinct[name].tolist() for name in ("direction", "payloads", "device", "round"))
@@ -91,7 +95,8 @@ class Sizes:
             return numbers(self._tensors)
         model = self._scenario.get("model", {})
         if model.get("kind") == "size":
-            return round(read(Bytes, model["bytes"]) / _NUMBER_BYTES)
+            size: float = read(Bytes, model["bytes"])
+            return round(size / _NUMBER_BYTES)
         return None
 
     @cached_property
@@ -143,8 +148,8 @@ class Sizes:
             return None
         if purpose == "model" and self.by == "adapters":
             return self._of_stacks(size)
-        units = {coded_bytes(codec, count, self._whole) for count in counts}
-        if None in units:
+        units = {unit for count in counts if (unit := coded_bytes(codec, count, self._whole)) is not None}
+        if not units:
             return None
         times = self._times(purpose)
         for unit in units:
@@ -152,7 +157,7 @@ class Sizes:
             if any(math.isclose(models, count, rel_tol=_ROUNDING) for count in times or [max(1, round(models))]):
                 return None
         many = "" if times == [1] else f"{times[0]} times " if times else "some times "
-        return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(map(float, units)))} of it"
+        return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(units))} of it"
 
     def _times(self, purpose: str) -> list[int]:
         """How many models a message has; empty for any number."""

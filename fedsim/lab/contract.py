@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.audit import audit
 from fedsim.data.federated import FederatedData
 from fedsim.executors import Executor, Inline, Threads
 from fedsim.files import read_bytes, read_text
+from fedsim.lab.audited import audit_run
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 
@@ -130,7 +130,7 @@ _ADVICE = {
 
 def assert_sound(folder: Path) -> RunFolder:
     """A run folder that passes its audit; the error has the problems of each check, and what to do."""
-    problems = {name: found for name, found in audit(folder).items() if found}
+    problems = {name: found for name, found in audit_run(folder).findings.items() if found}
     lines = [
         line for name, found in problems.items() for line in (f"{name}? {len(found)} problems:", *found[:5], *_advice(name))
     ]

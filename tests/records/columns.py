@@ -3,7 +3,7 @@
 import copy
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,9 @@ class Cached(RunFolder):
         whole = self._read[name]
         return whole if columns is None else whole.select(columns)
 
+
+Forgery = tuple[str, Callable[[], RunFolder | None]]
+"""Its name, and how it is made; None for a scenario that fedsim refuses."""
 
 _last: dict[str, str] = {}
 
@@ -113,17 +116,21 @@ def _cell(table: Any, name: str) -> Any:
     return table.set_column(place, field, pa.array(values, field.type))
 
 
-def of_tables(run: RunFolder) -> Iterator[tuple[str, RunFolder]]:
+def _with_cell(run: RunFolder, name: str, column: str) -> RunFolder:
+    return Forged(run, tables={name: _cell(run.table(name), column)})
+
+
+def of_tables(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each column of each table, but for the data of events."""
     for name in TABLES:
         if not run.has(name) or not len(run.table(name)):
             continue
         for column in run.table(name).column_names:
             if (name, column) != (files.EVENTS, "data"):
-                yield f"{name}: {column}", Forged(run, tables={name: _cell(run.table(name), column)})
+                yield f"{name}: {column}", partial(_with_cell, run, name, column)
 
 
-def of_records(run: RunFolder) -> Iterator[tuple[str, RunFolder]]:
+def of_records(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each field of each kind of record, and of each of its data."""
     table = run.table(files.EVENTS)
     rows = table.to_pylist()
@@ -135,11 +142,11 @@ def of_records(run: RunFolder) -> Iterator[tuple[str, RunFolder]]:
         what = kind if step is None else f"{kind} of {step}"
         for column, value in rows[at].items():
             if column not in ("kind", "data") and value is not None:
-                yield f"{what}: {column}", _with_row(run, table, rows, at, column, _near(column, value, rows))
+                yield f"{what}: {column}", partial(_with_row, run, table, rows, at, column, _near(column, value, rows))
         data = json.loads(rows[at]["data"] or "{}")
         for key, value in data.items():
             changed = json.dumps(data | {key: other(value)}, sort_keys=True, separators=(",", ":"))
-            yield f"{what}: {key}", _with_row(run, table, rows, at, "data", changed)
+            yield f"{what}: {key}", partial(_with_row, run, table, rows, at, "data", changed)
 
 
 def _near(column: str, value: Any, rows: Any) -> Any:
@@ -177,41 +184,44 @@ def _set(section: Any, key: str, value: Any) -> Any:
     return changed
 
 
-def of_summary(run: RunFolder) -> Iterator[tuple[str, RunFolder]]:
+def of_summary(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each entry of the summary."""
     sealed = ("events", "events_sha256", "models_sha256", "files_sha256", files.SEAL, "simulated_s")
     entries = {name: value for name, value in run.summary.items() if name not in sealed}
     for key, value in leaves(entries):
-        yield f"summary: {key}", Forged(run, summary=_set(run.summary, key, other(value)))
+        yield f"summary: {key}", partial(Forged, run, summary=_set(run.summary, key, other(value)))
 
 
 def _quantity(value: Any) -> Any:
     """Twice a quantity with its unit."""
     number, _, unit = value.partition(" ")
     try:
-        return f"{float(number) * 2:g} {unit}" if unit else f"{value}x"
+        return f"{float(number) * 2 or 1.0:g} {unit}" if unit else f"{value}x"
     except ValueError:
         return f"{value}x"
 
 
-def of_scenario(run: RunFolder) -> Iterator[tuple[str, RunFolder | None]]:
-    """A forgery of each key of the scenario; None for one that fedsim refuses."""
+def of_scenario(run: RunFolder) -> Iterator[Forgery]:
+    """A forgery of each key of the scenario."""
     for key, value in leaves(run.scenario):
-        change = partial(_set, run.scenario, key)
-        changed = change(_quantity(value) if isinstance(value, str) else other(value))
-        summary = run.summary | {"seed": changed.get("seed"), "name": changed.get("name")}
-        summary |= {"strategy": changed["strategy"].get("kind")}
-        try:
-            Scenario(**copy.deepcopy(changed))
-        except ScenarioError:
-            yield f"scenario: {key}", None
-            continue
-        yield f"scenario: {key}", Forged(run, scenario=changed, summary=summary)
+        yield f"scenario: {key}", partial(_with_key, run, key, _quantity(value) if isinstance(value, str) else other(value))
+
+
+def _with_key(run: RunFolder, key: str, value: Any) -> RunFolder | None:
+    changed = _set(run.scenario, key, value)
+    summary = run.summary | {"seed": changed.get("seed"), "name": changed.get("name")}
+    summary |= {"strategy": changed["strategy"].get("kind")}
+    try:
+        Scenario(**copy.deepcopy(changed))
+    except ScenarioError:
+        return None
+    return Forged(run, scenario=changed, summary=summary)
 
 
 def tried(run: RunFolder, skip: Any = lambda name: False) -> Iterator[tuple[str, str | None]]:
     """Every forgery that is not skipped, and the check that finds it."""
     for forgeries in (of_tables, of_records, of_summary, of_scenario):
-        for name, forged in forgeries(run):
+        for name, make in forgeries(run):
             if not skip(name):
+                forged = make()
                 yield name, VALID if forged is None else finder(forged, name.partition(":")[0])

@@ -264,7 +264,7 @@ WORLDS: dict[str, dict[str, Any]] = {
         ("straggling", call_an_idle_one_trained, {"every valid update was aggregated once", "rounds agree with their tasks"}),
         ("straggling", allow_less_time, {"deadlines held"}),
         ("shifting", shift_nobody, {"devices agree with the records"}),
-        ("sharing", share_more, {"hosts shared their cores and workers"}),
+        ("sharing", share_more, {"hosts shared their cores"}),
     ],
 )
 def test_damage_to_stragglers_shifts_and_hosts_is_found(

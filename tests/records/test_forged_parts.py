@@ -452,7 +452,7 @@ def found(folder: Cached, forge: Forge, of: str) -> str | None:
     return finder(books.forged(), of)
 
 
-_FEW = ("codecs", "private", "weighted", "hosts")
+_FEW = ("codecs",)
 
 
 @pytest.mark.parametrize("of", [pytest.param(of, marks=[] if of in _FEW else pytest.mark.long) for of in FORGERIES])
