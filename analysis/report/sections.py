@@ -82,6 +82,8 @@ def _scenario(run: RunFolder) -> Iterator[Markup]:
     yield el("p", plain("; ".join(f"{key}: {value}" for key, value in told.items()), _LONGEST))
     if "estimates" in run.summary:
         yield el("p", plain(f"This run {run.summary['estimates']}.", _LONGEST))
+    if outside := run.summary.get("outside_of_rules"):
+        yield el("p", plain(f"Outside of what a rule was fitted to: {'; '.join(map(str, outside))}.", _LONGEST))
     text = "\n".join(map(visible, tomli_w.dumps(scenario).split("\n")))
     yield el("details", el("summary", "The scenario with every default written out"), el("pre", text, tabindex="0"))
 

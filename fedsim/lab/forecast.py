@@ -23,7 +23,7 @@ from fedsim.executors import Executor, Inline
 from fedsim.language.notes import collected_notes
 from fedsim.language.units import show_bytes, show_seconds
 from fedsim.learning import Learner
-from fedsim.output.terminal import share_done
+from fedsim.output.terminal import outside_lines, share_done
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
@@ -40,14 +40,13 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
-_CHECKED_BATCHES = range(16, 65)
 _SHOWN = 100_000  # sample of devices for estimates of large populations
 
 
 def nominal_lines(run: Run) -> list[str]:
     """Facts of a run that has been built and not begun, and estimates of its times, in words."""
     dispatch, learner, scenario = run.dispatch, run.learner, run.scenario
-    params, stop, devices, size = scenario.strategy, scenario.stop, scenario.population.devices, scenario.training.batch_size
+    params, stop, devices = scenario.strategy, scenario.stop, scenario.population.devices
     step = 1 if run.tells_all_devices else devices // _SHOWN
     looked_at, samples = range(0, devices, step), run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))
@@ -69,12 +68,9 @@ def nominal_lines(run: Run) -> list[str]:
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
     lines += [f"this {guessed}"] if (guessed := run.estimates) else []
-    if run.population.rooflines is not None and size not in _CHECKED_BATCHES:
-        lines.append(
-            f"times of batches of {size} samples are less certain: they were compared with real ones at 16 to 64 (docs/time.md)"
-        )
-    at_once = params.cohort_size(devices) if isinstance(params, RoundParams) else getattr(params, "concurrency", devices)
-    fitted, here = scenario.population.fitted_at_once, min(at_once, devices)
+    lines += run.rules
+    lines += outside_lines(run.outside_of_rules, most=20)
+    fitted, here = scenario.population.fitted_at_once, run.at_once
     if fitted not in (None, here):  # the log that the world was fitted to had another number
         unknown = "whether a link that they share carries so much" if here > fitted else "own links that a shared one hid"
         lines.append(f"links were fitted to {fitted} clients at a time, and {here} work here: the log does not tell {unknown}")

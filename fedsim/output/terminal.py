@@ -105,6 +105,12 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
     return min(1.0, max(rounds_done, time_done))
 
 
+def outside_lines(lines: list[str], most: int = 5) -> list[str]:
+    """What lies outside of the domain of a rule's fit, as lines for people, the first ``most`` of them."""
+    more = [f"outside of what a rule was fitted to: and {len(lines) - most} more"] if len(lines) > most else []
+    return [f"outside of what a rule was fitted to: {line}" for line in lines[:most]] + more
+
+
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """The main results of a run, as lines for people."""
     moved, accuracy = summary["bytes"], summary["accuracy"]
@@ -122,6 +128,7 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
     lines += summary.get("notes", [])
+    lines += outside_lines(summary.get("outside_of_rules", []))
     if "not_finite" in summary:
         lines.append(f"the strategy has made models whose weights are not all finite: {summary['not_finite']}")
     return lines

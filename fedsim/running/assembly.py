@@ -1,5 +1,6 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,7 @@ from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
 from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
+from fedsim.strategies.round_params import RoundParams
 from fedsim.streams import Streams
 from fedsim.world import columns
 from fedsim.world.availability import Spans, changes, one_by_one
@@ -263,6 +265,29 @@ class Run:
         given = self.scenario
         energy = given.energy is not None and given.energy.preset is None
         return estimates(self.capacity.names, links=not given.network.has_device_rates, energy=energy)
+
+    @property
+    def at_once(self) -> int:
+        """Devices that work at a time, at most."""
+        params, devices = self.scenario.strategy, self.scenario.population.devices
+        if isinstance(params, RoundParams):
+            return min(params.cohort_size(devices), devices)
+        return min(getattr(params, "concurrency", devices), devices)
+
+    @property
+    def rules(self) -> list[str]:
+        """Lines about rules fitted to measurements that this run follows: the domain and the error of each."""
+        network, rooflines = self.scenario.network, self.population.rooflines
+        of_training = [] if rooflines is None else rooflines.rules()
+        return [*network.rules(), *network.protocol.rules(), *of_training]
+
+    @property
+    def outside_of_rules(self) -> list[str]:
+        """Lines about what lies outside of the domain in which such a rule was fitted."""
+        network, rooflines = self.scenario.network, self.population.rooflines
+        numbers = math.prod(self._shape_and_classes[0])
+        of_training = [] if rooflines is None else rooflines.outside_of_rules(numbers)
+        return [*network.outside_of_rules(), *network.protocol.outside_of_rules(self.at_once), *of_training]
 
     @property
     def tells_all_devices(self) -> bool:

@@ -185,6 +185,7 @@ class Job:
             **self._acts(),
             **self.run.strategy.facts(),
             **({"estimates": guessed} if (guessed := self.run.estimates) else {}),
+            **({"outside_of_rules": outside} if (outside := self.run.outside_of_rules) else {}),
             "events": recorder.chain.count,
             "events_sha256": recorder.chain.hexdigest(),
             "models_sha256": models_sha256,

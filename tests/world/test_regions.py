@@ -9,10 +9,12 @@ import pytest
 import fedsim
 from fedsim.errors import FedsimError
 from fedsim.lab.catalogue import about
+from fedsim.output.terminal import summary_lines
 from fedsim.streams import Streams
-from fedsim.testing import assert_sound, quiet_world
+from fedsim.testing import assert_sound, quiet_world, run
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.population import PopulationSpec
+from tests.calls import done
 
 OF = ["aws:eu-west-1", "aws:sa-east-1", "gcp:europe-west1"]
 NETWORK: dict[str, Any] = {"kind": "regions", "of": OF}
@@ -21,13 +23,70 @@ NETWORK: dict[str, Any] = {"kind": "regions", "of": OF}
 def test_rules_on_the_measured_pairs() -> None:
     """As far off as the docstring of ``RegionsSpec`` says; and the great circle from Dublin to Sao Paulo, 9,390 km."""
     facts = cloud_facts()
-    windows = [facts.window / (each.round_trip * each.rate) - 1 for each in facts.measured.values()]
-    trips = [facts.ruled(*pair).round_trip / each.round_trip - 1 for pair, each in facts.measured.items()]
-    assert facts.window == pytest.approx(0.83e6, rel=0.01)
-    assert (sum(map(abs, windows)) / 30, max(map(abs, windows))) == pytest.approx((0.017, 0.053), abs=0.001)
-    assert (sum(map(abs, trips)) / 30, max(map(abs, trips))) == pytest.approx((0.049, 0.108), abs=0.001)
+    for cloud, rows, mean, largest in (("aws", 42, 0.036, 0.222), ("gcp", 22, 0.023, 0.077)):
+        into = [each for (_, other), each in facts.measured.items() if other.startswith(cloud)]
+        errors = [abs(facts.windows[cloud].rate(each.round_trip) / each.rate - 1) for each in into]
+        assert len(errors) == rows
+        assert (sum(errors) / rows, max(errors)) == pytest.approx((mean, largest), abs=0.001)
+        assert facts.windows[cloud].fit[1:3] == pytest.approx((mean, largest), abs=0.001)
+    for within, rows, mean, largest in ((True, 30, 0.049, 0.108), (False, 34, 0.143, 0.410)):
+        pairs = [pair for pair in facts.measured if all(name.startswith("aws") for name in pair) == within]
+        trips = [abs(facts.ruled(*pair).round_trip / facts.measured[pair].round_trip - 1) for pair in pairs]
+        assert len(trips) == rows
+        assert (sum(trips) / rows, max(trips)) == pytest.approx((mean, largest), abs=0.001)
     assert facts.great_circle_km("aws:eu-west-1", "aws:sa-east-1") == pytest.approx(9390, abs=10)
     assert facts.way_km("aws:eu-west-1", "aws:sa-east-1") == pytest.approx(4760 + 8147, abs=2)
+
+
+def test_the_window_is_the_receivers() -> None:
+    """What was measured into GCP is three times as fast as into AWS at the same round trip; rules say so of all pairs."""
+    facts = cloud_facts()
+    into, out_of = facts.connection("aws:us-east-1", "gcp:us-west1"), facts.connection("gcp:us-west1", "aws:us-east-1")
+    assert into.round_trip == out_of.round_trip
+    assert into.rate / out_of.rate == pytest.approx(3.5, abs=0.3)
+    back = facts.connection("aws:ap-northeast-1", "gcp:asia-southeast1")  # measured the other way alone
+    assert back.round_trip == facts.measured["gcp:asia-southeast1", "aws:ap-northeast-1"].round_trip
+    assert back.rate == facts.windows["gcp"].rate(back.round_trip)
+
+
+def test_a_rule_says_its_domain_and_what_lies_outside(tmp_path: Path) -> None:
+    facts = cloud_facts()
+    near, far = ("aws:us-east-1", "gcp:us-east4"), ("aws:eu-west-1", "aws:af-south-1")
+    assert facts.outside_of_rules([("aws:eu-west-1", "aws:sa-east-1"), ("aws:eu-west-2", "aws:sa-east-1")]) == []
+    (of_near,) = facts.outside_of_rules([near])
+    assert (
+        of_near
+        == "aws:us-east-1 to gcp:us-east4: its round trip is 7 ms, its way is 0 km, no pair of north-america was measured"
+    )
+    assert facts.outside_of_rules([far]) == ["aws:eu-west-1 to aws:af-south-1: no pair of africa and europe was measured"]
+    assert facts.rules_for([far]) == [
+        "rates into aws follow a rule for round trips of 12 to 312 ms: 4 % off on the mean of its 42 pairs, 22 % at most",
+        "round trips within aws follow a rule for 1,088 to 24,177 km: 5 % off on the mean of its 30 pairs, 11 % at most",
+    ]
+    sections = quiet_world({"kind": "fedavg", "clients_per_round": 2}, rounds=1)
+    sections |= {"learning": "off", "network": {"kind": "regions", "of": list(far)}}
+    summary = run(sections, tmp_path / "run")
+    assert summary["outside_of_rules"] == [
+        " to ".join(way) + ": no pair of africa and europe was measured" for way in (far, far[::-1])
+    ]
+    assert "outside of what a rule was fitted to: aws:eu-west-1" in "\n".join(summary_lines(summary))
+    assert_sound(tmp_path / "run")
+
+
+def test_check_prints_the_rules_and_what_lies_outside(tmp_path: Path) -> None:
+    scenario = tmp_path / "scenario.toml"
+    board = {"devices": 30, "device": "raspberry-pi-4"}
+    network = {"kind": "star", "device": {"up": "1 MB/s"}, "protocol": "tcp"}
+    sections = {"learning": "off", "population": board, "network": network, "strategy": {"clients_per_round": 20}}
+    scenario.write_text(fedsim.Scenario(**sections).to_toml(), encoding="utf-8")
+    text = done("check", scenario, "--no-trial")
+    for line in (
+        "shares of TCP's flows (weight_spread) follow a rule for 3 to 12 clients at a time",
+        "times of training on ARM cores follow a rule for batches of 16 images",
+        "outside of what a rule was fitted to: 20 devices send at a time",
+        "outside of what a rule was fitted to: times of boards with ARM cores",
+    ):
+        assert line in text
 
 
 @pytest.mark.parametrize(
@@ -49,7 +108,7 @@ def test_pairs_do_not_share_and_a_region_has_no_limit_but_own_links() -> None:
     assert world.now == pytest.approx(0.002, abs=1e-6)
     world.env.run()
     assert world.now == pytest.approx(1.0 + 0.176813 / 2 + 0.002, abs=1e-4)
-    assert world.rate("device 0 -> device 2") == facts.ruled(OF[0], OF[2]).rate == facts.connection(OF[2], OF[0]).rate
+    assert world.rate("device 0 -> device 2") == facts.ruled(OF[0], OF[2]).rate == facts.connection(OF[0], OF[2]).rate
 
 
 def test_a_table_of_ones_own(tmp_path: Path) -> None:

@@ -62,6 +62,14 @@ class NetworkModel(Spec):
         """Number of edge servers."""
         return 0
 
+    def rules(self) -> list[str]:
+        """Lines about rules fitted to measurements that this network follows: the domain and the error of each."""
+        return []
+
+    def outside_of_rules(self) -> list[str]:
+        """Lines about what lies outside of the domain in which such a rule was fitted."""
+        return []
+
     def build(
         self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
     ) -> Network:

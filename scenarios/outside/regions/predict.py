@@ -8,6 +8,7 @@ from fedsim.scenarios.outside.rows import Prediction, given, show, write
 from fedsim.toolbox.worlds.regions import CloudFacts, Connection
 
 HERE = Path(__file__).resolve().parent
+MEASURED_S = 10.0
 ROUND_TRIPS_MS = (2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 125, 150, 175, 200, 225, 250, 275, 300, 350, 400)
 
 
@@ -34,7 +35,7 @@ def main() -> None:
         before += predictions(pair, Connection(round_trip, 65_536 / round_trip), row)
     show("before anything is fitted", before)
     measured, left_out = dict(facts.measured), []
-    for one, other in [pair for pair in rows if pair[0] < pair[1]]:
+    for one, other in [pair for pair in rows if pair[0] < pair[1] or pair[::-1] not in rows]:
         facts.measured = {pair: known for pair, known in measured.items() if {*pair} != {one, other}}
         facts.fit()
         left_out += predictions((one, other), facts.connection(one, other), rows[one, other])
@@ -43,9 +44,12 @@ def main() -> None:
     facts.fit()
     ruled = [each for pair, row in rows.items() for each in predictions(pair, facts.ruled(*pair), row)]
     show("after", ruled)
-    print(
-        f"window {facts.window:.0f} B, round trip {1e3 * facts.round_trip[0]:.2f} ms + {1e6 * facts.round_trip[1]:.2f} us a km"
-    )
+    for cloud, window in facts.windows.items():
+        lost = window.bytes * window.slow_start / MEASURED_S
+        print(f"window into {cloud}: {window.bytes:.0f} B - {lost:.0f} B a second of round trip; {window.fit.error}")
+    for within, way in facts.ways.items():
+        where = "within aws" if within else "other round trips"
+        print(f"{where}: {1e3 * way.fixed:.2f} ms + {1e6 * way.per_km:.2f} us a km; {way.fit.error}")
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
         rates = [row for row in ruled[1::2] if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high]  # type: ignore[index]
         medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
@@ -53,8 +57,10 @@ def main() -> None:
     for pair in permutations(facts.sites, 2):
         if pair not in rows:
             ruled += predictions(pair, facts.ruled(*pair), None)
-    for ms in ROUND_TRIPS_MS:
-        ruled.append(Prediction("mbit_s", f"rate at a round trip of {ms} ms", None, facts.window / (ms / 1e3) * 8 / 1e6, False))
+    for cloud, window in facts.windows.items():
+        for ms in ROUND_TRIPS_MS:
+            cell = f"rate into {cloud} at a round trip of {ms} ms"
+            ruled.append(Prediction("mbit_s", cell, None, window.rate(ms / 1e3) * 8 / 1e6, False))
     write(HERE / "predicted.csv", ruled)
 
 
