@@ -4,10 +4,12 @@ The surrounding page polls every other second, and takes the new report unless t
 """
 
 import json
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -26,7 +28,20 @@ from fedsim.records.live import LIVE
 HOST = "127.0.0.1"
 _LOOK_S = 1.0  # between two looks at the folders
 _LAST_S = 5.0  # open pages ask every two seconds
-_HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
+_SILENT_S = 10.0  # after which a connection that sends nothing is closed
+_MOST_CONNECTIONS = 32  # at a time; another one ends the oldest
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "SAMEORIGIN",  # the surrounding page shows the report in a frame
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
+        "connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+    ),
+}
 
 
 class Growing:
@@ -66,11 +81,47 @@ class Growing:
         return found
 
 
+class _BoundedServer(ThreadingHTTPServer):
+    """A server with so many connections at a time: another one ends the oldest."""
+
+    def __init__(self, *args: Any) -> None:
+        self._connections: deque[Any] = deque()
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._connections.append(request)
+        if len(self._connections) > _MOST_CONNECTIONS:
+            with suppress(OSError):  # it has just ended
+                self._connections.popleft().shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        with suppress(ValueError):  # a newer connection has ended it
+            self._connections.remove(request)
+        super().close_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing: a browser that leaves in the middle of an answer is no error."""
+
+
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
-    """A server of the growing report at a port of the loopback address (0 for any that is free)."""
+    """A server of the growing report at a port of the loopback address (0 for any that is free).
+
+    At most 32 connections are open at a time, of which another one ends the oldest. One that is silent for 10 s is closed.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         """Answers with the page around the report, the report, and its state."""
+
+        timeout = _SILENT_S
+        server_version = "fedsim"
+        sys_version = ""
+
+        def end_headers(self) -> None:
+            """Every answer, that of a mistake included, is framed and run by no other page."""
+            for name, value in _HEADERS.items():
+                self.send_header(name, value)
+            super().end_headers()
 
         def do_GET(self) -> None:
             """Answer; a page of another name for this machine gets nothing (DNS rebinding)."""
@@ -88,8 +139,8 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
             kind, content = answers[self.path]
             body = content.encode()
             self.send_response(200)
-            for name, value in (_HEADERS | {"Content-Type": kind, "Content-Length": str(len(body))}).items():
-                self.send_header(name, value)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
 
@@ -97,7 +148,7 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
             """Say nothing of requests."""
 
     try:
-        made = ThreadingHTTPServer((HOST, port), Handler)
+        made = _BoundedServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
         raise FedsimError(f"no page can be served at {HOST}:{port}: {error}") from None
     return made

@@ -5,8 +5,10 @@ import hashlib
 import json
 import re
 import shutil
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from itertools import pairwise
@@ -268,6 +270,48 @@ def test_only_what_there_is_for_this_machine_alone(run: RunFolder) -> None:
             server_of(growing, port)
         server.shutdown()
         thread.join()
+
+
+@contextmanager
+def served(growing: Growing) -> Iterator[int]:
+    with server_of(growing) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("path", ["/", "/report", "/state", "/nothing", "/state?evil"])
+def test_every_answer_says_who_may_frame_and_run_it(path: str, tmp_path: Path) -> None:
+    with served(Growing([tmp_path])) as port:
+        connection = HTTPConnection(HOST, port)
+        connection.request("GET", path, headers={"Host": "evil.example"} if "evil" in path else {})
+        headers = connection.getresponse().headers
+    assert headers["X-Frame-Options"] == "SAMEORIGIN"
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
+    assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == ("'none'", "'self'", "'none'")
+    assert headers["Server"].strip() == "fedsim"
+
+
+def test_silent_connections_do_not_keep_others_out(tmp_path: Path) -> None:
+    with served(Growing([tmp_path])) as port, ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_connection((HOST, port))) for _ in range(100)]
+        assert get(port, "/state")[0] == 200
+        assert silent[0].recv(1) == b""  # the oldest are ended
+        for each in silent[-20:]:
+            each.sendall(f"GET /state HTTP/1.0\r\nHost: {HOST}:{port}\r\n\r\n".encode())
+            assert each.recv(15) == b"HTTP/1.0 200 OK"
+
+
+def test_a_silent_connection_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedsim.analysis.watch._SILENT_S", 0.1)
+    with served(Growing([tmp_path])) as port, socket.create_connection((HOST, port)) as silent:
+        silent.sendall(b"GET /")
+        assert silent.recv(1) == b""
 
 
 def test_it_ends_when_it_is_told_to(tmp_path: Path) -> None:

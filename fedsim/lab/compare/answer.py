@@ -239,7 +239,7 @@ def answers(
             cells,
             tuple(_bill(rankings[0], figures, target)),
             tuple(unreached) if are_asked or target is None else (),
-            "" if has_goal or unreached or lines.goal == _USUAL_GOAL else lines.goal,
+            "" if has_goal or lines.goal == _USUAL_GOAL or (target is None and targets) else lines.goal,
         )
 
 
