@@ -279,7 +279,8 @@ class Rooflines:
 
     def outside_of_rules(self, numbers: int) -> list[str]:
         """Lines about what lies outside of that domain, for samples of so many ``numbers``."""
-        size, processors = self._batch_size, {_processor(kind) for kind in self._present()}
+        size = self._batching.size
+        processors = {_processor(kind) for kind in self._present()}
         lines = []
         if processors & {"cpu", "gpu"} and size not in _CHECKED_BATCHES:
             checked = f"{_CHECKED_BATCHES.start} to {_CHECKED_BATCHES.stop - 1}"

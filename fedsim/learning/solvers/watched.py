@@ -52,7 +52,7 @@ class ModuleCopy:
         for name, tensor in self.flat.items():
             holder, _, key = name.rpartition(".")
             part = self.module.get_submodule(holder)
-            now = part._parameters.get(key, None)
+            now: Tensor | None = part._parameters.get(key, None)
             if now is None:
                 now = part._buffers.get(key, None)
             if now is None or now.shape != tensor.shape or (isinstance(tensor, nn.Parameter) and now is not tensor):
