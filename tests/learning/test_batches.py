@@ -9,8 +9,8 @@ import fedsim
 from fedsim.data.federated import FederatedData
 from fedsim.data.shifts import SHIFTS
 from fedsim.errors import ScenarioError
-from fedsim.lab.forecast import forecast_lines
 from fedsim.executors import Inline
+from fedsim.lab.forecast import forecast_lines
 from fedsim.streams import Streams
 from tests.learning.small import federation
 from tests.strategies.worlds import world
