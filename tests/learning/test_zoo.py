@@ -3,19 +3,26 @@
 import asyncio
 import random
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from fedsim.errors import FedsimError
-from fedsim.executors import Threads
+import fedsim
+from fedsim.errors import DataError, FedsimError
+from fedsim.executors import Inline, Threads
 from fedsim.learning.draws import global_states
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModuleModel
 from fedsim.learning.refs import Ref
+from fedsim.running.runner import Job
 from fedsim.training import Training
 from tests.learning import zoo
 from tests.learning.small import federation, learning, run
+from tests.strategies.worlds import world
 
 DATA = federation([6, 4, 7], tests=4)
 WORKERS = Threads(2)
@@ -94,3 +101,101 @@ def test_what_only_some_samples_bring_about_is_refused_in_the_run(name: str) -> 
     finally:
         DATA.pool.x[device.train] -= 1e4
         del zoo.RUNS[name]
+
+
+def saved(folder: Path, name: str, change: Any = None) -> str:
+    """A file of the module's ``state_dict``, as users save it, with a change."""
+    tensors = {key: tensor.contiguous() for key, tensor in zoo.build(name).state_dict().items()}
+    if change is not None:
+        change(tensors)
+    save_file(tensors, folder / "m.safetensors")
+    return str(folder / "m.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("batch norm", None),
+        ("complex", None),
+        ("half", None),
+        ("bfloat16", None),
+        ("double", None),
+        ("mask of -inf", None),
+        ("integers", None),
+        ("old spectral norm", None),
+        ("unused", lambda tensors: tensors.update({key: each.bfloat16() for key, each in tensors.items()})),
+        ("complex", lambda tensors: tensors.update(w=torch.view_as_real(tensors["w"]).clone())),
+    ],
+)
+def test_weights_as_users_save_them_are_those_that_training_begins_with(name: str, change: Any, tmp_path: Path) -> None:
+    model = ModuleModel(factory="tests.learning.zoo:build", args={"name": name}, file=saved(tmp_path, name, change))
+    core = learning(DATA, model, batch_size=4)[0]
+    tensors = load_file(tmp_path / "m.safetensors")
+    initial = core.tensors(run(core.value(core.initial())))
+    assert initial
+    for key, values in initial.items():
+        stored = tensors[key]
+        flat = torch.view_as_real(stored) if stored.is_complex() else stored
+        assert np.array_equal(values, flat.float().numpy())
+
+
+def _spoilt(value: float) -> Any:
+    return lambda tensors: tensors["a.weight"].view(-1)[:2].fill_(value)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (_spoilt(float("nan")), "'a.weight' with 2 of 48 numbers that are not finite"),
+        (_spoilt(float("inf")), "'a.weight' with 2 of 48 numbers that are not finite"),
+        (lambda tensors: tensors.update({"a.wieght": torch.ones(3)}), "did you mean 'a.weight'"),
+        (
+            lambda tensors: tensors.update({"a.bias": torch.ones(3)}),
+            r"of shape \(3,\), for which the model has one of shape \(8,\)",
+        ),
+        (lambda tensors: tensors.update({"a.bias": torch.ones(8, dtype=torch.long)}), "of torch.int64, for which"),
+        (lambda tensors: tensors.clear(), "has no tensors"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(change: Any, says: str, tmp_path: Path) -> None:
+    model = ModuleModel(factory="tests.learning.zoo:build", args={"name": "unused"}, file=saved(tmp_path, "unused", change))
+    with pytest.raises(DataError, match=says):
+        learning(DATA, model)
+
+
+LONG = pytest.mark.long
+PARTS = [
+    ({"kind": "fedavg"}, {}),
+    ({"kind": "fedavg"}, {"training": {"kind": "torch", "optimiser": "Adam"}}),
+    pytest.param({"kind": "fedavg"}, {"messages": {"up": {"kind": "qsgd"}}}, marks=LONG),
+    pytest.param({"kind": "fedavg"}, {"model": {"keep": "norm.*"}}, marks=LONG),
+    pytest.param({"kind": "fedavg"}, {"model": {"train": ["b.*", "norm.*"]}}, marks=LONG),
+    pytest.param({"kind": "scaffold"}, {}, marks=LONG),
+    pytest.param({"kind": "feddyn"}, {}, marks=LONG),
+    pytest.param({"kind": "moon"}, {}, marks=LONG),
+    pytest.param({"kind": "ifca", "groups": 2}, {}, marks=LONG),
+]
+
+
+@pytest.mark.parametrize(("strategy", "more"), PARTS, ids=str)
+def test_an_own_buffer_goes_with_the_model_in_every_part(strategy: Any, more: Any, tmp_path: Path) -> None:
+    """A normalisation of a user's, whose buffer is sent, moved, saved; with one worker and three, and after an interruption."""
+    model = {"kind": "module", "factory": "tests.learning.zoo:Normed"} | more.get("model", {})
+    strategy = {"clients_per_round": 3} | strategy
+    sections = world({"source": "digits"}, 4, strategy, 2, **more | {"model": model})
+    models = []
+    for workers in (1, 3):
+        out = tmp_path / str(workers)
+        fedsim.run(fedsim.Scenario(**sections), out, executor="threads", workers=workers)
+        models.append(fedsim.load_run(out).summary["models_sha256"])
+    assert models[0] == models[1]
+    tensors = next(iter(fedsim.load_run(out).models().values()))
+    scale = next((values for name, values in tensors.items() if name.endswith("norm.scale")), None)
+    assert "keep" in model or (scale is not None and not (scale == 1).all())
+    stopped = fedsim.Scenario(**sections | {"checkpoint": {"rounds": 1}})
+    job = Job(stopped, tmp_path / "stopped", Inline())
+    job.simulation.listen(lambda record: job.interrupt(), kinds=("round",))
+    asyncio.run(job.execute())
+    resumed = fedsim.run(stopped, tmp_path / "stopped", resume=True)
+    assert fedsim.load_run(tmp_path / "stopped").summary["models_sha256"] == models[0]
+    assert resumed is not None
