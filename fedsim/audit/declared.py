@@ -76,6 +76,7 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: network.server.*": "links that were never full, and where the protocol is not fluid",
     "scenario: network.cell.*": "links that were never full, and where the protocol is not fluid",
     "scenario: network.protocol.*": "how a connection starts, and how it shares a link",
+    "scenario: network.device.latency.*": "where edge servers or regions add to it",
     "scenario: network.edge.*": "links that were never full",
     "scenario: energy.battery.charging.*": "when a device was plugged in; its charge is in its books alone",
     "scenario: energy.battery.restart": "when a device works again is in its tasks",

@@ -76,7 +76,7 @@ def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
     if samples is None or hidden is None or model.get("file") is not None:
         return None
     shape, classes = samples
-    widths = [*(math.ceil(model["width"] * each) for each in hidden), classes]
+    widths = [*(math.ceil(model.get("width", 1.0) * each) for each in hidden), classes]
     tensors: Tensors = {}
     inputs = math.prod(shape)
     for layer, outputs in enumerate(widths):
