@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from fedsim.arrays import Ints
+import numpy as np
+from numpy.typing import NDArray
+
 from fedsim.errors import SimulationError
 
-N = TypeVar("N", int, Ints)
+N = TypeVar("N", int, NDArray[np.int64])
 
 Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""

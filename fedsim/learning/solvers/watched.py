@@ -52,9 +52,8 @@ class ModuleCopy:
         for name, tensor in self.flat.items():
             holder, _, key = name.rpartition(".")
             part = self.module.get_submodule(holder)
-            now: Tensor | None = part._parameters.get(key, None)
-            if now is None:
-                now = part._buffers.get(key, None)
+            held: dict[str, Tensor | None] = {**part._parameters, **part._buffers}
+            now = held.get(key)
             if now is None or now.shape != tensor.shape or (isinstance(tensor, nn.Parameter) and now is not tensor):
                 shape = "nothing" if now is None else f"another of shape {tuple(now.shape)}"
                 raise ScenarioError(
