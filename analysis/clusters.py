@@ -1,6 +1,5 @@
 """Clusters of devices by the sizes of their data."""
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
 from fedsim.arrays import Flags, Floats, Ints
+from fedsim.files import parse_json
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 
@@ -73,9 +73,9 @@ def read_groupings(run: RunFolder) -> list[ReportedGrouping]:
         elif kind == "task-end" and outcome in ("lost", "left", "battery"):
             known[device] = 0
         elif kind == "split":
-            known[device] = max(json.loads(text)["sizes"])
+            known[device] = max(parse_json(text)["sizes"])
         elif kind == "cluster" or (kind == "tiers" and not by_latency):
-            data = json.loads(text)
+            data = parse_json(text)
             members = tuple(int(count) for count in data["members"])
             word = "cluster" if "bounds" in data else "tier"
             bins = data.get("bins", (0.0, 0.0))

@@ -4,7 +4,6 @@ A byte is wasted when its task did not end as ``done``, or trained no epoch that
 between parts of the server's side belong to no task and are never wasted; the ledger counts them as up.
 """
 
-import json
 from collections.abc import Sequence
 from functools import cache
 from itertools import cycle
@@ -20,6 +19,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.files import parse_json
 from fedsim.lab.reading.history import History, parsed
 from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
@@ -59,7 +59,7 @@ def draw_traffic(run: RunFolder) -> Figure:
 def read_parts(run: RunFolder) -> pd.DataFrame:
     """Each part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
     rows = run.table(TRANSFERS).to_pandas()
-    history, payloads = History(run), cache(json.loads)
+    history, payloads = History(run), cache(parse_json)
     trained = history.steps.query("step == 'train' and data.notna()")
     idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not parsed(data)["epochs"]}
     lost = {task for row in history.data("updates-lost") for task in row["data"]["tasks"]}

@@ -6,6 +6,7 @@ its folder is.
 
 import errno
 import json
+import math
 import os
 import re
 import stat
@@ -76,6 +77,24 @@ def read_json(path: Path) -> Any:
     """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
     try:
         return json.loads(read_text(path, "utf-8-sig"))
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return value
+
+
+_FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+def parse_json(text: str, *, finite: bool = False) -> Any:
+    """The value of a text in JSON; raises ``ValueError``, also for numbers that are not ``finite`` where all are to be."""
+    try:
+        return _FINITE.decode(text) if finite else json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.output.harmless import clean
+from fedsim.output.harmless import clean, harmless
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 
@@ -37,7 +37,7 @@ def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
     for name, value in attributes.items():
         if value is not None and value is not False:
             key = name.rstrip("_").replace("_", "-")
-            words.append(f" {key}" if value is True else f' {key}="{html.escape(str(value))}"')
+            words.append(f" {key}" if value is True else f' {key}="{_escaped(str(value))}"')
     opening = f"<{tag}{''.join(words)}>"
     return Markup(opening if tag in ("img", "input", "meta") else f"{opening}{join(*children)}</{tag}>")
 
@@ -45,7 +45,12 @@ def el(tag: str, *children: str | None, **attributes: Any) -> Markup:
 def join(*children: str | None) -> Markup:
     """Children one after the other, texts escaped."""
     there = [child for child in children if child is not None]
-    return Markup("".join(child if isinstance(child, Markup) else html.escape(child) for child in there))
+    return Markup("".join(child if isinstance(child, Markup) else _escaped(child) for child in there))
+
+
+def _escaped(text: str) -> str:
+    """A text for HTML, in which no character changes the order or the looks of others."""
+    return html.escape(harmless(text))
 
 
 def plain(text: object, most: int = _LONGEST) -> str:
@@ -55,7 +60,7 @@ def plain(text: object, most: int = _LONGEST) -> str:
 
 def data_block(name: str, value: object) -> Markup:
     """A value for the page's scripts, as JSON that no text in it can end early."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    text = json.dumps(harmless(value), separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
     return Markup(f'<script type="application/json" id="{html.escape(name)}">{text}</script>')
 
 

@@ -16,6 +16,7 @@ from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, p
 from fedsim.errors import RunFolderError
 from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.meters.energy import PHASES
+from fedsim.output.harmless import harmless
 from fedsim.records.folder import refuse_within_run, writing
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import strategy_name
@@ -74,7 +75,7 @@ def _frame(title: str, body: Markup) -> str:
     own = "script-src 'sha256-{}'; style-src 'sha256-{}'".format(*hashes)
     policy = f"default-src 'none'; {own}; img-src data:; base-uri 'none'; form-action 'none'"
     palette = data_block("palette", {"steps": style.STEPS, "outcomes": style.OUTCOMES, "idle": style.PALE, "away": style.AWAY})
-    texts = {"policy": html.escape(policy), "title": html.escape(title)}
+    texts = {"policy": html.escape(policy), "title": html.escape(harmless(title))}
     parts = {"sheet": sheet, "body": body, "palette": palette, "script": script}
     return Template(asset("page.html")).substitute(texts | parts) + "\n"
 

@@ -20,6 +20,7 @@ from fedsim.arrays import Ints
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
 from fedsim.lab.trackers.link_load import link_load, thinned
+from fedsim.output.harmless import harmless
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 
@@ -157,7 +158,7 @@ def stage(place: int, name: str, grouped: bool) -> Markup:
     """A run's timeline, the ``place``-th of the page: its controls, and where it is drawn from its data block."""
     tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else ""
     by_group = el("option", "by last group", value="group") if grouped else ""
-    words = {"place": str(place), "name": html.escape(name), "tint": tint, "by_group": by_group}
+    words = {"place": str(place), "name": html.escape(harmless(name)), "tint": tint, "by_group": by_group}
     return Markup(Template(asset("stage.html")).substitute(words))
 
 

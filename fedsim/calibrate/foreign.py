@@ -7,7 +7,6 @@ when the training has ended. The next download begins when the server has the la
 waits for no other, and ends when the next training begins.
 """
 
-import json
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from fedsim.errors import DataError, shown
-from fedsim.files import read_text
+from fedsim.files import parse_json, read_text
 from fedsim.records.reading import RunFolder
 
 _COLUMNS = ["place", "client", "round", "what", "start", "end", "bytes", "epochs"]
@@ -180,7 +179,7 @@ def of_run(path: Path) -> Any:
                 rows.append((0, "server", number, "round", last, time, 0.0, 1, 0.0))
             last = time
         elif outcome == "done" and step in words and number is not None:
-            facts = json.loads(data)
+            facts = parse_json(data)
             passes = facts.get("epochs") or 1
             held = float(samples.get(device, 0) * passes)
             rows.append((0, str(device), number, words[step], begun[task], time, facts.get("bytes", 0.0), passes, held))

@@ -1,7 +1,6 @@
 """Runs in Python and notebooks: run, load, tables as pandas frames, figures."""
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from typing_extensions import override
 
 from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.files import parse_json
 from fedsim.lab.reading.targets import costs_to
 from fedsim.language.imports import from_file
 from fedsim.meters.base import Column
@@ -202,7 +202,7 @@ class LoadedRun:
         with making_sense([self.path]):
             frame = as_frame(self._read.table(name))
             if parsed:
-                frame[parsed] = [json.loads(text) if isinstance(text, str) else {} for text in frame[parsed]]
+                frame[parsed] = [parse_json(text) if isinstance(text, str) else {} for text in frame[parsed]]
             return frame
 
 

@@ -5,6 +5,7 @@ The command lines print through ``say``, or draw through ``terminal.Console``.
 
 import html
 import re
+from typing import Any
 
 import click
 
@@ -22,6 +23,15 @@ def say(*lines: object, err: bool = False) -> None:
 def visible(text: str) -> str:
     r"""The text with an escape such as ``\u001b`` for each unprintable character; TOML keeps its meaning."""
     return text if text.isprintable() else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+
+
+def harmless(value: Any) -> Any:
+    """A value of JSON whose texts, keys included, have each line visible."""
+    if isinstance(value, str):
+        return value if value.isprintable() else "\n".join(map(visible, value.split("\n")))
+    if isinstance(value, dict):
+        return {harmless(key): harmless(item) for key, item in value.items()}
+    return [harmless(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _escape(code: int) -> str:

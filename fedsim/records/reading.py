@@ -1,6 +1,5 @@
 """Reading a run folder: for the audit, for comparisons, and for pictures. Knows the files, and nothing of the engine."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -12,7 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from fedsim.errors import FedsimError, RunFolderError
-from fedsim.files import read_json, read_toml, regular
+from fedsim.files import parse_json, read_text, read_toml, regular
+from fedsim.language.units import CLOCK_END_S
 from fedsim.records import folder as files
 from fedsim.records import schema
 from fedsim.records.live import LIVE
@@ -53,9 +53,12 @@ def as_frame(table: Any) -> "pd.DataFrame":
     return frame
 
 
+_OF_VALUES = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError)  # what odd values make code raise
+
+
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Turns an unforeseen error into a ``RunFolderError`` where a file of a run (or of a study's) was changed, and names it."""
+    """Turns an unforeseen error into a ``RunFolderError``, which names a file of a run (or of a study's) that was changed."""
     try:
         yield
     except (FedsimError, MemoryError):
@@ -66,7 +69,29 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
                 if change := next(files.changes(run), None):
                     reason = f"{change} ({type(error).__name__}: {error})"
                     raise RunFolderError(f"{str(run)!r} cannot be made sense of: {reason}") from error
+        if isinstance(error, _OF_VALUES):
+            names = ", ".join(repr(str(path)) for path in paths)
+            hint = "'fedsim audit' says whether its figures fit together; if they do, please report this"
+            raise RunFolderError(f"{names} cannot be made sense of: {type(error).__name__}: {error}; {hint}") from error
         raise
+
+
+_MOST = dict.fromkeys(("time", "start", "end"), CLOCK_END_S)
+_MOST |= dict.fromkeys(("bytes", "delivered", "bytes_down", "bytes_up"), 1e18)
+"""The largest number of a column in any run: others, such as a loss, may be of any size, and rates infinite."""
+
+
+def _refuse_absurd(table: Any) -> None:
+    """Raise ``ValueError`` for times and sizes that no run writes."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        most = _MOST.get(name)
+        if most is None or not pa.types.is_floating(column.type):
+            continue
+        known = column.drop_null()
+        allowed = pc.and_kleene(pc.greater_equal(known, -most), pc.less_equal(known, most))  # NaN is neither
+        if pc.all(allowed).as_py() is False:
+            value = known.filter(pc.invert(allowed))[0].as_py()
+            raise ValueError(f"its column {name} holds {value:g}")
 
 
 class RunFolder:
@@ -84,7 +109,7 @@ class RunFolder:
     @cached_property
     def summary(self) -> dict[str, Any]:
         with self._reading(files.SUMMARY):
-            value: dict[str, Any] = read_json(self._tables / files.SUMMARY)
+            value: dict[str, Any] = parse_json(read_text(self._tables / files.SUMMARY), finite=True)
             if not isinstance(value, dict):
                 raise TypeError("it is not a table")
             return value
@@ -125,6 +150,7 @@ class RunFolder:
             for key, same in later.items():
                 table = table.append_column(key, table[same] if same in table.column_names else pa.nulls(len(table)))
             table = table.select(wish)
+            _refuse_absurd(table)
             return table.cast(pa.schema([field.with_type(there[field.name]) for field in table.schema], table.schema.metadata))
 
     def has(self, name: str) -> bool:
@@ -168,7 +194,7 @@ class RunFolder:
         rows = self.rows(name)
         with self._reading(name):
             for row in rows:
-                row[column] = json.loads("{}" if row[column] is None and name == files.EVENTS else row[column])
+                row[column] = parse_json("{}" if row[column] is None and name == files.EVENTS else row[column])
         return rows
 
     @cached_property

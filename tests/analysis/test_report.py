@@ -22,6 +22,7 @@ from fedsim.analysis.report import write_report
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.analysis.watch import HOST, Growing, server_of, watch
 from fedsim.errors import FedsimError
+from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
@@ -270,6 +271,21 @@ def test_only_what_there_is_for_this_machine_alone(run: RunFolder) -> None:
             server_of(growing, port)
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize("name", ["left\u202etfel", "\u2066iso", "zero\u200bwide", "\x1b[2Jred", "a\x9bb", "line\u2028end"])
+def test_no_text_of_a_file_reorders_or_hides_others(name: str, run: RunFolder, tmp_path: Path) -> None:
+    """Wherever it comes from: a metric, a key of the summary, a strategy, a phase, a column."""
+    folder = Path(shutil.copytree(run.path, tmp_path / "hostile"))
+    summary = json.loads((folder / "summary.json").read_text())
+    metrics = {name: {"final": 0.5, "best": 0.7, "best_is": "most"}}
+    summary |= {"metrics": metrics, "strategy": name, name: name, "stopped": name}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    page = write_report([folder], tmp_path / "r.html").read_text()
+    assert [character for character in page if character != "\n" and not character.isprintable()] == []
+    trace = tmp_path / "t.json"
+    write_trace(RunFolder(folder), trace)
+    assert name not in json.dumps(json.loads(trace.read_text()), ensure_ascii=False)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import csv
 import io
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def finished(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> Path:
     return finish(write(study_file, tables), tmp_path / "finished")
 
 
-def finish(study_file: Path, out: Path) -> Path:
+def finish(study_file: Path, out: Path, only: Sequence[str] = ()) -> Path:
     """Do what ``fedsim study`` does, but in this process: starting others takes longer than the runs."""
     study = read_study(study_file)
     out.mkdir(exist_ok=True)
@@ -71,7 +72,7 @@ def finish(study_file: Path, out: Path) -> Path:
     news: list[dict[str, Any]] = []
     worker = Worker(lambda **said: news.append(said))
     for run, state in zip(study.runs, states(out, study), strict=True):
-        if state != "done":
+        if state != "done" and run.folder in study.only(only):
             worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state})
             assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.calls import call, done
-from tests.lab.conftest import rows_of, write
+from tests.lab.conftest import finish, rows_of, write
 
 PARTS = {
     "plain": {"grid": {"links": ["usual", "slow"]}},
@@ -87,8 +87,7 @@ def test_a_goal_without_figures_says_so(study: Path) -> None:
 
 
 def test_runs_that_were_left_out_are_no_lines(parted: Path) -> None:
-    out = parted.parent / "out"
-    done("study", parted, "--out", out, "--only", "part=own", "--only", "fedprox", "--workers", "1")
+    out = finish(parted, parted.parent / "out", ["part=own", "fedprox"])
     rows = rows_of(done("compare", out, "--csv"))
     assert [(row["variant"], row["part"], row["runs"]) for row in rows] == [("fedprox", "own", "2")]
     assert "No run was begun of fedavg, fedprox." in done("compare", out)

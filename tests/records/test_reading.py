@@ -164,3 +164,26 @@ def test_before_the_first_copy_it_is_said(small: dict[str, Any], tmp_path: Path)
         RunFolder(tmp_path / "run")
     asyncio.run(job.execute())
     assert RunFolder(tmp_path / "run").summary["status"] == "done"
+
+
+ODD_NUMBERS = [float("nan"), 1e300, -1e300, float("inf")]
+
+
+@pytest.mark.parametrize("odd", ODD_NUMBERS)
+@pytest.mark.parametrize(("table", "column"), [("events", "time"), ("transfers", "start"), ("transfers", "bytes"), ("rounds", "time")])
+def test_times_and_sizes_that_no_run_writes_are_refused(tiny_run: Path, table: str, column: str, odd: float) -> None:
+    path = tiny_run / f"{table}.parquet"
+    content = pq.read_table(path)
+    cells = content.column(column).to_pylist()
+    place = content.column_names.index(column)
+    pq.write_table(content.set_column(place, content.field(place), pa.array([*cells[:-1], odd], content.field(place).type)), path)
+    with pytest.raises(RunFolderError, match=f"{table}.parquet .* damaged: its column {column} holds"):
+        RunFolder(tiny_run).table(path.name)
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
+def test_a_summary_with_numbers_that_are_none_is_refused(tiny_run: Path, number: str) -> None:
+    summary = (tiny_run / "summary.json").read_text()
+    (tiny_run / "summary.json").write_text(summary.replace('"simulated_s": ', f'"simulated_s": {number}, "was": ', 1))
+    with pytest.raises(RunFolderError, match=r"summary\.json of .* is missing or damaged"):
+        _ = RunFolder(tiny_run).summary

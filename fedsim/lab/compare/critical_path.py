@@ -5,7 +5,6 @@ ended in that instant, with its steps; then the one that ended when that one beg
 steps of a path lie end to end, and their times sum to the round's without a remainder.
 """
 
-import json
 import math
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -17,6 +16,7 @@ from statistics import median
 from typing import Any
 
 from fedsim.errors import RunFolderError
+from fedsim.files import parse_json
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.language.units import TICK_S, show_seconds
 from fedsim.records.folder import DEVICES
@@ -152,7 +152,7 @@ class CriticalPaths:
                 case "task-end":
                     self._over(tasks[task], time, outcome)
                 case "edge-transfer" | "message":
-                    said = json.loads(data)
+                    said = parse_json(data)
                     if kind == "message":
                         label = f"{said['source']} to {said['destination']}"
                     else:
@@ -160,9 +160,9 @@ class CriticalPaths:
                     own = PathStep(kind, said["start"], time, outcome=outcome, label=label)
                     self._over(_WaitedFor(said["start"], None, None, number, steps=[own]), time, outcome)
                 case "round-start":
-                    self._begun[number] = json.loads(data)
+                    self._begun[number] = parse_json(data)
                 case "aggregate":
-                    used.update(json.loads(data)["tasks"])
+                    used.update(parse_json(data)["tasks"])
                 case "round":
                     self._ended.append((number, time, used))
                     used = set()
@@ -238,7 +238,7 @@ class CriticalPaths:
         rate, latency = link.get(way), link.get("latency")
         if not rate or latency is None or not step.data:
             return part
-        facts = json.loads(step.data)
+        facts = parse_json(step.data)
         alone = latency + facts.get("wire_bytes", facts["delivered"]) / rate
         shared = max(0.0, step.seconds - alone) * (part.seconds / step.seconds)
         return replace(part, shared=min(part.seconds, math.floor(shared / TICK_S) * TICK_S))

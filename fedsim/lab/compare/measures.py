@@ -1,6 +1,5 @@
 """The figures of one run, read off its folder, and the goals that comparisons rank by. A figure that is not there is None."""
 
-import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field, ValidationError
 
 from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.files import parse_json
 from fedsim.lab.reading.fairness import jain_index, worst_decile
 from fedsim.lab.reading.targets import Target, until, within
 from fedsim.language.spec import Spec
@@ -240,7 +240,7 @@ def _batteries(run: RunFolder) -> Values:
     if not own:
         return {"battery": None, "flat devices": None}
     drawn = [sum(row[f"{phase}_j"] for phase in PHASES) / row["capacity_j"] for row in own]
-    flat = {device for device, data in run.events_of(("battery",), ("device", "data")) if json.loads(data)["flat"]}
+    flat = {device for device, data in run.events_of(("battery",), ("device", "data")) if parse_json(data)["flat"]}
     return {"battery": 100 * math.fsum(drawn) / len(drawn), "flat devices": len(flat)}
 
 
@@ -263,7 +263,7 @@ def read_work(run: RunFolder) -> Values:
     columns = ("time", "kind", "task", "group", "step", "outcome", "data")
     for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
         if kind == "assign":
-            facts = json.loads(data or "{}")
+            facts = parse_json(data or "{}")
             moves = (moves or 0) + (group is not None and facts["before"] is not None and facts["why"] != "split")
         elif kind == "task-end":
             spent, counts = computed.pop(task, (0.0, 0.0))
@@ -273,7 +273,7 @@ def read_work(run: RunFolder) -> Values:
             if kind == "step-start":
                 begun[task] = time
                 continue
-            spent, facts = time - begun.pop(task), json.loads(data or "{}")
+            spent, facts = time - begun.pop(task), parse_json(data or "{}")
             counts = spent
             if "epochs" in facts and facts["epochs"] != facts["asked"]:  # finished epochs alone; all of an evaluation
                 counts = spent - float(time - facts["epoch_ends"][facts["epochs"] - 1]) if facts["epochs"] else 0.0

@@ -1,6 +1,5 @@
 """Fairness of selections: tasks of a round (or of a version, where there are none), and no reports, profiling or tests."""
 
-import json
 import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedsim.arrays import Floats
+from fedsim.files import parse_json
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:
@@ -54,6 +54,6 @@ def selections(run: RunFolder) -> "pd.DataFrame":
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
     events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
     trained = events[(events["kind"] == "step-end") & (events["step"] == "train")]
-    idle = trained["task"][trained["data"].map(lambda data: not json.loads(data)["epochs"]).astype(bool)]
+    idle = trained["task"][trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)]
     ended = events[(events["kind"] == "task-end") & events["round"].notna()]
     return ended[["device", "group"]].assign(valid=(ended["outcome"] == "done") & ~ended["task"].isin(idle))

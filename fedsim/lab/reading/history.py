@@ -1,6 +1,5 @@
 """Events of a run, read from its folder into tables, for pictures and exports."""
 
-import json
 from functools import cached_property
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats, Ints
+from fedsim.files import parse_json
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import is_act
@@ -202,7 +202,7 @@ class History:
 
 def parsed(text: object) -> dict[str, Any]:
     """The ``data`` of a record; empty where it has none."""
-    return json.loads(text) if isinstance(text, str) else {}
+    return parse_json(text) if isinstance(text, str) else {}
 
 
 def _some_time(table: pd.DataFrame) -> pd.DataFrame:

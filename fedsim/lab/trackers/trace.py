@@ -10,6 +10,7 @@ import numpy as np
 
 from fedsim.lab.reading.history import History, parsed
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
+from fedsim.output.harmless import harmless
 from fedsim.records import schema
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense
@@ -30,7 +31,7 @@ def write_trace(run: RunFolder, path: Path) -> int:
         file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for count, entry in enumerate(trace_events(run), start=1):
             file.write(",\n" if count > 1 else "\n")
-            file.write(json.dumps(entry, separators=(",", ":"), allow_nan=False))
+            file.write(json.dumps(harmless(entry), separators=(",", ":"), allow_nan=False))
         file.write("\n]}\n")
     return count
 
