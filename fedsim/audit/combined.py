@@ -22,7 +22,7 @@ _BY_DISTANCE = {"krum": (2, 3), "multi-krum": (2, 3), "bulyan": (4, 3)}
 _SAME_SIZES = ("label-permutation", "rotation")
 """Shifts of data that leave each device as many samples as it had."""
 
-_BY_ONE = ("d-psgd", "diloco", "epidemic", "gossip", "local", "local-sgd")
+_BY_ONE = ("d-psgd", "diloco", "epidemic", "fpfc", "gossip", "local", "local-sgd")
 """Strategies in which each update becomes a model by itself."""
 
 

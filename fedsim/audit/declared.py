@@ -120,7 +120,7 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "strategy": {
         "messages, weights, limits and models": (
             *("cata-fed", "cfl", "ditto", "fedasync", "fedat", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn"),
-            *("fedgroup", "fednova", "fedper", "fedprox", "fedrep", "fesem", "fesem-mig", "fl-hc", "flexcfl", "flora"),
+            *("fedgroup", "fednova", "fedper", "fedprox", "fedrep", "fesem", "fesem-mig", "fl-hc", "flexcfl", "flora", "fpfc"),
             *("heterofl", "hierfavg", "hypcluster", "ifca", "ifca-mig", "lcfl", "local", "moon", "pfedme", "scaffold", "tifl"),
         ),
         "messages and their receivers, limits and models": ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd"),
@@ -139,7 +139,9 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "deadline": {"time": ("fixed",), "that rounds keep to what is recorded": ("quantile", "relative")},
     "selection": {
-        "numbers of clients": (*("fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),)
+        "numbers of clients": (
+            *("favor", "fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),
+        )
     },
     "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},
     "attack": {"nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")},

@@ -35,6 +35,7 @@ _FAMILIES = {
     ("global", "device"): ("ditto", "fedbn", "fedper", "fedrep", "pfedme"),
     ("group",): ("cfl", "fedgroup", "fesem", "fesem-mig", "fl-hc", "flexcfl", "hypcluster", "ifca", "ifca-mig", "lcfl"),
     ("device",): ("local",),
+    ("first", "group"): ("fpfc",),
 }
 _FILES = {kind: set(names) for names, kinds in _FAMILIES.items() for kind in kinds}
 """The files of models that a strategy leaves, if it leaves any."""
