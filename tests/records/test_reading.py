@@ -170,13 +170,16 @@ ODD_NUMBERS = [float("nan"), 1e300, -1e300, float("inf")]
 
 
 @pytest.mark.parametrize("odd", ODD_NUMBERS)
-@pytest.mark.parametrize(("table", "column"), [("events", "time"), ("transfers", "start"), ("transfers", "bytes"), ("rounds", "time")])
+@pytest.mark.parametrize(
+    ("table", "column"), [("events", "time"), ("transfers", "start"), ("transfers", "bytes"), ("rounds", "time")]
+)
 def test_times_and_sizes_that_no_run_writes_are_refused(tiny_run: Path, table: str, column: str, odd: float) -> None:
     path = tiny_run / f"{table}.parquet"
     content = pq.read_table(path)
     cells = content.column(column).to_pylist()
     place = content.column_names.index(column)
-    pq.write_table(content.set_column(place, content.field(place), pa.array([*cells[:-1], odd], content.field(place).type)), path)
+    field = content.field(place)
+    pq.write_table(content.set_column(place, field, pa.array([*cells[:-1], odd], field.type)), path)
     with pytest.raises(RunFolderError, match=f"{table}.parquet .* damaged: its column {column} holds"):
         RunFolder(tiny_run).table(path.name)
 
