@@ -61,7 +61,7 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
     main.add_command(_verb)
 
 
-@main.command("run")
+@main.command("run", short_help="Run a scenario and write a run folder.")
 @verbs.SCENARIO
 @verbs.out("The run folder to make.", required=True)
 @verbs.SEED

@@ -5,8 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import fedsim
+from fedsim.cli import main
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
 from fedsim.language.registry import Registry
@@ -16,7 +18,7 @@ from fedsim.strategies.parts.server import OPTIMISERS
 
 ROOT = Path(__file__).resolve().parents[1]
 NEVER = re.compile(
-    r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\b|thrown[ -]away|offline(?![\"-])", re.IGNORECASE
+    r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\b|thrown[ -]away|(?<!HF_HUB_)offline(?![\"-])", re.IGNORECASE
 )
 """Words that have another in the glossary, or that nobody needs. W&B has a mode "offline", and folders offline-run-*."""
 
@@ -71,3 +73,44 @@ def test_the_page_says_what_the_models_say(family: Registry) -> None:
     assert all(source for _, _, source, _ in rows)
     found = [(kind, title, said) for kind, title, _, said in rows]
     assert found == [(f"`{kind}`", title, keys(family, kind)) for kind, title in family.titles.items()]
+
+
+TEXTS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Dockerfile")),
+    *(path for folder in ("docs", "fedsim", "analysis", "scenarios") for path in sorted((ROOT / folder).rglob("*")))
+]  # fmt: skip
+UNPUBLISHED = "once fedsim is published"
+
+
+def installs() -> list[tuple[str, str]]:
+    """Each line that tells how to install something, with its place."""
+    paths = [path for path in TEXTS if path.suffix in (".md", ".py", ".toml", ".txt", ".html", ".js", "") and path.is_file()]
+    lines = [
+        (f"{path.relative_to(ROOT)}:{at}", line) for path in paths for at, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+    return [(place, line) for place, line in lines if re.search(r"pip3? install|install '", line) and "generated" not in place]
+
+
+def test_nothing_is_to_be_installed_that_is_not_there() -> None:
+    """The distribution is in no public index; what is built or cloned is, and so are the packages that it needs."""
+    project = tomllib.loads(text("pyproject.toml"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *(one for of in extras.values() for one in of)]
+    found = installs()
+    assert len(found) > 15
+    for place, line in found:
+        if "fedsim-des" in line:
+            assert UNPUBLISHED in line, place
+        for extra in re.findall(r"\.\[(\w+)\]|fedsim-des\[(\w+)\]", line):
+            assert set(extra) & set(extras), place
+        for requirement in re.findall(r"'([\w-]+>=[\d.]+)'", line):
+            assert requirement in needed, place
+
+
+def test_the_help_shows_each_verb_whole_in_80_columns() -> None:
+    result = CliRunner().invoke(main, ["--help"], terminal_width=80)
+    listed = result.output.partition("Commands:\n")[2].splitlines()
+    assert len(listed) == len(main.commands)
+    for line in listed:
+        assert len(line) <= 80
+        assert re.fullmatch(r"  [a-z]+ +[A-Z].*[^.]\.", line), line

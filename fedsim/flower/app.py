@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import sys
 import threading
 import traceback
@@ -20,6 +21,10 @@ T = TypeVar("T")
 Value = bool | int | float | str
 
 _FILE = "pyproject.toml"
+_MOST_CALLS = 8  # that an error names, and errors that led to another that are looked at
+_FETCHING = ("huggingface_hub", "datasets", "fsspec", "requests", "httpx", "httpcore", "urllib3", "aiohttp", "flwr_datasets")
+_UNREACHED = ("Connect", "Offline", "Timeout", "LocalEntryNotFound", "Network", "MaxRetry", "NameResolution", "Proxy")
+_NO_CONNECTION = "couldn't connect to"  # as transformers and datasets say it
 _GRACE_S = 1.0  # real seconds that an app has to end when the run is over
 
 
@@ -44,8 +49,7 @@ class App:
         try:
             found = resolve_name(path)
         except Exception as error:
-            place = place_in(error, self.folder)
-            raise SimulationError(f"the {called} {path!r} cannot be loaded: {type(error).__name__}: {error}{place}") from error
+            raise SimulationError(f"the {called} {path!r} cannot be loaded: {error_of_app(error, self.folder)}") from error
         if not isinstance(found, wanted):
             raise SimulationError(f"the {called} {path!r} is a {type(found).__name__}; it must be a {wanted.__name__}")
         return found
@@ -95,6 +99,33 @@ def place_in(what: BaseException | threading.Thread, folder: Path) -> str:
         frames = traceback.extract_stack(sys._current_frames().get(what.ident or 0))
     inside = [frame for frame in frames if is_within(folder, frame.filename)]
     return f", in {Path(inside[-1].filename).name}, line {inside[-1].lineno}" if inside else ""
+
+
+def error_of_app(error: BaseException, folder: Path) -> str:
+    """The error of the app in a folder, with its place there, the calls that led to it, the folder, and perhaps a hint."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_within(folder, frame.filename)]
+    calls = [f"{Path(frame.filename).relative_to(folder)}:{frame.lineno} {frame.name}" for frame in frames[-_MOST_CALLS:]]
+    led = f"; by {' > '.join(calls)}" if len(calls) > 1 else ""
+    where = f"{place_in(error, folder)}{led}; the app is in {str(folder)!r}, and --debug shows all calls"
+    return f"{type(error).__name__}: {error}{where}{_hint_at_hub(error)}"
+
+
+def _hint_at_hub(error: BaseException) -> str:
+    """A hint where an error, or one that led to it, is of a library that fetches data and has reached no hub."""
+    linked: BaseException | None = error
+    for _ in range(_MOST_CALLS):
+        if linked is None:
+            break
+        package = type(linked).__module__.partition(".")[0]
+        is_of_network = isinstance(linked, ConnectionError | TimeoutError | socket.gaierror)
+        is_unreached = package in _FETCHING and any(word in type(linked).__name__ for word in _UNREACHED)
+        if is_of_network or is_unreached or _NO_CONNECTION in str(linked):
+            return (
+                ". The app fetches data or models from a hub that cannot be reached from here: fetch them once where it "
+                "can be, copy that cache and set HF_HOME to it and HF_HUB_OFFLINE=1, or have the app read local files"
+            )
+        linked = linked.__cause__ or linked.__context__
+    return ""
 
 
 def _endless(called: str, patience_s: float, place: str) -> SimulationError:

@@ -18,7 +18,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedsim.errors import SimulationError, shown
-from fedsim.flower.app import App, carried_out, place_in
+from fedsim.flower.app import App, carried_out, error_of_app
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where
 
@@ -76,8 +76,7 @@ def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
         try:
             reply = app(message, context)
         except Exception as error:
-            place = place_in(error, job.app.folder)
-            raise SimulationError(f"{called} raised {type(error).__name__}: {error}{place}") from error
+            raise SimulationError(f"{called} raised {error_of_app(error, job.app.folder)}") from error
         own = here.reply
     if not isinstance(reply, Message) or reply.metadata.reply_to_message_id != message.metadata.message_id:
         wrong = f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message that is a reply to the one that it got"

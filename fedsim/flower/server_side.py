@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fedsim.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
-from fedsim.flower.app import Over, Turns, place_in, read_app
+from fedsim.flower.app import Over, Turns, error_of_app, place_in, read_app
 from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of, figure
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
@@ -185,8 +185,7 @@ class Session(Grid):  # type: ignore[misc]
         if (error := self.turns.error) is not None:
             if isinstance(error, SimulationError):
                 raise error
-            place = place_in(error, self.folder)
-            raise SimulationError(f"the ServerApp raised {type(error).__name__}: {error}{place}") from error
+            raise SimulationError(f"the ServerApp raised {error_of_app(error, self.folder)}") from error
         self._server.stop("the ServerApp has ended")
 
     def _call(self) -> None:

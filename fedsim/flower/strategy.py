@@ -76,7 +76,7 @@ class Flower(Strategy[FlowerParams]):
         try:
             from fedsim.flower.server_side import Session
         except ImportError as error:
-            what = "pip install 'fedsim-des[flower]' does it"
+            what = "pip install 'flwr>=1.41' installs it, in an environment of its own (docs/flower.md)"
             raise ScenarioError(f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}") from error
         self.session = Session(params, server)
 

@@ -89,7 +89,8 @@ class RunProgress:
             text += f", {self._saved}" if self._saved else ""
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
-            left = f", about {show_seconds(real_s * (1 - done) / done)} left" if done else ""
+            left_s = real_s * (1 - done) / done if done else 0.0
+            left = f", about {show_seconds(left_s)} left" if left_s >= 1.0 else ""  # learning may go on at the end of time
             self._console.print(f"{text}{left}", soft_wrap=True)
 
 

@@ -138,6 +138,7 @@ class Ray(Executor):
             self.close()
             raise ScenarioError("the Ray cluster has no CPUs, so nothing could ever run; one node at least needs --num-cpus")
         self._number, self._versions = next(_numbers), {package: version(package) for package in _MUST_AGREE}
+        self._home: str = self._ray.get_runtime_context().get_node_id()
         self._call = self._ray.remote(_carry_out).options(num_cpus=1, max_retries=_TRIES, scheduling_strategy=_SCHEDULING)
 
     def _start(self, address: str | None, workers: int | None) -> None:
@@ -171,7 +172,7 @@ class Ray(Executor):
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         parcel = self._packer.pack((function, args))
         shared, parcel.shared = parcel.shared, []
-        reference = self._call.remote(self._number, self._versions, places(), parcel, *shared)
+        reference = self._call.remote(self._number, self._home, self._versions, places(), parcel, *shared)
         future: Future[Any] = Future()
         self._open[future] = reference
         reference.future().add_done_callback(lambda answer: self._settle(future, answer))
@@ -201,11 +202,21 @@ class Ray(Executor):
 _openers: dict[int, Opener] = {}
 
 
-def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], parcel: Parcel, *shared: Any) -> bytes:
-    """Carry out the call in ``parcel``, for an executor with that number."""
+def _carry_out(
+    executor: int, home: str, versions: dict[str, str], where: dict[str, str], parcel: Parcel, *shared: Any
+) -> bytes:
+    """Carry out the call in ``parcel``, for an executor with that number whose process is on the node ``home``."""
     import ray
 
     def work() -> Any:
+        try:
+            return work_here()
+        except Exception as error:
+            if (node := node_beside(home)) and error.args and isinstance(error.args[0], str):
+                error.args = (f"{error.args[0]}{_missing_code(error)} (on the node {node})", *error.args[1:])
+            raise
+
+    def work_here() -> Any:
         if executor not in _openers:
             for package, wanted in versions.items():
                 if (here := version(package)) != wanted:
@@ -220,6 +231,19 @@ def _carry_out(executor: int, versions: dict[str, str], where: dict[str, str], p
         return function(*args)
 
     return answer(work)
+
+
+def node_beside(home: str) -> str:
+    """The node of this worker for people, if it is another than ``home``; else ``""``."""
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return "" if node == home else f"{socket.gethostname()}, {ray.util.get_node_ip_address()}, {node[:8]}"
+
+
+def _missing_code(error: Exception) -> str:
+    is_missing = isinstance(error, ImportError) or "cannot be imported" in str(error)
+    return "; code of your own must be on every node, installed or at the same path" if is_missing else ""
 
 
 _LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"

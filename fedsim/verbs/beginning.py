@@ -10,7 +10,7 @@ from fedsim.output.harmless import say
 from fedsim.verbs import ALLOW_CODE, CHANGES, FILE, FOLDER, SCENARIO, SEED, one_message, tell_dropped
 
 
-@click.command("new")
+@click.command("new", short_help="Ask five things and write a study.")
 @click.argument("file", type=FILE, default="study.toml")
 @click.option("--devices", help="A count and a kind: '200 phones', '30 boards', '10 hospitals', '4 regions'.")
 @click.option("--link", help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.")
@@ -32,7 +32,7 @@ def new_command(file: Path, **given: Any) -> None:
     say(f"written {line}", "run it:", f"  fedsim study {file} --out runs/{file.stem}", f"  fedsim report runs/{file.stem}")
 
 
-@click.command("describe")
+@click.command("describe", short_help="Say what a kind, a preset, a key or a link is.")
 @click.argument("name", nargs=-1, required=True)
 @one_message
 def describe_command(name: tuple[str, ...]) -> None:
@@ -45,7 +45,7 @@ def describe_command(name: tuple[str, ...]) -> None:
     say(*about(" ".join(name)))
 
 
-@click.command("list")
+@click.command("list", short_help="List what a scenario can name.")
 @click.argument("name", required=False)
 @one_message
 def list_command(name: str | None) -> None:
@@ -58,7 +58,7 @@ def list_command(name: str | None) -> None:
         say(*about(name))
 
 
-@click.command("init")
+@click.command("init", short_help="Copy a scenario or study that comes with fedsim.")
 @click.argument("name")
 @click.argument("folder", type=FOLDER, default=".")
 @one_message
@@ -69,7 +69,7 @@ def init_command(name: str, folder: Path) -> None:
     say(*(f"written {path}" for path in copy(name, folder)))
 
 
-@click.command("schema")
+@click.command("schema", short_help="Print the JSON schema of a scenario or a study.")
 @click.argument("file", type=click.Choice(["scenario", "study"]), default="scenario")
 @one_message
 def schema_command(file: Any) -> None:
@@ -81,7 +81,7 @@ def schema_command(file: Any) -> None:
     say(*json.dumps(schema(file), indent=1).split("\n"))
 
 
-@click.command("check")
+@click.command("check", short_help="Validate a scenario; say what it will cost.")
 @SCENARIO
 @SEED
 @CHANGES
@@ -104,7 +104,7 @@ def check_command(scenario: str, seed: int | None, changes: Any, allow_code: boo
         say(*lines, "it is valid; --toml prints it with every default")
 
 
-@click.group("data")
+@click.group("data", short_help="Fetch data sets.")
 def data_group() -> None:
     """Data sets on disk."""
 

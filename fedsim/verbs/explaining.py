@@ -13,7 +13,7 @@ from fedsim.output.mistakes import INTERRUPTED
 from fedsim.verbs import ALLOW_CODE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
 
 
-@click.command("compare")
+@click.command("compare", short_help="Put runs and studies side by side.")
 @RUNS
 @click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
 @click.option(
@@ -71,7 +71,7 @@ def _refuse_unused(published: str | None, form: str | None, whole: bool, goal: s
         raise ScenarioError(f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of the two")
 
 
-@click.command("why")
+@click.command("why", short_help="Explain how long the rounds of a run took.")
 @RUN_FOLDER
 @click.option("--round", "number", type=click.IntRange(min=0), metavar="N", help="One round: each step that it waited for.")
 @one_message
@@ -91,7 +91,7 @@ def why_command(run: Path, number: int | None) -> None:
         print_to(Console(), [path_table(paths.round(number))])
 
 
-@click.command("whatif")
+@click.command("whatif", short_help="Run a run again with a change; show what it changed.")
 @RUN_FOLDER
 @changes("The change", required=True)
 @out("The changed run's folder; by default RUN.whatif beside RUN.")

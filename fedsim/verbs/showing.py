@@ -11,7 +11,7 @@ from fedsim.output.harmless import say
 from fedsim.verbs import ALLOW_CODE, FOLDER, PORT, RUN_FOLDER, RUNS, WATCH, one_message, out, port_of
 
 
-@click.command("audit")
+@click.command("audit", short_help="Check that the records of a run fit together.")
 @RUN_FOLDER
 @ALLOW_CODE
 @click.option("--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers.")
@@ -33,7 +33,7 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
     return 1 if any(findings.values()) else 0
 
 
-@click.command("trace")
+@click.command("trace", short_help="Write a run for Perfetto, as Chrome trace JSON.")
 @RUN_FOLDER
 @out("The file; by default trace.json beside the run folder.")
 @one_message
@@ -50,7 +50,7 @@ def trace_command(run: Path, out: Path | None) -> None:
 _ABSENT = "where LOG has no such column."
 
 
-@click.command("calibrate")
+@click.command("calibrate", short_help="Fit a world to the log of a real deployment.")
 @click.argument("log", type=FOLDER)
 @out("The folder for the scenario and its tables.", required=True)
 @click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
@@ -75,7 +75,7 @@ def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: Any
     say(*calibrate(log, out, LogDefaults(sized, samples, epochs), latency=latency_s, **fit))
 
 
-@click.command("report")
+@click.command("report", short_help="Write runs and studies as one HTML page.")
 @RUNS
 @out("The HTML file; by default FOLDER.report.html beside the first folder.")
 @WATCH
@@ -99,7 +99,7 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
         say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
 
 
-@click.command("tensorboard")
+@click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")
 @RUNS
 @out("The folder to point TensorBoard at.", required=True)
 @one_message
@@ -110,7 +110,7 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
 
 
-@click.command("mlflow")
+@click.command("mlflow", short_help="Tell MLflow of runs or studies.")
 @RUNS
 @click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
 @one_message
@@ -121,7 +121,7 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
 
 
-@click.command("wandb")
+@click.command("wandb", short_help="Write runs or studies for W&B, here alone.")
 @RUNS
 @out("The folder; its 'wandb' holds the runs.", required=True)
 @click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")

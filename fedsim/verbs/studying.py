@@ -13,7 +13,7 @@ from fedsim.signals import interrupted_once
 from fedsim.verbs import ADDRESS, ALLOW_CODE, CHANGES, FILE, QUIET, WORKERS, changes, one_message, out, tell_dropped
 
 
-@click.command("study")
+@click.command("study", short_help="Run many strategies in the same worlds; compare them.")
 @click.argument("study", type=click.Path(dir_okay=False))
 @out("The study's folder, new or begun before.", required=True)
 @click.option("--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray.")
@@ -80,7 +80,7 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
     return 0 if conductor.complete else 1
 
 
-@click.command("bench")
+@click.command("bench", short_help="Rank strategies in six frozen worlds.")
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
 @out("The folder of the runs; by default runs/bench-STRATEGY.")
 @click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3.")

@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -241,6 +242,14 @@ def listens(process: int) -> list[str]:
     return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
 
 
+def _fails_where_it_is(home: str) -> None:
+    import ray
+
+    time.sleep(0.2)  # so that both nodes have some
+    where = "at home" if ray.get_runtime_context().get_node_id() == home else "beside"
+    raise ValueError(f"on purpose, {where}")
+
+
 @needs_ray
 def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
@@ -253,6 +262,11 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Pa
         cluster.add_node(num_cpus=1)
         executor = make_executor("ray", address=cluster.address)
         assert executor.workers == 2
+        calls = [executor.submit(_fails_where_it_is, executor._home) for _ in range(12)]
+        errors = {str(call.exception()) for call in calls}
+        beside = errors - {"on purpose, at home"}
+        assert 0 < len(beside) < len(errors)
+        assert all(re.fullmatch(r"on purpose, beside \(on the node .+, .+, [0-9a-f]{8}\)", error) for error in beside)
         killing = Preceded(executor, _lose_node, tmp_path, cluster.head_node.node_id, 12)
         assert fingerprints(small, killing) == reference
         assert (tmp_path / "killed").exists()

@@ -178,9 +178,8 @@ def test_times_and_sizes_that_no_run_writes_are_refused(tiny_run: Path, table: s
     content = pq.read_table(path)
     cells = content.column(column).to_pylist()
     place = content.column_names.index(column)
-    pq.write_table(
-        content.set_column(place, content.field(place), pa.array([*cells[:-1], odd], content.field(place).type)), path
-    )
+    field = content.field(place)
+    pq.write_table(content.set_column(place, field, pa.array([*cells[:-1], odd], field.type)), path)
     with pytest.raises(RunFolderError, match=f"{table}.parquet .* damaged: its column {column} holds"):
         RunFolder(tiny_run).table(path.name)
 

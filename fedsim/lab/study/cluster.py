@@ -15,7 +15,7 @@ from fedsim.lab.study.pool import Ended, News, RunOrder, StudyProgress
 from fedsim.lab.study.worker import Worker, failure, outcome_of
 from fedsim.records.lock import locked
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.ray import Ray
+from fedsim.toolbox.ray import Ray, node_beside
 
 _LISTEN_EVERY_S = 0.25
 _LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
@@ -33,6 +33,7 @@ class RayWorkers:
         )
         self._board = ray.remote(_Board).options(num_cpus=0, scheduling_strategy=head).remote()
         self._interrupted = False
+        self._home: str = ray.get_runtime_context().get_node_id()
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
         self._interrupted = True
@@ -41,7 +42,7 @@ class RayWorkers:
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}
         for place, order in enumerate(orders):
-            places[self._executor.submit(_carry_out, self._board, place, order.scenario, order.folder)] = place
+            places[self._executor.submit(_carry_out, self._board, self._home, place, order.scenario, order.folder)] = place
         while places:
             done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
             for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
@@ -78,7 +79,7 @@ class _Board:
         return news
 
 
-def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> News:
+def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -> News:
     """On a worker of the cluster: do one run, from where it was left, and return how it ended."""
     import ray
 
@@ -99,4 +100,6 @@ def _carry_out(board: Any, place: int, scenario: str, folder: Path) -> News:
     if state == "done":  # by a worker that was lost before it could say so
         return outcome_of(RunFolder(folder).summary)
     worker.carry_out({"scenario": scenario, "folder": str(folder), "how": state})
+    if (node := node_beside(home)) and "error" in ending:
+        ending["error"] = f"{ending['error']} (on the node {node})"
     return ending

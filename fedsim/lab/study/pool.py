@@ -95,6 +95,8 @@ class StudyProgress:
 
     def _so_far(self) -> str:
         done = sum(self._shares)
+        if done == len(self._orders):
+            return f"{self._ended}/{len(self._orders)}"
         time_left = show_seconds((time.perf_counter() - self._began) * (len(self._orders) / done - 1)) if done else "unknown"
         return f"{self._ended}/{len(self._orders)}, about {time_left} left"
 

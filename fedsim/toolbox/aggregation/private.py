@@ -156,7 +156,7 @@ class Private(Aggregation):
     def _fits_together(self) -> Self:
         if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
-                "'account' is true, which needs the package dp-accounting; allowed is false, or install 'fedsim-des[privacy]'"
+                "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' installs it; allowed is false too"
             )
         if self.adaptive is None:
             return self
