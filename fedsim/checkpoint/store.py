@@ -14,7 +14,7 @@ from fedsim.files import WRITING, make_folder, read_bytes, read_json, sync
 FOLDER = "checkpoint"
 _STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
 _KEPT = 2
-_FORMAT = 13
+_FORMAT = 14
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
