@@ -4,7 +4,6 @@ torch's operations that draw, also within compiled layers (the dropout of ``torc
 ``KeyedDraws``, which gives them a generator of its own. It belongs to the calling thread.
 """
 
-import pickle
 import random
 import threading
 from collections.abc import Iterator
@@ -108,11 +107,12 @@ def _device(args: Any, given: Any) -> torch.device:
     return torch.device("cpu")
 
 
-def global_states(device: torch.device | None = None) -> dict[str, bytes]:
-    """States of the process's own generators, by name; of CUDA's with a CUDA device."""
-    states = {
-        "Python's random": pickle.dumps(random.getstate()),
-        "numpy.random": pickle.dumps(np.random.get_state()),  # noqa: NPY002
+def global_states(device: torch.device | None = None) -> dict[str, Any]:
+    """States of the process's own generators, by name, as values that compare; of CUDA's with a CUDA device."""
+    kind, words, *counts = np.random.get_state()  # noqa: NPY002
+    states: dict[str, Any] = {
+        "Python's random": random.getstate(),
+        "numpy.random": (kind, np.asarray(words).tobytes(), *counts),
         "torch": torch.get_rng_state().numpy().tobytes(),
     }
     if device is not None and device.type == "cuda":
@@ -120,7 +120,7 @@ def global_states(device: torch.device | None = None) -> dict[str, bytes]:
     return states
 
 
-def moved_since(before: dict[str, bytes], device: torch.device | None = None) -> list[str]:
+def moved_since(before: dict[str, Any], device: torch.device | None = None) -> list[str]:
     """Names of the global generators from which somebody has drawn since ``before``."""
     return [name for name, state in global_states(device).items() if state != before[name]]
 

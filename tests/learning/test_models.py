@@ -366,6 +366,7 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_models:normed"}
         (MLP | {"file": "nowhere.safetensors"}, FEDAVG, r"model\.file names '.*nowhere\.safetensors', which does not exist"),
         (MLP | {"file": __file__}, FEDAVG, r"test_models\.py. cannot be read as a \.safetensors file"),
         (FACTORY | {"train": "2.running_*"}, FEDAVG, "leaves no tensor to be trained by gradients"),
+        ({"kind": "module", "factory": "tests.learning.zoo:Normed", "train": "b.*"}, FEDAVG, r"leaves 'norm\.scale' changed"),
         ({"kind": "size", "bytes": "4 kB", "lora": {"rank": 2}}, FEDAVG, "unknown key 'lora'"),
         ({"kind": "size", "bytes": "4 kB"}, FEDAVG, "which has no weights to learn"),
     ],

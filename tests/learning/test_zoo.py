@@ -55,7 +55,7 @@ async def _computed(core: Learning, refs: Sequence[Ref]) -> None:
     await core.values(refs)
 
 
-def states() -> list[bytes]:
+def states() -> list[Any]:
     return [*global_states().values()]
 
 
@@ -76,6 +76,13 @@ def test_a_module_that_cannot_be_is_refused_by_name(name: str) -> None:
     with pytest.raises(FedsimError, match=zoo.REFUSED[name][1]):
         core_of(name)
     assert states() == before
+
+
+def test_ordinary_modules_keep_their_copies() -> None:
+    """A module whose memory no training changes is copied once for each worker."""
+    for name in ("unused", "nn.Dropout", "F.dropout", "ema", "lstm", "spectral norm", "tied"):
+        assert not core_of(name)._solver.watch.harmless  # type: ignore[attr-defined]
+    assert core_of("last")._solver.watch.harmless == {"last"}  # type: ignore[attr-defined]
 
 
 SURPRISES = {

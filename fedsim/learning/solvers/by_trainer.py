@@ -15,6 +15,7 @@ from fedsim.learning.draws import global_states, moved_since
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
+from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import Trainer
 
 
@@ -55,7 +56,7 @@ class ByTrainer(Reference):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
             return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
-        trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", self.watch.fresh()
+        trainer, who, module = self._trainer, f"training.kind {self._trainer.kind!r}", ModuleCopy(self._template)
         self._repeat_first(solve, descent, f"in the training of device {solve.task[0]} in round {solve.task[1]}")
         before = global_states(self.device)
         with self.context(module, solve, descent) as (trained, context):

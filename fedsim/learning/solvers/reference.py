@@ -86,7 +86,7 @@ class Reference(Solver):
         def tested(module: ModuleCopy) -> Tensor:
             return self.tested(module, weights, x)
 
-        return self.watch.use(tested, same_bits, "in a test", always=False)
+        return self.watch.use(tested, same_bits, "in a test", trains=False)
 
     def tested(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a copy of the module for samples, with these weights."""
@@ -101,7 +101,7 @@ class Reference(Solver):
         device, number, _ = solve.task
         where = f"in the training of device {device} in round {number}"
         self._repeat_first(solve, descent, where)
-        return self.watch.use(trained, same_results, where, always=True)
+        return self.watch.use(trained, same_results, where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
         """Refuse a module that gives other numbers when it repeats the first steps of this thread's first training."""

@@ -18,13 +18,14 @@ from fedsim.learning.modules import copied, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
+_EVERY = 8  # trainings
 _TRIES = 3  # after which a moved global generator is not somebody else's doing
 
 
 class ModuleCopy:
     """A copy of a module, its flat model's buffers at their places, and its memory when it was made."""
 
-    def __init__(self, template: nn.Module, *, is_watched: bool) -> None:
+    def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
         self.module = copied(template)
         flat = numbers(self.module)
         self.flat = flat
@@ -100,14 +101,15 @@ class Watch:
         self._threads.has_trained = True
         return is_first
 
-    def use(self, work: Callable[[ModuleCopy], R], same: Callable[[R, R], bool], where: str, *, always: bool) -> R:
+    def use(self, work: Callable[[ModuleCopy], R], same: Callable[[R, R], bool], where: str, *, trains: bool) -> R:
         """The result of ``work`` on this thread's copy.
 
         Args:
             work: loads the copy's flat model, and computes.
             same: whether two results are the same to the bit.
             where: the use in words, for messages.
-            always: whether each use is watched, or ever fewer of them.
+            trains: whether it is a training, in which draws are looked for each time, and changed memory at first, and then
+                in every eighth; tests are watched ever more seldom. A change lasts until it is seen.
 
         Raises:
             SimulationError: the module fails, leaves something behind, or draws from a global generator.
@@ -116,12 +118,14 @@ class Watch:
         self._threads.copy = module
         module.uses += 1
         uses = module.uses
-        is_watched = self.is_on and (always or bool(self.harmless) or uses & (uses - 1) == 0)
-        before = global_states(self._device) if is_watched else {}
+        is_due = uses & (uses - 1) == 0 or (trains and (uses < _EVERY or uses % _EVERY == 0))
+        looks_at_memory = self.is_on and (is_due or bool(self.harmless))
+        looks_at_draws = self.is_on and (is_due or trains)
+        before = global_states(self._device) if looks_at_draws else {}
         result = plainly(lambda: work(module), where)
-        if is_watched:
-            if moved_since(before, self._device):
-                self._refuse_draws(work, where)
+        if looks_at_draws and moved_since(before, self._device):
+            self._refuse_draws(work, where)
+        if looks_at_memory:
             self._look_at(module, work, result, same, where)
         return result
 
