@@ -16,6 +16,7 @@ import pytest
 
 import fedsim
 from fedsim.language import imports
+from tests.children import adopt_orphans, all_end
 
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)
 hypothesis.settings.load_profile("same-every-time")
@@ -48,6 +49,17 @@ def _signals_reach_children() -> None:
     """Children inherit ignored signals, and a shell's background jobs ignore SIGINT, those under nohup SIGHUP."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _orphans_are_adopted() -> None:
+    adopt_orphans()
+
+
+@pytest.fixture(autouse=True)
+def _children_end_with_their_test() -> Iterator[None]:
+    with all_end():
+        yield
 
 
 @pytest.fixture(scope="session")

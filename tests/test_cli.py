@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -23,6 +22,7 @@ import fedsim
 from fedsim.errors import DataError, FedsimError
 from fedsim.language.registry import Registry
 from fedsim.output.mistakes import explained
+from tests import children
 from tests.calls import call, done
 from tests.test_public import MODULES
 
@@ -141,14 +141,11 @@ class TestMistakes:
 
 def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-c", "from fedsim.cli import main; main()"]
     words = ["run", scenario, "--out", out, "--set", "stop.rounds=100000", "--set", "checkpoint.rounds=1"]
-    process = subprocess.Popen([*command, *map(str, words)], stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    deadline = time.monotonic() + 60
-    while not any((out / "checkpoint").glob("[0-9]*[0-9]")) and time.monotonic() < deadline:  # it has done a round
-        time.sleep(0.1)
+    process = children.fedsim(*words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    children.wait_until(lambda: any((out / "checkpoint").glob("[0-9]*[0-9]")), process)  # it has done a round
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = children.ended(process)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
     assert "\x1b" not in errors  # without a terminal progress is plain lines

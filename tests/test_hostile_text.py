@@ -5,7 +5,6 @@ What might hang is tried in a child process whose processor time has a limit, wh
 
 import ast
 import re
-import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ import pytest
 
 from fedsim.errors import nearest
 from fedsim.files import toml
+from tests.children import limit_cpu_from_now
 from tests.test_source import ROOT, SOURCES, tree_of
 
 PATTERN_CALLS = {"compile", "match", "fullmatch", "search", "sub", "findall", "finditer", "split"}
@@ -152,12 +152,10 @@ def _member(value: Any, turn: int) -> str:
 
 def try_out(tried: list[Pattern]) -> None:
     """Give each pattern its hostile texts; prints each pattern before, and at the end how many texts there were."""
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     count = 0
     for pattern in tried:
         print(f"{pattern.place}: {pattern.text}", flush=True)
-        used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
-        resource.setrlimit(resource.RLIMIT_CPU, (used + MOST_CPU_S, hard))  # the system kills what takes more
+        limit_cpu_from_now(MOST_CPU_S)
         made = re.compile(pattern.text, pattern.flags)
         for text in hostile(pattern):
             count += 1

@@ -33,8 +33,8 @@ def python(code: str) -> str:
 def test_the_package_is_the_command_line_and_importing_it_costs_little() -> None:
     done = subprocess.run([sys.executable, "-m", "fedsim", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout == f"fedsim, version {fedsim.__version__}\n"
-    code = "import time; t = time.process_time(); import fedsim; print(time.process_time() - t)"
-    assert min(float(python(code)) for _ in range(3)) < 0.3
+    count = python("import sys; before = len(sys.modules); import fedsim; print(len(sys.modules) - before)")
+    assert int(count) < 300  # torch alone is a thousand
 
 
 @pytest.mark.parametrize(

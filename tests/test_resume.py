@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +29,9 @@ from fedsim.errors import CheckpointError, RunFolderError
 from fedsim.records.lock import LOCK, locked
 from fedsim.records.reading import RunFolder
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from tests import children
 from tests.calls import call
+from tests.children import GENEROUS_S
 from tests.test_runs import STRATEGIES
 
 Made = Callable[[dict[str, Any], Path], Path]
@@ -140,7 +141,7 @@ class TestCommandLine:
     """What is stopped is a process of its own; it goes on in this one."""
 
     def started(self, scenario: dict[str, Any], place: Path) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([sys.executable, "-c", "from fedsim.cli import main; main()", *words(scenario, place)])
+        return children.fedsim(*words(scenario, place))
 
     def long(self) -> dict[str, Any]:
         scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}, seed=2)
@@ -152,33 +153,23 @@ class TestCommandLine:
         scenario = self.long() | ({"checkpoint": {}} if end == signal.SIGTERM else {})
         made(scenario, tmp_path / "whole")
         process = self.started(scenario, tmp_path)
-        self.wait_for(tmp_path / "out", "scenario.toml" if end == signal.SIGTERM else f"{store.FOLDER}/[0-9]*[0-9]")
-        time.sleep(0.2)
+        first = "scenario.toml" if end == signal.SIGTERM else f"{store.FOLDER}/[0-9]*[0-9]"
+        children.wait_until(lambda: any((tmp_path / "out").glob(first)), process)
         process.send_signal(end)
-        assert process.wait(60) == (130 if end == signal.SIGTERM else -end)
+        assert process.wait(GENEROUS_S) == (130 if end == signal.SIGTERM else -end)
         assert (tmp_path / "out" / "summary.json").exists() == (end == signal.SIGTERM)
         assert call(*words(scenario, tmp_path), "--resume").exit_code == 0
         assert_same_run(tmp_path / "whole", tmp_path / "out")
 
     def test_the_end_of_its_terminal_saves_the_run(self, tmp_path: Path) -> None:
         terminal, end = pty.openpty()
-        command = [sys.executable, "-c", "from fedsim.cli import main; main()", *words(self.long(), tmp_path)]
-        process = subprocess.Popen([word for word in command if word != "--quiet"], stdout=end, stderr=end)
-        self.wait_for(tmp_path / "out", "scenario.toml")
-        time.sleep(0.3)
+        process = children.fedsim(*[word for word in words(self.long(), tmp_path) if word != "--quiet"], stdout=end, stderr=end)
+        children.wait_until(lambda: (tmp_path / "out" / "scenario.toml").exists(), process)
         os.close(end)
         process.send_signal(signal.SIGHUP)
         os.close(terminal)  # from now on whatever is written fails
-        assert process.wait(60) == 130
+        assert process.wait(GENEROUS_S) == 130
         assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
-
-    @staticmethod
-    def wait_for(folder: Path, pattern: str) -> None:
-        for _ in range(6000):
-            if any(folder.glob(pattern)):
-                return
-            time.sleep(0.01)
-        raise AssertionError(f"{folder / pattern} never came")
 
 
 Cut = tuple[dict[str, Any], Path]
@@ -405,7 +396,7 @@ with locked(Path(sys.argv[1])):
 
 def holder(folder: Path, seconds: float) -> "subprocess.Popen[str]":
     command = [sys.executable, "-c", _HOLDER, str(folder), str(seconds)]
-    started = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    started = children.popen(command, stdout=subprocess.PIPE, text=True)
     assert started.stdout is not None
     assert started.stdout.readline() == "held\n"
     return started
@@ -426,12 +417,8 @@ def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
 
 
 def test_who_is_patient_gets_it_when_its_holder_has_ended(tmp_path: Path) -> None:
-    with holder(tmp_path, 0.5):
-        began = time.monotonic()
-        with locked(tmp_path, patience_s=30):
-            assert time.monotonic() - began < 30
-            with pytest.raises(RunFolderError), locked(tmp_path):
-                pass
+    with holder(tmp_path, 0.5), locked(tmp_path, patience_s=GENEROUS_S), pytest.raises(RunFolderError), locked(tmp_path):
+        pass
 
 
 @pytest.mark.parametrize("text", ["", "one two", "1 \x1b[31mred 3", "\x00" * 5000])

@@ -120,3 +120,40 @@ def test_it_would_be_seen() -> None:
     inside = ["env._queue.clear()", "class Alarm(Event):\n    _ok = True", "asyncio._get_running_loop()"]
     inside += ["from json.encoder import c_make_encoder", "from networkx.utils import _private"]
     assert all(reaches_in(ast.parse(source)) for source in inside)
+
+
+TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if "apps" not in path.parts)
+STARTERS = {"Popen", "fork", "forkpty", "posix_spawn", "spawnv", "get_context", "ProcessPoolExecutor"}
+OWN_STARTERS = {"tests/children.py", "tests/fuzzing/place.py", "tests/benchmarks/fuzz.py", "tests/benchmarks/hashes.py"}
+"""They end what they start: by the fixture of all tests, by a limit for each case, and by a pool's context."""
+CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
+OF_THEIR_OWN = {"tests/test_contract.py", "tests/test_source.py", "tests/executors/test_ray.py", "tests/analysis/chromium.py"}
+"""A strategy that draws from a clock, which is found; a wait of a task for another to be killed; a page that is waited for."""
+LEAST_WAIT_S = 300
+
+
+def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    return [(getattr(call.func, "attr", getattr(call.func, "id", "")), call) for call in calls]
+
+
+def test_nothing_is_started_that_does_not_end_with_its_test() -> None:
+    """All are started by ``tests.children``, or by ``subprocess.run``, which waits for them."""
+    found = {path.relative_to(ROOT).as_posix() for path in TESTS for name, _ in calls_of(path) if name in STARTERS}
+    assert found <= OWN_STARTERS
+
+
+def test_no_test_measures_time_or_waits_for_too_short() -> None:
+    """Benchmarks and fuzzing measure; tests wait for events, and give up only after what no loaded machine needs."""
+    paths = [path for path in TESTS if not {"benchmarks", "fuzzing"} & set(path.parts) and path.name != "children.py"]
+    assert len(paths) > 100
+    found = []
+    for path in paths:
+        place = path.relative_to(ROOT).as_posix()
+        for name, call in calls_of(path):
+            waits = [word.value for word in call.keywords if word.arg == "timeout"]
+            waits += call.args[:1] if name == "wait" and "process" in ast.unparse(call.func) else []
+            short = [wait for wait in waits if isinstance(wait, ast.Constant) and float(wait.value) < LEAST_WAIT_S]
+            if short or (name in CLOCKS and place not in OF_THEIR_OWN):
+                found.append(f"{place}:{call.lineno}: {ast.unparse(call)}")
+    assert found == []

@@ -12,12 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.children import GENEROUS_S, popen
+
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
 )
-_WAIT_S = 60.0
+_WAIT_S = GENEROUS_S
 
 
 def executable() -> str | None:
@@ -142,7 +144,7 @@ def browser(profile: Path) -> Iterator[Page]:
 
     how: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (3, 4)}
     command = [path, *_FLAGS, f"--user-data-dir={profile}"]
-    process = subprocess.Popen(command, preexec_fn=connect, start_new_session=True, **how)
+    process = popen(command, preexec_fn=connect, start_new_session=True, **how)
     page = Page(ours_in, ours_out)
     try:
         yield page

@@ -26,6 +26,7 @@ from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
+from tests.children import GENEROUS_S
 from tests.lab.conftest import finish, write
 
 HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
@@ -231,7 +232,7 @@ def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
 
 
 def get(port: int, path: str, host: str | None = None) -> tuple[int, str]:
-    connection = HTTPConnection(HOST, port, timeout=30)
+    connection = HTTPConnection(HOST, port, timeout=GENEROUS_S)
     connection.request("GET", path, headers={} if host is None else {"Host": host})
     answer = connection.getresponse()
     return answer.status, answer.read().decode()

@@ -26,6 +26,7 @@ from fedsim.running.runner import Job
 from fedsim.shipped import shipped
 from fedsim.simulation import Record
 from tests.benchmarks.script import parser
+from tests.children import popen
 
 DEVICES = (10_000, 100_000, 1_000_000)
 ROUNDS_A_DAY = 48
@@ -64,7 +65,7 @@ def measure(devices: int, rounds: int, batteries: bool) -> dict[str, float]:
         words = [sys.executable, "-m", __spec__.name, "--one", str(devices), "--rounds", str(rounds), "--out", f"{name}/run"]
         words += ["--batteries"] * batteries
         began = time.perf_counter()
-        child = subprocess.Popen(words, stdout=subprocess.PIPE)
+        child = popen(words, stdout=subprocess.PIPE)
         assert child.stdout is not None
         told = json.loads(child.stdout.read())
         _, status, used = os.wait4(child.pid, 0)

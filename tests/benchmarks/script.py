@@ -1,10 +1,10 @@
 """What scripts here share: their arguments, runs in processes of their own, drawn cases one by one, and rounds of learning."""
 
 import argparse
+import atexit
 import json
 import random
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,9 +14,10 @@ from typing import Any
 
 import fedsim
 from fedsim.audit import audit
+from tests import children
+from tests.children import adopt_orphans, end_others
 
 Result = dict[str, Any]
-_MAIN = "from fedsim.cli import main; main()"
 
 
 def parser(doc: str | None, **defaults: float | bool) -> argparse.ArgumentParser:
@@ -32,7 +33,9 @@ def parser(doc: str | None, **defaults: float | bool) -> argparse.ArgumentParser
 
 def start(*words: str | Path, **how: Any) -> "subprocess.Popen[Any]":
     """``fedsim WORDS`` in a process of its own; ``how`` is for ``subprocess.Popen``."""
-    return subprocess.Popen([sys.executable, "-c", _MAIN, *map(str, words)], **how)
+    adopt_orphans()
+    atexit.register(end_others, set())  # also if this script fails
+    return children.fedsim(*words, **how)
 
 
 def agree(one: Path, other: Path) -> bool:

@@ -30,6 +30,7 @@ from fedsim.running.runner import Job
 from fedsim.toolbox import ray as ray_executor
 from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
 from tests.calls import call
+from tests.children import GENEROUS_S
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
 Sections = dict[str, Any]
@@ -175,7 +176,7 @@ class TestOneMachine:
     def test_a_call_that_always_loses_its_worker_is_given_up(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ray_executor, "_TRIES", 1)
         with pytest.raises(fedsim.SimulationError, match="could not be carried out on the Ray cluster: WorkerCrashedError"):
-            Ray().submit(_kill_worker).result(timeout=60)
+            Ray().submit(_kill_worker).result(timeout=GENEROUS_S)
         assert ray.submit(_add, 1, 1).result() == 2
 
     def test_other_versions_are_refused(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +193,7 @@ class TestOneMachine:
         waiting = [other.submit(signal.pause) for _ in range(5)]
         other.close()
         assert all(future.cancelled() for future in waiting)
-        assert ray.submit(_add, 2, 2).result(timeout=60) == 4
+        assert ray.submit(_add, 2, 2).result(timeout=GENEROUS_S) == 4
 
     def test_nothing_listens_beyond_the_loopback_interface(self, ray: Ray) -> None:
         ray.submit(_add, 0, 0).result()

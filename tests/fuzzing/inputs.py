@@ -1,18 +1,24 @@
 """Whatever a file holds that a scenario, a study or a comparison reads: it is used, or refused with a message."""
 
+import gzip
 import json
 import os
 import random
 import shutil
+import struct
 import tomllib
 import zipfile
+import zlib
 from collections.abc import Callable
+from decimal import Decimal
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from fedsim.testing import eventful_world
 from fedsim.toolbox.sources.images import write_idx
@@ -44,7 +50,22 @@ class _Pickled:
 
 
 def attempt(place: Place, draw: random.Random, number: int) -> None:
-    kinds = (_npz, _partition, _images, _traces, _capacities, _graph, _scenario, _study, _index, _devices, _intervals)
+    kinds = (
+        _hugging_face,
+        _bomb,
+        _columns,
+        _npz,
+        _partition,
+        _images,
+        _traces,
+        _capacities,
+        _graph,
+        _scenario,
+        _study,
+        _index,
+        _devices,
+        _intervals,
+    )
     kinds[number % len(kinds)](place, draw)
 
 
@@ -95,6 +116,125 @@ def _write_npz(draw: random.Random, path: Path, arrays: dict[str, Any]) -> None:
                 np.lib.format.write_array(file, np.asarray(array), allow_pickle=True)
     if draw.random() < 0.5:
         damage(draw, path)
+
+
+def _image_of(draw: random.Random) -> bytes:
+    """A picture, or what says that it is one: also of very many pixels in few bytes."""
+    side = draw.choice([1, 8, 8, 8, 20_000, 40_000])
+    with BytesIO() as file:
+        if side > 8:  # a header alone, and some compressed zeros
+            rows = zlib.compress(bytes(min(side, 1000) * side // 8), 9)
+            parts = [(b"IHDR", struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)), (b"IDAT", rows), (b"IEND", b"")]
+            file.write(b"\x89PNG\r\n\x1a\n")
+            for name, data in parts:
+                file.write(struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)))
+        else:
+            form = draw.choice(["PNG", "BMP", "GIF", "TIFF"])
+            Image.fromarray(np.full((side, side), 7, dtype=np.uint8)).save(file, format=form)
+        content = bytearray(file.getvalue())
+    if draw.random() < 0.5:
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    return bytes(content[: draw.choice([len(content), len(content), len(content) // 2, 0])])
+
+
+def _hugging_face(place: Place, draw: random.Random) -> None:
+    """A folder as ``save_to_disk`` leaves it: pictures, columns of odd types, damaged files."""
+    folder = place.folder / "hf"
+    folder.mkdir()
+    good = _image_of(random.Random(1))
+    images = [{"bytes": good, "path": None}] * 39 + [{"bytes": _image_of(draw), "path": None}]
+    columns = {"image": pa.array(images), "label": pa.array([number % 4 for number in range(40)])}
+    if draw.random() < 0.4:
+        columns[draw.choice(["image", "label"])] = _odd_column(draw, 40)
+    table = pa.table(list(columns.values()), names=draw.choice([["image", "label"], ["image", "image"], ["label", "label"]]))
+    with pa.OSFile(str(folder / "data.arrow"), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
+    if draw.random() < 0.3:
+        damage(draw, draw.choice(sorted(folder.iterdir())))
+    _run(place, draw, data={"source": {"kind": "huggingface", "path": str(folder)}, "partition": "iid"})
+
+
+def _odd_column(draw: random.Random, rows: int) -> Any:
+    """A column of a type or with values that none expects."""
+    return draw.choice(
+        [
+            lambda: pa.nulls(rows),
+            lambda: pa.array([1e300] * rows),
+            lambda: pa.array([float("nan")] * rows),
+            lambda: pa.array([-0.0] * rows),
+            lambda: pa.array([2**63] * rows, pa.uint64()),
+            lambda: pa.array([b"\xff"] * rows),
+            lambda: pa.array([{"a": 1}] * rows),
+            lambda: pa.array([[1, 2]] * rows),
+            lambda: pa.array(["x" * 100_000] * rows),
+            lambda: pa.array([True] * rows),
+            lambda: pa.array([0] * rows, pa.timestamp("s")),
+            lambda: pa.array([0] * rows, pa.duration("ns")),
+            lambda: pa.array([None, *["1_0"] * (rows - 1)]),
+            lambda: pa.array([Decimal("1e30")] * rows),
+            lambda: pa.array(["a"] * rows).dictionary_encode(),
+        ]
+    )()
+
+
+def _bomb(place: Place, draw: random.Random) -> None:
+    """Archives that say that they hold more than there is, or unpack to much more than they are."""
+    path = place.folder / "own.npz"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("x", "y"):
+            shape = draw.choice(
+                ["(60, 3)", "(60,)", "(1000000000000,)", "(60, 99999999999)", "(-1,)", "(60, 0)", "()", "('a',)"]
+            )
+            kind = draw.choice(["<f4", "<i8", "|O", "|V99999999999", "<U99999999", "<M8[s]", "junk", "[('a', '<f4')]"])
+            header = f"{{'descr': {kind!r}, 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+            magic = draw.choice([b"\x93NUMPY\x01\x00", b"\x93NUMPY\x03\x00", b"\x93NUMPY\x09\x00", b"\x93NUM"])
+            size = struct.pack("<I" if magic[6:7] == b"\x03" else "<H", len(header))
+            content = draw.choice([bytes(720), b"", bytes(50_000_000)])
+            archive.writestr(f"{name}.npy", magic + size + header + content)
+    if draw.random() < 0.5:
+        folder = place.folder / "mnist"
+        folder.mkdir()
+        for part in ("train", "t10k"):
+            for what in ("images-idx3", "labels-idx1"):
+                header = struct.pack(">BBBB", 0, 0, 8, 3 if what[0] == "i" else 1) + struct.pack(">III", 10, 28, 28)
+                much = header + bytes(draw.choice([7840, 10, 200_000_000]))
+                (folder / f"{part}-{what}-ubyte.gz").write_bytes(gzip.compress(much, 1))
+        _run(place, draw, data={"source": "mnist", "partition": "iid", "root": str(place.folder)})
+        return
+    _run(place, draw, data={"source": {"kind": "npz", "path": str(path)}, "partition": "iid"})
+
+
+def _columns(place: Place, draw: random.Random) -> None:
+    """Tables of devices or a log, in Parquet: columns twice, of a wrong type, with absurd values."""
+    names = ["device", "speed", "rate", "model"]
+    columns = [
+        pa.array(range(24)),
+        pa.array([10.0 + n for n in range(24)]),
+        pa.array(["1 Mbit/s"] * 24),
+        pa.array(["laptop"] * 24),
+    ]
+    is_log = draw.random() < 0.3
+    if is_log:
+        names = ["client", "round", "what", "start", "end", "bytes", "samples"]
+        what = ["down", "train", "up"] * 8
+        times = [float(n) for n in range(24)]
+        columns = [pa.array(["a", "a", "a", "b", "b", "b"] * 4), pa.array([n // 6 for n in range(24)]), pa.array(what)]
+        columns += [pa.array(times), pa.array([time + 0.5 for time in times]), pa.array([1e6] * 24), pa.array([60] * 24)]
+    for _ in range(draw.choice([1, 1, 2])):
+        columns[draw.randrange(len(columns))] = _odd_column(draw, 24)
+    if draw.random() < 0.4:
+        names[draw.randrange(len(names))] = draw.choice(names)
+    path = place.folder / "table.parquet"
+    pq.write_table(pa.table(columns, names=names), path)
+    if is_log:
+        place.call("calibrate", str(path), "--out", "fitted", allowed=(0, 2))
+        return
+    column = {"file": str(path), "column": draw.choice(names), "unit": "samples/s"}
+    population = draw.choice([{"speed": column}, {"speed": None, "device": {"file": str(path), "column": "model"}}])
+    _run(
+        place, draw, population=population, network={"kind": "star", "device": {"down": {"file": str(path), "column": "rate"}}}
+    )
 
 
 def _npz(place: Place, draw: random.Random) -> None:

@@ -25,6 +25,10 @@ TEXTS = (
     *("", " ", "x", "é", "\x00", "\r\n", "[red]x[/red]", "[/]", "=1+1", "../../etc/passwd", "/dev/zero", "~"),
     *("a" * 300, "<b>&amp;'\""),
 )
+DATES = (
+    *(datetime.date(2020, 2, 29), datetime.time(1), datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)),  # noqa: DTZ001
+    datetime.datetime(2020, 2, 29, tzinfo=datetime.UTC),
+)
 LONG = "x" * 200_000
 
 RAW = {
@@ -32,6 +36,10 @@ RAW = {
     "<deep list>": "[" * 3000 + "]" * 3000,
     "<deep table>": "{a=" * 3000 + "1" + "}" * 3000,
     "<digits>": "9" * 5000,
+    "<many digits>": "9" * 100_000,
+    "<bits>": "0b" + "1" * 100_000,
+    "<hexadecimal>": "0x" + "f" * 100_000,
+    "<dotted>": "{" + "a." * 20_000 + "a = 1}",
     "<exponent>": "1e" + "9" * 300,
 }
 """Stands in tables for text that no writer of TOML would write."""
@@ -49,7 +57,7 @@ def anything(draw: random.Random) -> Any:
             lambda: draw.choice([[], {}, [[]], [{}], {"": 1}, {"kind": text(draw)}, [1] * 100_000, ["x", 1]]),
             lambda: [anything(draw) for _ in range(draw.randrange(3))],
             lambda: {text(draw)[:50]: anything(draw)},
-            lambda: draw.choice([True, False, datetime.date(2020, 2, 29), datetime.time(1)]),
+            lambda: draw.choice([True, False, *DATES]),
         ]
     )()
 

@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from fedsim.language.stop import StopSpec
 from fedsim.output.harmless import say, visible
 from fedsim.output.terminal import RunProgress
 from fedsim.simulation import Record
+from tests.children import popen
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,7 +50,7 @@ def on_a_terminal(folder: Path, *commands: list[str]) -> tuple[list[int], str]:
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _MANY, json.dumps(commands)]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    process = popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
     os.close(theirs)
     seen = b""
     while True:

@@ -7,8 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,15 +22,16 @@ from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
 from fedsim.output.terminal import Console
 from fedsim.testing import quiet_world
-from tests.benchmarks import script
+from tests import children
 from tests.calls import call, done
+from tests.children import wait_until
 from tests.lab.conftest import finish, rows_of, write
 
 TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 
 
 def start(*words: str | Path) -> "subprocess.Popen[str]":
-    return script.start("study", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return children.fedsim("study", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def tables_of(out: Path) -> dict[str, bytes]:
@@ -100,14 +99,6 @@ def checkpoints(out: Path) -> set[Path]:
     return set(out.glob("runs/*/*/checkpoint/0*/manifest.json"))
 
 
-def wait_for(ready: Callable[[], object], process: "subprocess.Popen[str]") -> None:
-    deadline = time.monotonic() + 90
-    while not ready():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def workers_of(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -127,16 +118,13 @@ def is_alive(pid: int) -> bool:
 def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: Path) -> None:
     whole, out = finish(slow_study, tmp_path / "whole"), tmp_path / "out"
     killed = start(slow_study, "--out", out, "--workers", "2")
-    wait_for(lambda: checkpoints(out), killed)
+    wait_until(lambda: checkpoints(out), killed)
     workers = workers_of(killed.pid)
     killed.kill()
     killed.communicate()
     assert len(workers) == 2
     with locked(out):  # theirs too, until they have saved their runs
-        deadline = time.monotonic() + 5  # a process lets go of its files in its last instant, but not as the very last
-        while any(map(is_alive, workers)):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: not any(map(is_alive, workers)))  # a process lets go of its files before its very last instant
     assert not (out / "compare.csv").exists()
     assert "resume" in states(slow_study, out)
 
@@ -155,7 +143,7 @@ def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
     out = tmp_path / "out"
     words = (slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
     process = start(*words, "--workers", "1")
-    wait_for(lambda: checkpoints(out), process)
+    wait_until(lambda: checkpoints(out), process)
     assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(*words)
     assert "No run was begun of fedprox." in call("compare", out).output
     ends_with_130(process, signal.SIGINT)
@@ -163,7 +151,7 @@ def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
 
     before = checkpoints(out)
     process = start(*words, "--workers", "2")
-    wait_for(lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"}, process)
+    wait_until(lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"}, process)
     ends_with_130(process, signal.SIGTERM)
     assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"] * 2
     listed = call("study", *words, "--dry-run").output.splitlines()
@@ -173,7 +161,7 @@ def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
 
 def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> None:
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = children.ended(process)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors
 
@@ -405,7 +393,7 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
     tables["base"] |= {"stop": {"rounds": 20_000}, "checkpoint": {"rounds": 10}, "learning": "off"}
     words, out = (write(tmp_path / "s.toml", tables), "--out", tmp_path / "out"), tmp_path / "out"
     process = start(*words, "--executor", "ray", "--workers", "2")
-    wait_for(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
+    wait_until(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
     ends_with_130(process, signal.SIGINT)
     listed = call("study", *words, "--dry-run").output.splitlines()
     assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
