@@ -106,7 +106,7 @@ class TestSets:
             y = table[owner, y]
         images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
         order = np.argsort(image, kind="stable")
-        image, numbers = image[order], int(np.prod(pool.shape)) * (pool.outputs if pool.vocabulary else 1)
+        image, numbers = image[order], int(np.prod(pool.shape)) * max(1, pool.outputs if pool.vocabulary else 1)
         image_bytes, size = 4 * numbers * len(images), max(1, _BLOCK_NUMBERS // numbers)
         starts = range(0, len(images), size)
         keep = image_bytes <= _KEPT_BYTES

@@ -16,6 +16,7 @@ from fedsim.data.sources import SOURCES
 from fedsim.errors import FedsimError
 from fedsim.learning.modules import step_flops
 from fedsim.streams import Streams
+from fedsim.testing import run
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from fedsim.toolbox.objectives import METRICS, MaskedToken
 from tests.calls import call
@@ -194,3 +195,16 @@ def test_targets_of_a_metric(tmp_path: Any) -> None:
     for target, hint in (("msd=1", "did you mean 'mse'"), ("mse=few", "such as perplexity=8"), ("1.5", "from 0 to 1")):
         answer = call("compare", tmp_path / "run", "--target", target)
         assert (answer.exit_code, hint in answer.output) == (2, True)
+
+
+@pytest.mark.parametrize("model", ["char-lstm", "transformer"])
+def test_tokens_without_an_objective_are_classified(model: str) -> None:
+    """The labels of ``text`` are its speakers; 14 answers a sample, and not one at each token."""
+    sections: dict[str, Any] = {
+        "data": {"source": {"kind": "text", "length": 10}, "partition": "by-label"},
+        "model": model,
+        "population": {"devices": 4, "speed": "100 samples/s"},
+        "strategy": {"kind": "fedavg", "clients_per_round": 2},
+        "stop": {"rounds": 1},
+    }
+    assert 0 <= run(sections)["accuracy"]["final"] <= 1

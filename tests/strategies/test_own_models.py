@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional
 
 import fedsim
-from fedsim.testing import run
+from fedsim.errors import ScenarioError
+from fedsim.testing import quiet_world, run
 from tests.strategies.runs import (
     Weights,
     all_after,
@@ -315,3 +316,11 @@ def test_noise_leaves_alone_what_is_kept() -> None:
     first, last = weights(run, [run.learner.initial(), run.strategy.state["model"]])
     assert (first[BODY:] == last[BODY:]).all()
     assert (first[:BODY] != last[:BODY]).all()
+
+
+@pytest.mark.parametrize("model", ["logistic", {"kind": "mlp", "hidden": [3]}])
+@pytest.mark.parametrize("patterns", [["*"], ["*.weight", "*.bias"]])
+def test_to_send_all_tensors_is_not_to_keep_any(model: Any, patterns: list[str]) -> None:
+    table = ({"kind": model} if isinstance(model, str) else model) | {"send": patterns}
+    with pytest.raises(ScenarioError, match=r"no tensor of the model stays on its device: all of .* are sent; leave it out"):
+        run(quiet_world({"kind": "fedavg", "clients_per_round": 2}, rounds=1) | {"model": table})

@@ -22,12 +22,15 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is left to send."""
+        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is left to send, or to stay."""
         if all(stays):
             raise ScenarioError(
                 f"{key}, and every tensor of the model stays on its device: {', '.join(tensor.name for tensor in tensors)}; "
                 "allowed is what leaves something to send, with a model of more layers"
             )
+        if not any(stays):
+            names = ", ".join(tensor.name for tensor in tensors)
+            raise ScenarioError(f"{key}, and no tensor of the model stays on its device: all of {names} are sent; leave it out")
         ends = [*accumulate(tensor.size for tensor in tensors)]
         ranges = zip([0, *ends], ends, strict=False)
         kept = places_of(part for part, own in zip(ranges, stays, strict=True) if own)

@@ -1,7 +1,8 @@
 """D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and average what they receive."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import networkx
@@ -15,6 +16,15 @@ from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 
 _SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
 _USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "grid_2d_graph": {"periodic": True}}
+_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")  # arguments of networkx that say nothing of the graph
+_POWERS: Mapping[str, Callable[[float, float], float]] = {
+    "hypercube_graph": lambda n, _: n * math.log(2),
+    "dorogovtsev_goltsev_mendes_graph": lambda n, _: n * math.log(3),
+    "sudoku_graph": lambda n, _: 4 * math.log(max(n, 1)),
+    "navigable_small_world_graph": lambda n, dim: dim * math.log(max(n, 1)),
+    "mycielski_graph": lambda n, _: n * math.log(2),
+}
+"""Generators with many more nodes than ``n``: the logarithm of their number by ``n`` and ``dim``."""
 
 Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
@@ -30,7 +40,7 @@ class Topology(Spec):
     parameters: dict[str, int | float | bool] = Field(default={})
     """arguments of the generator by name, but for the number of nodes, that of the devices."""
     every: int | None = Field(default=None, ge=1)
-    """the graph is drawn again after so many rounds; None: it stays."""
+    """the graph is drawn again after so many rounds, for a kind with random edges; None: it stays."""
 
     @model_validator(mode="before")
     @classmethod
@@ -39,29 +49,52 @@ class Topology(Spec):
 
     @model_validator(mode="after")
     def _is_known(self) -> Self:
-        self._generator()
+        takes = inspect.signature(self._generator()).parameters
+        if self.every is not None and "seed" not in takes:
+            drawn = "a graph that is drawn, such as 'random-regular' or 'erdos_renyi'"
+            raise ValueError(f"'every' is {self.every}, which counts only with {drawn}; {self.kind!r} is always the same")
         return self
 
     def _generator(self) -> Any:
         name = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph") + "_graph"
-        if (found := getattr(networkx.generators, name, None)) is None:
+        if not callable(found := getattr(networkx.generators, name, None)):
             known = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
             more = f"complete, star and other generators of networkx{nearest(self.kind, known)}"
             raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
         return found
 
+    def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
+        """Raise ``ScenarioError`` for an argument that the generator does not take, or by which a graph has too many nodes."""
+        allowed = [name for name in takes if name not in _NOT_OURS]
+        key = "strategy.topology.parameters"
+        for name, value in self.parameters.items():
+            if name not in allowed:
+                known = f"allowed with {self.kind!r} are {', '.join(allowed) or 'none'}{nearest(name, allowed)}"
+                raise ScenarioError(f"{key} has {name!r}; {known}")
+            if isinstance(value, int) and abs(value) > devices:
+                raise ScenarioError(f"{key} has {name} = {value}; allowed are at most {devices}, the number of devices")
+        name = self._generator().__name__
+        if name == "duplication_divergence_graph" and self.parameters.get("p") == 0:
+            raise ScenarioError(f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0")
+        size, dimensions = self.parameters.get("n", devices), self.parameters.get("dim", 2)
+        if name in _POWERS and _POWERS[name](size, dimensions) > math.log(4 * devices):
+            raise ScenarioError(f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device")
+
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
         """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
         generator = self._generator()
-        takes, given = inspect.signature(generator).parameters, {**_USUAL.get(generator.__name__, {}), **self.parameters}
+        takes = inspect.signature(generator).parameters
+        self._check_parameters([*takes], devices)
+        given = {**_USUAL.get(generator.__name__, {}), **self.parameters}
         if "seed" in takes:
             given["seed"] = seed
         if "n" in takes and "n" not in given:
             given["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
         try:
             graph = networkx.convert_node_labels_to_integers(generator(**given), ordering="sorted")
-        except (TypeError, ValueError, networkx.NetworkXException) as error:
-            raise ScenarioError(f"strategy.topology.kind is {self.kind!r}: networkx says {error}") from None
+        except Exception as error:  # whatever another library says to a user's arguments
+            why = f"networkx says {type(error).__name__}: {error}"
+            raise ScenarioError(f"strategy.topology.kind is {self.kind!r} with {self.parameters}: {why}") from None
         if graph.is_directed() or len(graph) != devices:
             found = f"{'a directed' if graph.is_directed() else 'an undirected'} graph of {len(graph)} nodes"
             raise ScenarioError(f"strategy.topology.kind is {self.kind!r}, {found}; allowed is an undirected one of {devices}")

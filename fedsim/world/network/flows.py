@@ -25,6 +25,9 @@ from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _BY_ID = attrgetter("id")
+_WAKEUP, _STANDSTILL = 0, 1  # numbers of the alarms "network"
+_PATIENCE_S = 365 * 86_400.0  # with all flows at a standstill
+_MOST_NAMED = 5
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
@@ -101,6 +104,7 @@ class Network(Endpoints):
         self._unsettled = False
         self.limits: dict[str, float] = {}
         self.on_shared: Callable[[], None] | None = None
+        self._standstill: Alarm | None = None
         self._changed: list[str] = []  # links, since the last solve
         self._streams = transport.streams
         self.overhead, self._weighs = self._protocol.overhead, self._protocol.weighs
@@ -349,6 +353,9 @@ class Network(Endpoints):
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
                     self._arrive(self._running.pop(flow_id), end)
+            if not rule.next_end > now:  # also where it is no number
+                said = f"was advanced to {now!r} s, and says that the next end of a flow is {rule.next_end!r} s"
+                raise SimulationError(f"the sharing rule {type(rule).__name__} {said}; allowed is a later time")
 
     def _arrive(self, flow: Flow, end: float) -> None:
         self._arrived.append(flow)
@@ -388,10 +395,33 @@ class Network(Endpoints):
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         """Set an alarm of a snapshot again."""
-        if kind == "network":
+        if kind == "network" and number == _STANDSTILL:
+            self._standstill = self._env.at((kind, number), when, self._refuse_standstill)
+        elif kind == "network":
             self._wakeup = self._env.at((kind, number), when, self._tell)
         else:
             self._in_latency[number] = self._env.at((kind, number), when, partial(self._admit, self._flows[number]))
+
+    def _watch_standstill(self, when: float) -> None:
+        """Wait for a change while all flows stand still, for so long as no outage lasts."""
+        stands = when == math.inf and bool(self._running)
+        if stands and self._standstill is None:
+            self.rearm("network", _STANDSTILL, self._simulation.now + _PATIENCE_S)
+        elif not stands and self._standstill is not None:
+            self._standstill.cancel()
+            self._standstill = None
+
+    def _refuse_standstill(self) -> None:
+        flows = [*self._running.values()]
+        names = [f"{self.name(flow.source)} to {self.name(flow.destination)}" for flow in flows[:_MOST_NAMED]]
+        more = f" and {len(flows) - _MOST_NAMED} more" if len(flows) > _MOST_NAMED else ""
+        rules = ", ".join(sorted({type(rule).__name__ for rule in self._rules}))
+        since = self._simulation.now - _PATIENCE_S
+        raise SimulationError(
+            f"all {len(flows)} flows under way stand still since {since!r} s, and nothing changed that within a year: "
+            f"{', '.join(names)}{more}; the sharing rule {rules} gives them no bytes. Is a link's rate 0, or does an outage "
+            "never end? A deadline of the strategy or stop.simulated_time ends such a run"
+        )
 
     def _set_alarm(self, now: float) -> None:
         """Keep exactly one wake-up: at the next end or wider window, or now if a ``done`` is still to be called."""
@@ -400,11 +430,12 @@ class Network(Endpoints):
             heappop(self._round_trips)
         if self._round_trips:
             when = min(when, self._round_trips[0][0])
+        self._watch_standstill(when)
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = None if when == math.inf else self._env.at(("network", 0), when, self._tell)
+        self._wakeup = None if when == math.inf else self._env.at(("network", _WAKEUP), when, self._tell)
 
     def _tell(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import copy
+import inspect
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,6 +11,7 @@ from typing import Any, ClassVar
 import networkx
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 import fedsim
 from fedsim.errors import ScenarioError, SimulationError
@@ -202,3 +205,40 @@ def switch_off(world: Any) -> Any:
     yield world.timeout(0.05)
     with world.off(1):
         yield world.timeout(1.0)
+
+
+@pytest.mark.parametrize(
+    ("topology", "says"),
+    [
+        ({"kind": "ring", "parameters": {"backend": 1}}, "parameters has 'backend'; allowed with 'ring' are n"),
+        ({"kind": "random-regular", "parameters": {"e": 3}}, "parameters has 'e'; allowed with 'random-regular' are d, n"),
+        ({"kind": "random-regular", "parameters": {"seed": 3}}, "parameters has 'seed'"),
+        ({"kind": "torus", "parameters": {"m": 10**9, "n": 10**9}}, "m = 1000000000; allowed are at most 6"),
+        ({"kind": "hypercube", "parameters": {"n": 6}}, "with n = 6 'hypercube' has more than 6 nodes"),
+        ({"kind": "random-regular", "parameters": {"d": 1.5}}, "networkx says"),
+        ({"kind": "ring", "every": 2}, "'every' is 2, which counts only with a graph that is drawn"),
+        ({"kind": "complete", "every": 2}, "'complete' is always the same"),
+    ],
+)
+def test_a_topology_that_cannot_be_made(topology: Any, says: str) -> None:
+    with pytest.raises(ScenarioError, match=says):
+        fedsim.Scenario(**peers({"kind": "d-psgd", "topology": topology}, 6, 1))
+
+
+def test_every_generator_of_networkx_makes_a_graph_or_is_refused() -> None:
+    """With nothing, and with each of its parameters at 0, 1, the number of devices, and huge."""
+    made = Counter[bool]()
+    names = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
+    for name in names:
+        generator = getattr(networkx.generators, f"{name}_graph")
+        takes = inspect.signature(generator).parameters if callable(generator) else {}
+        values: list[dict[str, Any]] = [{}, *({key: value} for key in takes for value in (0, 1, 6, 0.5, 10**9))]
+        for parameters in values:
+            try:
+                graph = Topology(kind=name, parameters=parameters).graph(6, 0)
+            except (ScenarioError, ValidationError):
+                made[False] += 1
+            else:
+                made[True] += 1
+                assert len(graph) == 6
+    assert min(made[True], made[False]) > 50
