@@ -26,6 +26,9 @@ OF_DEVICES = "step-end of download or upload"
 FLOWS = ("edge-transfer", "message")
 """Records of messages outside of tasks that were on links."""
 
+PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
+"""Strategies whose devices send to each other."""
+
 Data = dict[str, Any]
 """The parsed ``data`` of a record."""
 

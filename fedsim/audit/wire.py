@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
-from fedsim.audit.evidence import NOTHING, Evidence, read
+from fedsim.audit.evidence import NOTHING, PEERS, Evidence, read
 from fedsim.audit.layout import (
     Tensors,
     adapter_numbers,
@@ -34,8 +34,6 @@ _NUMBERS = {"id": 1, "training-loss": 1, "test-accuracy": 1, "declined": 1, "res
 _LISTS = ("size-report", "loss", "probe-loss", "control", "class-counts")
 """Purposes of numbers: so many, or any."""
 
-_PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
-"""Strategies whose devices send to each other."""
 
 _TO_ALL_GROUPS = ("ifca", "ifca-mig", "hypcluster")
 """Strategies whose clients receive the models of all groups."""
@@ -55,7 +53,7 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
     sizes = Sizes(evidence)
     keys = ["direction", "payloads"] if sizes.by is None else ["direction", "payloads", "device", "round"]
     transfers = evidence.transfers
-    among_peers = (transfers["round"] != NOTHING) & (scenario["strategy"]["kind"] in _PEERS)
+    among_peers = (transfers["round"] != NOTHING) & (scenario["strategy"]["kind"] in PEERS)
     of_strategy = (transfers["direction"] != "peer") | among_peers  # others are of processes
     distinct = transfers[of_strategy].drop_duplicates(keys)
     lists = [*evidence.payloads]

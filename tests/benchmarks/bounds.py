@@ -5,7 +5,8 @@
     python -m tests.benchmarks.bounds --part 3 --parts 20      # the third of twenty parts
 
 Kinds and keys are those of the registries and of the specs' fields, so new ones come in by themselves. Each trial runs, or is
-refused by a ``FedsimError``; whatever else comes out is a fault. A trial that takes a processor longer than ``PATIENCE_S`` or more
+refused by a ``FedsimError``; whatever else comes out is a fault. A trial that takes a processor longer than
+``PATIENCE_S`` or more
 memory than ``MEMORY`` counts by itself. Exit status 1 if there are faults.
 """
 

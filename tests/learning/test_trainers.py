@@ -209,7 +209,7 @@ def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
     [
         ("shape", r"gave back '0\.weight' in the shape \[1, 6\]; it must be \[5, 6\]"),
         ("few", r"gave back no tensor '0\.weight' of the model; it gave 0\.bias.*did you mean '2\.weight'"),
-        ("random", r"draws from the global generator of random, .* seeded by context\.seed"),
+        ("random", r"draws from the global generator of Python's random, .* seeded by context\.seed"),
         ("numpy", r"draws from the global generator of numpy\.random"),
         ("torch", r"draws from the global generator of torch"),
         ("gpu", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
