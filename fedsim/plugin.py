@@ -60,7 +60,7 @@ from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams
-from fedsim.training import Contrast, Limit, Part, Training
+from fedsim.training import Batching, Contrast, Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
@@ -88,7 +88,7 @@ __all__ = [  # noqa: RUF022 - by task
     "Grouped", "GroupedParams", "ClusteredParams",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
-    "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Contrast", "Tensor", "Measured",
+    "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Batching", "Contrast", "Tensor", "Measured",
     # A strategy without a server.
     "Peers", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
     # A part of strategies, and the keys that hold one.

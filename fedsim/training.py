@@ -49,7 +49,9 @@ class Batching:
     """
 
     size: int
+    """samples of a batch."""
     last: LastBatch = "keep"
+    """the fate of an incomplete last batch."""
 
     def count(self, samples: int) -> int:
         """Number of batches in an epoch on so many samples."""

@@ -142,7 +142,7 @@ def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
 def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
     """An aggregation is of the round of its updates, or of as many rounds later as its staleness says.
 
-    An update that was asked for without a round has no age.
+    An update or an aggregation without a round has no age.
     """
     events, aggregates = evidence.events, evidence.said("aggregate")
     starts = events[events["kind"] == "task-start"].drop_duplicates("task").set_index("task")["round"]
@@ -151,6 +151,8 @@ def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
     columns: tuple[list[Any], ...] = told["tasks"].tolist(), told["staleness"].tolist(), told["round"].tolist()
     for row, tasks, staleness, number in zip(told.index.tolist(), *columns, strict=True):
         stale = staleness or [0] * len(tasks)
+        if number == NOTHING:
+            continue
         asked_in = [began.get(task, NOTHING) for task in tasks]
         due = [0 if start == NOTHING else number - start for start in asked_in]
         if stale != due:

@@ -47,7 +47,7 @@ class Device:
         return float(population.training_s(self.number, epoch, self.samples))
 
     @property
-    def now(self) -> float:
+    def clock_s(self) -> float:
         """Present time by its clock (s)."""
         return self._devices.clock()
 

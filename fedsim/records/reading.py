@@ -126,6 +126,7 @@ class RunFolder:
 
     @property
     def population(self) -> int:
+        """Number of devices that the run simulated."""
         return self.size(files.DEVICES) if self.has_all_devices else int(self.scenario["population"]["devices"])
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
@@ -172,6 +173,7 @@ class RunFolder:
             raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
 
     def rows(self, name: str) -> Records:
+        """The rows of a Parquet table of the folder, each as a dict from column to value."""
         return as_rows(self.table(name))
 
     @cached_property

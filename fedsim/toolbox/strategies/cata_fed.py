@@ -186,7 +186,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         params = self.params
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
-        device.state["trained_at"] = device.now
+        device.state["trained_at"] = device.clock_s
         if result.update is None:
             device.state.pop("upload_s", None)
         if result.update is not None:
@@ -202,7 +202,7 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if "update" in reply or "unchanged-model" in reply:
-            device.state["upload_s"] = device.now - device.state["trained_at"]
+            device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 
     def _sizes(self, device: Device) -> list[int]:
         splits = device.state["splits"]

@@ -31,7 +31,7 @@ RUNS = {  # of one seed: each scenario once, however many tables show it
     "cfl": {"small": 10, "full": 5},
     "field": {"small": 51},
     "flexcfl": {"small": 128, "full": 22},
-    "lcfl": {"small": 31, "full": 16},
+    "lcfl": {"small": 37, "full": 19},
     "stragglers": {"small": 130, "full": 122},
 }
 
