@@ -142,7 +142,7 @@ _LAYERS = {
     "build": "common world",
     "audit": "common meters records",
     "lab.reading": "arrays errors files records",
-    "lab.compare": "arrays errors lab.reading language meters output overrides records",
+    "lab.compare": "arrays errors files lab.reading language meters output overrides records",
     "lab.trackers": "arrays errors files lab.reading records",
     "analysis": "arrays errors executors files lab.compare lab.reading lab.trackers language meters output "
     "records strategies version",

@@ -195,6 +195,7 @@ STRATEGIES: list[dict[str, Any]] = [
         "smallest_part": 5,
         "clusters": 2,
         "rejoin": True,
+        "upload_time": "ignored",
     },
     {"kind": "flexcfl", "clients_per_round": 6, "groups": 2, "moment": {"devices": 3}, "deadline": "7 s"},
     {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "7777 ms"},

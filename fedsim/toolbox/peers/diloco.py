@@ -41,7 +41,7 @@ class DiLoCoParams(PeerParams):
     def check(self, devices: int) -> None:
         if devices < 2:
             raise ScenarioError(f"population.devices is {devices}; {self.kind!r} averages over 2 or more")
-        if self.local_steps is not None and "local_epochs" in self.model_fields_set:
+        if self.local_steps is not None and self.local_epochs != 1:
             raise ScenarioError("strategy.local_steps and strategy.local_epochs both say how long a device trains; give one")
 
     def check_population(self, population: PopulationSpec) -> None:

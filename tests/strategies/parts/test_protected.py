@@ -205,7 +205,7 @@ def test_local_noise_is_accounted_between_any_two_updates() -> None:
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.toolbox.aggregation.private.find_spec", lambda name: None)
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy.aggregation: .* needs the package dp-acc"):
+    with pytest.raises(fedsim.ScenarioError, match=r"strategy.aggregation: .* needs a package: pip install .dp-acc"):
         fedsim.Scenario(strategy=fedavg(account=True))
     fedsim.Scenario(strategy=fedavg(account=True, noise=0.0))
 
