@@ -135,6 +135,8 @@ def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
             kept = [name for name in tensors if name.rpartition(".")[0] in layers[-strategy["head"] :]]
         case "fedper" | "fedrep":
             kept = [name for name in tensors if _matches(name, strategy["head"])]
+        case "fedbn" if strategy["keeps"] == "statistics":
+            kept = [name for name in tensors if name.endswith(("running_mean", "running_var"))]
         case "fedbn":
             kept = [name for name in tensors if _is_norm(name, tensors)]
         case _:

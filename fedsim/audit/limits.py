@@ -33,9 +33,8 @@ _FAMILIES = {
         *("flora", "heterofl", "hetlora", "hierfavg", "moon", "refl", "rfedavg", "scaffold", "tifl"),
     ),
     ("global", "device"): ("ditto", "fedbn", "fedper", "fedrep", "pfedme"),
-    ("group",): ("cfl", "fedgroup", "fesem", "fesem-mig", "fl-hc", "flexcfl", "hypcluster", "ifca", "ifca-mig", "lcfl"),
+    ("group",): ("cfl", "fedgroup", "fesem", "fesem-mig", "fl-hc", "flexcfl", "fpfc", "hypcluster", "ifca", "ifca-mig", "lcfl"),
     ("device",): ("local",),
-    ("first", "group"): ("fpfc",),
 }
 _FILES = {kind: set(names) for names, kinds in _FAMILIES.items() for kind in kinds}
 """The files of models that a strategy leaves, if it leaves any."""

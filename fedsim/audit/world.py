@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, at_places, differing, findings, read
+from fedsim.audit.evidence import NOTHING, Evidence, at_places, differing, findings, read
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.language.units import TICK_S
@@ -161,11 +161,13 @@ _PLAIN = ("fedasync", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn", "fednova"
 
 
 def epochs_as_said(evidence: Evidence) -> Iterator[str]:
-    """Clients are asked for as many epochs as the scenario says."""
+    """Clients are asked for as many epochs as the scenario says, in rounds; a selection may have them profiled before."""
     strategy = evidence.run.scenario["strategy"]
     if strategy["kind"] not in _PLAIN:
         return
-    told = evidence.trainings.assign(due=strategy["local_epochs"])
+    trainings = evidence.trainings
+    of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
+    told = trainings[of_rounds].assign(due=strategy["local_epochs"])
     text = "task {task} was asked for {asked:g} epochs, by the scenario for {due}"
     yield from findings(text, told, told["asked"] != told["due"])
 

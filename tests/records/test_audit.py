@@ -251,7 +251,9 @@ def shift_nobody(rows: Rows) -> None:
 allow_less_time = said(lambda data: data.update(training_limit=0.5), kind="round-start")
 share_more = said(lambda data: data.update(core_s=data["core_s"] * 1.1), kind="step-end", step="train", outcome="done")
 WORLDS: dict[str, dict[str, Any]] = {
-    "straggling": {"strategy": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 1, "upload_time": "ignored"}},
+    "straggling": {
+        "strategy": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 1, "upload_time": "ignored"}
+    },
     "shifting": {"drift": {"kind": "label-permutation", "probability": 1.0}, "stop": {"rounds": 3}},
     "sharing": {"learning": "off", "stop": {"rounds": 2}},
 }
