@@ -67,7 +67,8 @@ def test_an_audit_that_finds_something_ends_with_1(tiny_run: Path) -> None:
 
 def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_path: Path) -> None:
     short = call("check", scenario).output.splitlines()
-    assert short[0].startswith("20 devices with ")
+    assert short[0].startswith("data: ")
+    assert short[1].startswith("20 devices with ")
     assert not any("=" in line for line in short)
     printed = done("check", scenario, "--toml")
     assert "momentum = 0.0" in printed

@@ -150,11 +150,11 @@ class TestCommandLine:
     @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
     def test_a_run_that_is_ended_goes_on(self, end: signal.Signals, tmp_path: Path, made: Made) -> None:
         """A signal saves the run (SIGINT in tests/test_cli.py); one that is killed goes on from its last checkpoint."""
-        scenario = self.long() | ({"checkpoint": {}} if end == signal.SIGTERM else {})
+        scenario = self.long()
         made(scenario, tmp_path / "whole")
         process = self.started(scenario, tmp_path)
-        first = "scenario.toml" if end == signal.SIGTERM else f"{store.FOLDER}/[0-9]*[0-9]"
-        children.wait_until(lambda: any((tmp_path / "out").glob(first)), process)
+        saved = f"{store.FOLDER}/[0-9]*[0-9]"  # from then on the run takes signals
+        children.wait_until(lambda: any((tmp_path / "out").glob(saved)), process)
         process.send_signal(end)
         assert process.wait(GENEROUS_S) == (130 if end == signal.SIGTERM else -end)
         assert (tmp_path / "out" / "summary.json").exists() == (end == signal.SIGTERM)
@@ -164,7 +164,8 @@ class TestCommandLine:
     def test_the_end_of_its_terminal_saves_the_run(self, tmp_path: Path) -> None:
         terminal, end = pty.openpty()
         process = children.fedsim(*[word for word in words(self.long(), tmp_path) if word != "--quiet"], stdout=end, stderr=end)
-        children.wait_until(lambda: (tmp_path / "out" / "scenario.toml").exists(), process)
+        saved = f"{store.FOLDER}/[0-9]*[0-9]"  # from then on the run takes signals
+        children.wait_until(lambda: any((tmp_path / "out").glob(saved)), process)
         os.close(end)
         process.send_signal(signal.SIGHUP)
         os.close(terminal)  # from now on whatever is written fails
