@@ -16,6 +16,7 @@ import tomli_w
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.registry import refuse_wrong_hooks
 from fedsim.output.terminal import summary_lines
+from fedsim.plugin import AggregatingParams, Synchronous, SynchronousParams
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill
@@ -163,3 +164,46 @@ def test_a_selection_sees_battery_charger_and_link(monkeypatch: pytest.MonkeyPat
     assert {tuple(power[:2]) for power in seen.values()} == {(1.0, True)}
     assert {power[2] for power in seen.values()} == {"smartphone-wifi", "smartphone-4g"}
     assert result["status"] == "done"
+
+
+class _Taken(Synchronous[Any]):
+    """A strategy whose model is under the name of an entry of the loop."""
+
+    Params = AggregatingParams
+
+    async def on_start(self) -> None:
+        self.state["slow"] = self.server.models.initial()
+        await super().on_start()
+
+    def contents(self, device: int) -> dict[str, Any]:
+        return {"model": self.server.models.initial()}
+
+    async def aggregate(self) -> None:
+        return None
+
+    def center(self, entry: dict[str, Any]) -> None:
+        return None
+
+    def models(self) -> dict[str, Any]:
+        return {"global": (self.state["slow"], None)}
+
+
+class _Keyless(_Taken):
+    """A strategy that aggregates, and has no key that says how."""
+
+    Params = SynchronousParams
+
+    async def aggregate(self) -> None:
+        self.state["model"] = await self.next_model(self.server.models.initial(), self.state["received"])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "says"),
+    [
+        (_Taken, r"_Taken\.models\(\) gives 0 for 'global'; a pair of a model \(Ref\).* use another name"),
+        (_Keyless, r"'aggregation' and 'server', which SynchronousParams has not; .*AggregatingParams or CombiningParams"),
+    ],
+)
+def test_what_a_strategy_in_rounds_lacks_is_said(strategy: type, says: str) -> None:
+    with pytest.raises(SimulationError, match=says):
+        ran({"kind": f"{__name__}:{strategy.__name__}"})

@@ -124,7 +124,13 @@ def test_it_would_be_seen() -> None:
 
 TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if "apps" not in path.parts)
 STARTERS = {"Popen", "fork", "forkpty", "posix_spawn", "spawnv", "get_context", "ProcessPoolExecutor"}
-OWN_STARTERS = {"tests/children.py", "tests/fuzzing/place.py", "tests/benchmarks/fuzz.py", "tests/benchmarks/hashes.py"}
+OWN_STARTERS = {
+    "tests/children.py",
+    "tests/fuzzing/place.py",
+    "tests/benchmarks/bounds.py",
+    "tests/benchmarks/fuzz.py",
+    "tests/benchmarks/hashes.py",
+}
 """They end what they start: by the fixture of all tests, by a limit for each case, and by a pool's context."""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
 OF_THEIR_OWN = {"tests/test_contract.py", "tests/test_source.py", "tests/executors/test_ray.py", "tests/analysis/chromium.py"}

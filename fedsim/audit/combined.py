@@ -8,9 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import Evidence, at_places
-
-TomlTable = Mapping[str, Any]
+from fedsim.audit.evidence import Evidence, TomlTable, at_places
 
 _ROUNDING = 1e-9
 _ALIKE = ("mean", "median", "trimmed-mean", "private")
@@ -32,15 +30,15 @@ def weights_as_said(evidence: Evidence) -> Iterator[str]:
     kind = scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
         return
-    rule = _Rule(evidence)
+    rule = _WeightRule(evidence)
     aggregates = evidence.said("aggregate").join(evidence.events["round"])
     for own in aggregates[["tasks", "weights", "staleness", "bears", "round"]].itertuples():
         if own.tasks and (problem := rule.problem(own)) is not None:
             yield f"record {own.Index} (aggregate): {problem}"
 
 
-class _Rule:
-    """What is due of an aggregation."""
+class _WeightRule:
+    """The rules that an aggregation has to follow."""
 
     def __init__(self, evidence: Evidence) -> None:
         scenario = evidence.run.scenario
@@ -58,7 +56,7 @@ class _Rule:
         self._in_round = updates.groupby(evidence.events["round"].reindex(updates.index)).sum().to_dict()
 
     def problem(self, own: Any) -> str | None:
-        """What is wrong with the weights of an aggregation; None if nothing is, or nothing is known."""
+        """The problem with the weights of an aggregation; None if nothing is, or nothing is known."""
         if own.weights is None or len(own.weights) != len(own.tasks):
             return f"there are {len(own['weights'] or ())} weights of {len(own['tasks'])} updates"
         weights = np.array(own.weights, dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What the audit covers and what it does not, in one place; and the checks that parts of one's own bring with them.
+"""The coverage of the audit and its gaps, in one place; and the checks that parts of one's own bring with them.
 
 A part that a scenario names by import path may have a static method ``check_run(run, section)``, which takes the run folder
 (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and yields a sentence for each problem. Parts without one

@@ -29,6 +29,9 @@ FLOWS = ("edge-transfer", "message")
 PEERS = ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd")
 """Strategies whose devices send to each other."""
 
+TomlTable = Mapping[str, Any]
+"""A table of the scenario."""
+
 Data = dict[str, Any]
 """The parsed ``data`` of a record."""
 

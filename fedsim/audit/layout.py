@@ -8,10 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from fedsim.audit.evidence import Evidence, read
+from fedsim.audit.evidence import Evidence, TomlTable, read
 from fedsim.language.units import Bytes
 
-TomlTable = Mapping[str, Any]
 Tensors = dict[str, tuple[int, ...]]
 """Shapes by name."""
 
@@ -98,7 +97,7 @@ def _samples(scenario: TomlTable) -> tuple[tuple[int, ...], int] | None:
 
 
 def _split(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
-    """Which tensors are trained, and which are frozen, with adapters where the model has some."""
+    """The trained tensors and the frozen ones, with adapters where the model has some."""
     lora = model.get("lora")
     patterns = model.get("train")
     if lora is not None:
@@ -122,12 +121,12 @@ def _matches(name: str, patterns: str | Sequence[str]) -> bool:
 
 
 def numbers(tensors: Tensors) -> int:
-    """How many numbers some tensors have."""
+    """Count of the numbers in some tensors."""
     return sum(math.prod(shape) for shape in tensors.values())
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """How many numbers of a model leave a device; None if the scenario names them by what the folder does not have."""
+    """Count of the numbers of a model that leave a device; None if the scenario names them by what the folder does not have."""
     model, strategy = scenario.get("model", {}), scenario["strategy"]
     layers = [*dict.fromkeys(name.rpartition(".")[0] for name in tensors)]
     match strategy["kind"]:
@@ -154,14 +153,14 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
 
 
 def cut_numbers(tensors: Tensors, by: str, size: float) -> int | None:
-    """How many numbers a smaller model has: of a ``width``, or with adapters of a ``rank``; None where that is not known."""
+    """Count of the numbers of a smaller model: of a ``width``, or with adapters of a ``rank``; None where that is not known."""
     if by == "width":
         return None if any(name.endswith(_ADAPTERS) for name in tensors) else _narrowed(tensors, size)
     return sum(math.prod(_of_rank(name, shape, int(size))) for name, shape in tensors.items())
 
 
 def adapter_numbers(tensors: Tensors, rank: float) -> int:
-    """How many numbers the adapters of a rank have."""
+    """Count of the numbers in adapters of a rank."""
     adapters = {name: shape for name, shape in tensors.items() if name.endswith(_ADAPTERS)}
     return sum(math.prod(_of_rank(name, shape, int(rank))) for name, shape in adapters.items())
 

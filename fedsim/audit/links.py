@@ -113,7 +113,7 @@ class Link(NamedTuple):
     users: Sequence[tuple[str, int, int]]  # messages of a direction, on a part of the way, of a place (of devices, or an edge)
 
 
-class Layout(NamedTuple):
+class LinkLayout(NamedTuple):
     """The shared part of a network.
 
     Attributes:
@@ -164,7 +164,7 @@ def _overfull(link: str, messages: pd.DataFrame, rate: Rate) -> Iterator[str]:
         yield f"{link} carried {found.carried:.0f} bytes from {found.begin:.6g} s to {found.end:.6g} s"
 
 
-def _messages(evidence: Evidence, layout: Layout) -> pd.DataFrame:
+def _messages(evidence: Evidence, layout: LinkLayout) -> pd.DataFrame:
     """The transfers on links: other parts of the server's side than edge servers have none.
 
     Columns besides theirs: ``part`` of the way, ``place`` of the device or the edge server, ``at`` (the device's row), and
@@ -208,7 +208,7 @@ def _own_links(evidence: Evidence, messages: pd.DataFrame, changed: Mapping[str,
     yield from findings(text, told.assign(took=end - told["begin"], rate=rate), ~(told["wire_bytes"] <= most))
 
 
-def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
+def _between_peers(evidence: Evidence, layout: LinkLayout, changed: Mapping[str, pd.DataFrame]) -> Iterator[str]:
     """A device may have many messages of other devices at a time, beside those of its tasks, on its own link each way.
 
     The folder does not tell which shared links they take.
@@ -229,7 +229,7 @@ def _between_peers(evidence: Evidence, layout: Layout, changed: Mapping[str, pd.
             yield from _overfull(text, told[user == device], _rate(built, changed.get(f"device {device} {way}")))
 
 
-def _of_scenario(network: Mapping[str, Any], places: int) -> Layout:
+def _of_scenario(network: Mapping[str, Any], places: int) -> LinkLayout:
     """The places of a star, or a tree of cells, to which devices are attached in turn, and the links that they share."""
     links = []
     for way, text in network.get("server", {}).items():
@@ -239,10 +239,10 @@ def _of_scenario(network: Mapping[str, Any], places: int) -> Layout:
         for place in range(places):
             name, rate = f"the {way} link of cell {place}", read(BytesPerSecond, text)
             links.append(Link(name, f"cell {place} {way}", rate, [(way, _WHOLE, place)]))
-    return Layout(links, np.zeros(places), np.zeros(1))
+    return LinkLayout(links, np.zeros(places), np.zeros(1))
 
 
-def _from_file(evidence: Evidence) -> Layout:
+def _from_file(evidence: Evidence) -> LinkLayout:
     """Likewise as the run has left them in the folder, with the latencies of links and of edge servers."""
     try:
         if (told := evidence.network) is None:
@@ -261,7 +261,7 @@ def _from_file(evidence: Evidence) -> Layout:
         delays = told.get("delays", {"places": [0.0] * places, "edges": [0.0] * servers})
         place_s = np.array(delays["places"], dtype=np.float64).reshape(places) + float(edges["latency"])
         edge_s = np.array(delays["edges"], dtype=np.float64).reshape(servers) + float(edges["latency"])
-        return Layout(links, place_s, np.append(edge_s, 0.0))
+        return LinkLayout(links, place_s, np.append(edge_s, 0.0))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunFolderError(f"{files.NETWORK} of {str(evidence.run.path)!r} is missing or damaged: {error}") from None
 

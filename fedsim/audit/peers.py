@@ -9,13 +9,12 @@ from typing import Any
 
 import pandas as pd
 
-from fedsim.audit.evidence import NOTHING, Evidence, numbered
+from fedsim.audit.evidence import NOTHING, Evidence, TomlTable, numbered
 from fedsim.audit.layout import coded_bytes, dense_tensors, left_tensors, numbers
 from fedsim.errors import RunFolderError
 from fedsim.streams import Streams
 
-TomlTable = Mapping[str, Any]
-Pair = tuple[int, int]
+PeerPair = tuple[int, int]
 
 _GENERATORS = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
 _USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "grid_2d_graph": {"periodic": True}}
@@ -142,7 +141,7 @@ def _all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
             yield f"all-reduce {number} has messages of {size!r} bytes; by the scenario they have {whole * share!r}"
 
 
-def _collective(kind: str, nodes: int) -> tuple[Counter[Pair], float]:
+def _collective(kind: str, nodes: int) -> tuple[Counter[PeerPair], float]:
     """The messages of an all-reduce, and the part of the vector in each."""
     everybody = range(nodes)
     if kind == "ring":

@@ -2,20 +2,16 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
 
 import pandas as pd
 
-from fedsim.audit.evidence import Evidence, findings, read
+from fedsim.audit.evidence import Evidence, TomlTable, findings, read
 from fedsim.audit.hosts import counts_at_once, fewest_at_once
 from fedsim.language.units import BytesPerSecond, Seconds
 from fedsim.simulation import on_grid
 from fedsim.streams import Streams
-
-TomlTable = Mapping[str, Any]
-
 
 _BEFORE_COUNTS = ("0.1.0",)
 """Versions of fedsim whose summaries do not count the records of processes."""

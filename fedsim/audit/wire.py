@@ -50,7 +50,7 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
     scenario = evidence.run.scenario
     if ":" in scenario["strategy"]["kind"] or scenario["strategy"]["kind"] == "flower":
         return  # the purposes of its messages are its own
-    sizes = Sizes(evidence)
+    sizes = MessageSizes(evidence)
     keys = ["direction", "payloads"] if sizes.by is None else ["direction", "payloads", "device", "round"]
     transfers = evidence.transfers
     among_peers = (transfers["round"] != NOTHING) & (scenario["strategy"]["kind"] in PEERS)
@@ -64,7 +64,7 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
                 yield f"transfer {row}: {size!r} bytes of {purpose!r} went {way}; {due}"
 
 
-class Sizes:
+class MessageSizes:
     """The bytes that messages of a run may have."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -158,7 +158,7 @@ class Sizes:
         return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(units))} of it"
 
     def _times(self, purpose: str) -> list[int]:
-        """How many models a message has; empty for any number."""
+        """Counts of models that a message may have; empty for any number."""
         of_all_groups = purpose == "model" and self._strategy["kind"] in _TO_ALL_GROUPS
         if purpose in ("directions", "migration") or of_all_groups:
             return [self._strategy["groups"]]

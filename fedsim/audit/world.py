@@ -12,14 +12,12 @@ import numpy as np
 import pandas as pd
 
 from fedsim.arrays import Floats
-from fedsim.audit.evidence import NOTHING, Evidence, at_places, differing, findings, read
+from fedsim.audit.evidence import NOTHING, Evidence, TomlTable, at_places, differing, findings, read
 from fedsim.language import units
 from fedsim.language.sizes import Sizes
 from fedsim.language.units import TICK_S
 from fedsim.meters.energy import DAY_S, SETTING, TABLE
 from fedsim.streams import Streams
-
-TomlTable = Mapping[str, Any]
 
 _LINKS = {
     "link_down": ("down", "link-down", units.BytesPerSecond),

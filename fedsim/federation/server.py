@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedsim.errors import SimulationError
+from fedsim.errors import SimulationError, shown
 from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.client import Instruction, RunInfo
 from fedsim.federation.client_side import TaskContext
@@ -330,6 +330,7 @@ class Server:
             Whether the run goes on; if it does not, no further round may begin.
         """
         evaluator, strategy = self._dispatch.evaluator, self._dispatch.strategy
+        _refuse_what_is_no_model(models, strategy)
         self._record_aggregate(number, updates)
         row = await evaluator.measure(number, models, updates, strategy)
         if cosines := await evaluator.cosines(number, updates, strategy):
@@ -363,3 +364,15 @@ class Server:
         if (reason := self._dispatch.evaluator.reason_to_stop(number, figures)) is not None:
             self.stop(reason)
         return self._dispatch.simulation.stopped is None
+
+
+def _refuse_what_is_no_model(models: ModelAssignment, strategy: object) -> None:
+    for name, assigned in models.items():
+        is_pair = isinstance(assigned, tuple) and len(assigned) == 2
+        model = assigned[0] if is_pair else assigned
+        if is_pair and isinstance(model, Ref):
+            continue
+        owner = f"{type(strategy).__name__}.models()"
+        needed = "a pair of a model (Ref) and the devices that it serves (None: all) is needed"
+        hint = "if it comes from 'state', the loop may keep an entry of that name there: use another name"
+        raise SimulationError(f"{owner} gives {shown(model)} for {name!r}; {needed}; {hint}")

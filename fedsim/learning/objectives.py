@@ -172,7 +172,7 @@ def told_targets(targets: NDArray[Any]) -> str:
 
 
 def _labels_hint(targets: NDArray[Any]) -> str:
-    """How to make labels of targets that are labels in another form; empty for real targets."""
+    """Advice on making labels of targets that are labels in another form; empty for real targets."""
     if (targets != np.rint(targets)).any():
         return ""
     if targets.shape[1:] == (1,):

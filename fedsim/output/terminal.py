@@ -107,7 +107,7 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def outside_lines(lines: list[str], most: int = 5) -> list[str]:
-    """What lies outside of the domain of a rule's fit, as lines for people, the first ``most`` of them."""
+    """Lines for people about values outside of the domain of a rule's fit, the first ``most`` of them."""
     more = [f"outside of what a rule was fitted to: and {len(lines) - most} more"] if len(lines) > most else []
     return [f"outside of what a rule was fitted to: {line}" for line in lines[:most]] + more
 

@@ -285,8 +285,9 @@ class Run:
     def outside_of_rules(self) -> list[str]:
         """Lines about what lies outside of the domain in which such a rule was fitted."""
         network, rooflines = self.scenario.network, self.population.rooflines
-        numbers = math.prod(self._shape_and_classes[0])
-        of_training = [] if rooflines is None else rooflines.outside_of_rules(numbers)
+        of_training = []
+        if rooflines is not None:
+            of_training = rooflines.outside_of_rules(math.prod(self._shape_and_classes[0]))
         return [*network.outside_of_rules(), *network.protocol.outside_of_rules(self.at_once), *of_training]
 
     @property

@@ -40,6 +40,11 @@ class FedBuff(Asynchronous[FedBuffParams]):
         await super().on_start()
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
+        """Put an update into the buffer, and publish what a full one makes.
+
+        It reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``: who overrides it reads them
+        too, or drops them by annotating them None.
+        """
         params, buffer = self.params, self.state["buffer"]
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
+from fedsim.errors import SimulationError
 from fedsim.evaluation.evaluator import Measured, ModelAssignment
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, RunInfo, Server, TaskEnd
 from fedsim.learning.refs import Ref
@@ -46,7 +47,11 @@ class SynchronousClient(Client[S]):
 
 
 class Synchronous(Strategy[S]):
-    """A strategy in rounds. Most algorithms fill in ``contents``, ``aggregate`` and ``center``.
+    """A strategy in rounds. Most algorithms fill in ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
+
+    ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
+
+    The loop keeps its entries in the same ``state`` as the algorithm, which has to use other names.
 
     State:
         round: the number of the open round, from 0; ``cohort``, its devices; ``selected``, their number; ``asked_at`` (s).
@@ -109,11 +114,23 @@ class Synchronous(Strategy[S]):
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:
         """The weight of each update; by default from the aggregation. The weights sum to 1."""
-        assert self._aggregation is not None
-        return self._aggregation.weights(entries)
+        return self._needed_aggregation.weights(entries)
+
+    @property
+    def _needed_aggregation(self) -> Aggregation:
+        """The aggregation of the scenario; ``SimulationError`` if the strategy's ``Params`` have no such key."""
+        if self._aggregation is None:
+            params, bases = type(self).Params.__name__, "AggregatingParams or CombiningParams"
+            raise SimulationError(
+                f"{type(self).__name__}.next_model and weights go by the keys 'aggregation' and 'server', which {params} has "
+                f"not; derive {params} from {bases}, or mix the models in 'aggregate' and call record_aggregate"
+            )
+        return self._aggregation
 
     async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
         """The next model, by the scenario's aggregation and server optimiser; recorded as ``aggregate``.
+
+        ``Params`` must have the keys ``aggregation`` and ``server``: ``AggregatingParams`` or ``CombiningParams``.
 
         Args:
             model: the present model.
@@ -121,9 +138,9 @@ class Synchronous(Strategy[S]):
             slot: number of the model whose memory the two parts use, where there are several.
             record: further fields of the record.
         """
-        assert self._aggregation is not None
+        aggregation = self._needed_aggregation
         most = self.params.cohort_size(self.server.devices)
-        how = self._aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
+        how = aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
         weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})

@@ -208,7 +208,9 @@ _BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
 
 
 class Distribution(Spec):
-    """The base of every distribution."""
+    """The base of every distribution. One of your own is for ``population.speed``: keys that are speeds are
+    ``SamplesPerSecond``.
+    """
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""

@@ -25,7 +25,7 @@ NamedArrays = dict[str, NDArray[Any]]
 
 
 class Meaning(NamedTuple):
-    """What a scenario says of its arrays.
+    """The meaning that a scenario gives to its arrays.
 
     Attributes:
         vocabulary: number of tokens; None: up to the largest that is there.

@@ -18,7 +18,7 @@ from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.toolbox.clustering.similarity import length
 from fedsim.training import Training
 
-Pair = tuple[int, int]
+DevicePair = tuple[int, int]
 
 
 class FPFCParams(SynchronousParams):
@@ -135,12 +135,12 @@ class FPFC(Synchronous[FPFCParams]):
             self.state["own"][device] = model
             self.state["samples"][device] = entry["samples"]
 
-    def _changed_pairs(self, updated: set[int]) -> list[Pair]:
+    def _changed_pairs(self, updated: set[int]) -> list[DevicePair]:
         devices = sorted(self.state["own"])
         pairs = [(i, j) for i in devices for j in devices if i < j]
         return [pair for pair in pairs if not updated.isdisjoint(pair)]
 
-    def _fuse(self, changed: Sequence[Pair]) -> None:
+    def _fuse(self, changed: Sequence[DevicePair]) -> None:
         """theta and v of pairs of which a model has changed."""
         models, pairs, params = self.state["own"], self.state["pairs"], self.params
         scad: dict[str, Any] = {"lam": params.lam, "rho": params.rho, "a": params.a, "xi": params.xi}
@@ -151,7 +151,7 @@ class FPFC(Synchronous[FPFCParams]):
                 parts.append(pairs[pair])
             pairs[pair] = self.server.models.apply(fused, parts, size=size, begin=self.begin, **scad)
 
-    async def _measure(self, changed: Sequence[Pair]) -> None:
+    async def _measure(self, changed: Sequence[DevicePair]) -> None:
         """||theta|| of pairs; 0 without learning."""
         lengths = [0.0] * len(changed)
         if self.server.models.learns and changed:

@@ -59,7 +59,7 @@ class Window(NamedTuple):
         return self.bytes * max(share, _LEAST_SHARE) / round_trip
 
 
-class Way(NamedTuple):
+class Direction(NamedTuple):
     """Rule for a round trip: a ``fixed`` part (s), and seconds ``per_km``. ``fit``: its errors; ``parts``: of the world."""
 
     fixed: float
@@ -125,14 +125,14 @@ class CloudFacts:
         fit = Fit.of(columns @ np.array([size, lost]), under_way, took)
         return Window(size, lost / size, fit)
 
-    def _way(self, within: bool) -> Way:
+    def _way(self, within: bool) -> Direction:
         pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
         took = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])
         columns = np.stack([np.ones(len(pairs)), lengths], axis=1)
         fixed, per_km = np.linalg.lstsq(columns / took[:, None], np.ones(len(took)), rcond=None)[0].tolist()
         fit = Fit.of(columns @ np.array([fixed, per_km]), took, lengths)
-        return Way(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
+        return Direction(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
 
     def _parts(self, one: str, other: str) -> frozenset[str]:
         return frozenset({self.sites[one][1], self.sites[other][1]})
