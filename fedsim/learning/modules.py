@@ -55,6 +55,11 @@ def _refuse(module: nn.Module, path: str) -> None:
         where = f"model.factory {path!r}: the part {name or 'itself'!r} is a {type(part).__name__}"
         if isinstance(part, nn.modules.lazy.LazyModuleMixin):
             raise ScenarioError(f"{where}, whose size is not known before its first use; say it, as in torch.nn.Linear(64, 10)")
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ScenarioError(
+                f"{where}, made by torch.jit.script or torch.jit.trace, whose state and random draws fedsim cannot see; give "
+                "the plain torch.nn.Module of which it was made"
+            )
         if getattr(part, "running_mean", None) is not None and getattr(part, "momentum", 0.1) is None:
             raise ScenarioError(
                 f"{where} with momentum=None, whose running statistics are means over all batches that it ever saw; devices' "

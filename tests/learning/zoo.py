@@ -205,6 +205,51 @@ class Outputs(Base):
         }[self.how]()
 
 
+class LossByParameter(Base):
+    """A temperature that only the loss uses."""
+
+    def begin(self) -> None:
+        self.log_t = nn.Parameter(torch.zeros(()))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs * self.log_t.exp(), y, reduction="none")
+
+
+class LossByBuffer(Base):
+    """A centre that the loss moves, in training alone."""
+
+    def begin(self) -> None:
+        self.register_buffer("centre", torch.zeros(C_))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.centre.lerp_(outputs.mean(0), 0.1)
+        return F.cross_entropy(outputs - self.centre, y, reduction="none")
+
+
+class LossByCentres(LossByBuffer):
+    """A centre for each class; in tests they are moved, too, with ``always``."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def begin(self) -> None:
+        self.register_buffer("centres", torch.zeros(C_, C_))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.training or self.always:
+            with torch.no_grad():
+                self.centres[y] = self.centres[y] * 0.9 + 0.1 * outputs
+        return F.cross_entropy(outputs, y, reduction="none") + 0.1 * (outputs - self.centres[y]).square().sum(1)
+
+
+class LossByDraws(Base):
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs + torch.randn_like(outputs), y, reduction="none")
+
+
 class Loss(Base):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y)
@@ -260,6 +305,12 @@ def _old_weight_norm() -> nn.Module:
         return nn.utils.weight_norm(nn.Linear(8, 8))
 
 
+def _compiled(make: Any) -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):
+        found: nn.Module = make()
+    return found
+
+
 def _double() -> nn.Module:
     return made()().double()
 
@@ -305,6 +356,10 @@ RUNS: dict[str, Any] = {
     "mask of -inf": made(lambda self, h: h + self.mask.clamp(min=-1), _buffer("mask", torch.full((8,), -np.inf)), train=False),
     "constant": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False),
     "integers": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8)), train=False),
+    "loss by a parameter": LossByParameter,
+    "loss by a buffer": LossByBuffer,
+    "loss by centres": LossByCentres,
+    "loss by draws": LossByDraws,
     "frozen integers": made(None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))),
 }
 """Name -> a class or function that makes the module."""
@@ -396,6 +451,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "checkpoint and draws": (CheckpointedDraws, "backward pass"),
     "scalar loss": (Loss, "one loss a sample"),
+    "loss moves in tests": (lambda: LossByCentres(True), "'centres' in a test"),
+    "script": (lambda: _compiled(lambda: torch.jit.script(nn.Linear(F_, C_))), "made by torch.jit.script"),
+    "script within": (
+        _norm(lambda: _compiled(lambda: torch.jit.script(nn.Linear(8, 8)))),
+        "'norm' is a .*made by torch.jit.script",
+    ),
+    "trace": (lambda: _compiled(lambda: torch.jit.trace(nn.Linear(F_, C_), torch.zeros(2, F_))), "made by torch.jit.script or"),
     **{
         f"outputs {how}": ((lambda how=how: Outputs(how)), says)
         for how, says in {

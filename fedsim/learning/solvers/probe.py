@@ -54,7 +54,7 @@ def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> No
     weights = flat_weights(list(solver.watch.fresh().flat.values()))
     with generators_kept():
         _refuse_draws(lambda: _tested(solver, weights, x))
-        _refuse_outputs(solver, objective, _tested(solver, weights, x), y)
+        _refuse_outputs(solver, objective, weights, _tested(solver, weights, x), y)
         harmless = _replayed_test(solver, weights, x)
         work = [_work(weights, x[half::2], y[half::2], key=half) for half in (0, 1)]
         _refuse_draws(lambda: _trained(solver, solver.watch.fresh(), work[0]))
@@ -102,7 +102,7 @@ def _refuse_draws(work: Callable[[], object]) -> None:
     raise ScenarioError(draws_message(drawn, _WHERE))
 
 
-def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y: Tensor) -> None:
+def _refuse_outputs(solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor) -> None:
     """Raise for outputs from which no loss or test follows."""
     shape, targets = tuple(outputs.shape), y.to(outputs.device)
     if not shape or shape[0] != len(y):
@@ -117,7 +117,8 @@ def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y:
             "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, "
             "from finite samples and weights"
         )
-    losses = _plainly(lambda: solver.losses(outputs, targets))
+    fresh = solver.watch.fresh()
+    losses = _plainly(lambda: solver.judged(fresh, weights, outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ScenarioError(
