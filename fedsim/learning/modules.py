@@ -3,7 +3,8 @@
 import copy
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,40 @@ _FIXED = "_fedsim_fixed"
 def build(path: str, args: Mapping[str, Any], seed: int) -> nn.Module:
     """Make the module, initialised under ``seed``; the process's global generators are left as they were."""
     factory = find(path, "model.factory", nn.Module, "torch.nn.Module", or_function=True)
-    try:
-        module = seeded(lambda: factory(**args), seed)
-    except Exception as error:
-        raise ScenarioError(
-            f"model.factory {path!r} failed with model.args = {dict(args)}: {type(error).__name__}: {error}"
-        ) from error
+    with settings_kept("when it makes the module"):
+        try:
+            module = seeded(lambda: factory(**args), seed)
+        except Exception as error:
+            raise ScenarioError(
+                f"model.factory {path!r} failed with model.args = {dict(args)}: {type(error).__name__}: {error}"
+            ) from error
     if not isinstance(module, nn.Module):
         raise ScenarioError(f"model.factory {path!r} made a {type(module).__name__}; it must make a torch.nn.Module")
     _refuse(module, path)
     _prepare(module)
     return module
+
+
+@contextmanager
+def settings_kept(where: str) -> Iterator[None]:
+    """Refuse code of a user's module that changes settings of torch for the whole process; they are set back."""
+    threads = torch.get_num_threads()
+    dtype = torch.get_default_dtype()
+    changed = []
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != threads:
+            changed.append("threads (torch.set_num_threads)")
+            torch.set_num_threads(threads)
+        if torch.get_default_dtype() != dtype:
+            changed.append("default dtype (torch.set_default_dtype)")
+            torch.set_default_dtype(dtype)
+    if changed:
+        raise ScenarioError(
+            f"model.factory changes torch's {' and '.join(changed)} {where}, which holds for the whole process; allowed is a "
+            "module that leaves them, such as one of another dtype by module.double()"
+        )
 
 
 def seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -55,6 +79,11 @@ def _refuse(module: nn.Module, path: str) -> None:
         where = f"model.factory {path!r}: the part {name or 'itself'!r} is a {type(part).__name__}"
         if isinstance(part, nn.modules.lazy.LazyModuleMixin):
             raise ScenarioError(f"{where}, whose size is not known before its first use; say it, as in torch.nn.Linear(64, 10)")
+        if isinstance(part, torch.jit.ScriptModule):
+            raise ScenarioError(
+                f"{where}, made by torch.jit.script or torch.jit.trace, whose state and random draws fedsim cannot see; give "
+                "the plain torch.nn.Module of which it was made"
+            )
         if getattr(part, "running_mean", None) is not None and getattr(part, "momentum", 0.1) is None:
             raise ScenarioError(
                 f"{where} with momentum=None, whose running statistics are means over all batches that it ever saw; devices' "

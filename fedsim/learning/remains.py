@@ -1,17 +1,19 @@
 """The memory of a module besides its flat model, by name, so that two moments can be compared.
 
 It covers attributes of every part, tensors outside the flat model, closures of hooks, and what the code of the module's classes
-reaches: attributes of classes and globals of their modules. Only code of users is followed, not that of torch.
+reaches: attributes of classes and functions, and globals of their modules and of other modules of the user. Only code of users
+is followed, not that of torch.
 """
 
 import functools
 import hashlib
 import pickle
 import random
+import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,9 +21,21 @@ import torch
 from torch import Tensor, nn
 
 _SMALL = 1 << 12  # numbers of a tensor that are compared; of a larger one its version, which torch raises at each change
-_ENDS = 50  # entries at each end of a long container that are compared
+_ENDS = 50  # entries at each end of a long container that are compared, unless all are plain
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_MOST_PLAIN = 1 << 20  # plain entries of a container that are compared
 _DEEPEST = 8
 _OUTSIDE = ("torch", "numpy", "builtins", "fedsim", "typing", "collections", "functools", "abc")
+_WRAPPERS = (
+    types.FunctionType,
+    types.MethodType,
+    staticmethod,
+    classmethod,
+    property,
+    functools.cached_property,
+    functools.partialmethod,
+    functools._lru_cache_wrapper,
+)
 _STRUCTURE = frozenset(vars(nn.Module()))  # "training" is set before each use
 _HOOKS = sorted(name for name in _STRUCTURE if name.endswith("hooks"))
 _NORMS = nn.modules.batchnorm._NormBase
@@ -46,12 +60,20 @@ def remains(module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = Fals
         for key, value in _held(part):
             if f"{prefix}{key}" not in flat:
                 tokens[f"{prefix}{key}"] = reader.token(value)
-        classes |= dict.fromkeys(each for each in type(part).__mro__ if not _is_outside(each.__module__))
+        classes |= dict.fromkeys(_own_classes(type(part)))
     reader = _Reader(skipped, whole)
-    for cls in classes:
-        for key, value in _shared(cls):
-            tokens[key] = reader.token(value)
+    for key, value in _Shared(classes).values.items():
+        tokens[key] = reader.token(value)
     return tokens
+
+
+def clear_caches(module: nn.Module) -> list[str]:
+    """Empty the caches of ``functools.lru_cache`` that code of the module reaches; their names."""
+    classes = dict.fromkeys(cls for part in module.modules() for cls in _own_classes(type(part)))
+    caches = _Shared(classes).caches
+    for cache in caches.values():
+        cache.cache_clear()
+    return list(caches)
 
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
@@ -72,34 +94,125 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
             yield key, hooks
 
 
-def _shared(cls: type) -> Iterator[tuple[str, Any]]:
-    """Data that all objects of a class share: its attributes, and globals that its functions name."""
-    functions = []
-    for key, value in vars(cls).items():
-        code = getattr(value, "__func__", value)
-        if isinstance(code, types.FunctionType):
-            functions.append(code)
-        elif not key.startswith("__") and not hasattr(value, "__get__"):
-            yield f"{cls.__name__}.{key}", value
-    seen: set[int] = set()
-    while functions:
-        function = functions.pop()
-        if id(function) in seen or _is_outside(function.__module__ or ""):
-            continue
-        seen.add(id(function))
-        for key in function.__code__.co_names:
-            value = function.__globals__.get(key, None)
-            if isinstance(value, types.FunctionType):
-                functions.append(value)
-            elif not isinstance(value, type | types.ModuleType | types.BuiltinFunctionType | None):
-                yield f"{function.__module__}.{key}", value
-        functions += [each for each in map(_content, function.__closure__ or ()) if isinstance(each, types.FunctionType)]
-        if function.__closure__ or function.__defaults__:
-            yield f"{cls.__name__}.{function.__name__}()", (function.__closure__, function.__defaults__)
+class _Shared:
+    """What all objects of some classes share.
+
+    Attributes:
+        values: data by name: attributes of classes and functions, and globals that their code names.
+        caches: functions with a cache, by name.
+    """
+
+    def __init__(self, classes: Iterable[type]) -> None:
+        self.values: dict[str, Any] = {}
+        self.caches: dict[str, Any] = {}
+        self._seen: set[int] = set()
+        self._functions: list[types.FunctionType] = []
+        self._classes = list(classes)
+        while self._classes or self._functions:
+            if self._classes:
+                self._follow_class(self._classes.pop())
+            else:
+                self._follow_function(self._functions.pop())
+
+    def _follow_class(self, cls: type) -> None:
+        if self._is_known(cls):
+            return
+        for key, value in list(vars(cls).items()):
+            name = f"{cls.__name__}.{key}"
+            functions = list(_functions_of(value))
+            self._functions += functions
+            if isinstance(value, functools._lru_cache_wrapper):
+                self.caches[name] = value
+            elif not functions and not key.startswith("__") and not hasattr(value, "__get__"):
+                self.values[name] = value
+
+    def _follow_function(self, function: types.FunctionType) -> None:
+        if self._is_known(function) or _is_outside(function.__module__ or ""):
+            return
+        names = list(dict.fromkeys(_names(function.__code__)))
+        for key in names:
+            if key in function.__globals__:
+                self._follow_value(f"{function.__module__}.{key}", function.__globals__[key], names)
+            elif key in sys.modules:  # it is imported within the function
+                self._follow_value(key, sys.modules[key], names)
+        for value in map(_content, function.__closure__ or ()):
+            self._functions += _functions_of(value)
+        if function.__closure__ or function.__defaults__ or vars(function):
+            self.values[self._free(f"{function.__module__}.{function.__qualname__}()")] = function
+
+    def _follow_value(self, name: str, value: Any, names: list[str]) -> None:
+        """Go on with a global; of a module with those of its attributes that the code names."""
+        if value is None or isinstance(value, types.BuiltinFunctionType):
+            return
+        functions = list(_functions_of(value))
+        self._functions += functions
+        if isinstance(value, functools._lru_cache_wrapper):
+            self.caches[name] = value
+        elif isinstance(value, types.ModuleType):
+            if not _is_installed(value.__name__) and not self._is_known(value, *names):
+                for key in names:
+                    if key in vars(value):
+                        self._follow_value(f"{value.__name__}.{key}", vars(value)[key], names)
+        elif isinstance(value, type):
+            self._classes += _followed_classes(value)
+        elif not functions:
+            self.values[name] = value
+            self._classes += _followed_classes(type(value))
+
+    def _free(self, name: str) -> str:
+        """The name, with a number if it is taken: several functions may have been made by the same lines."""
+        number = 2
+        free = name
+        while free in self.values:
+            free = f"{name} {number}"
+            number += 1
+        return free
+
+    def _is_known(self, value: Any, *names: str) -> bool:
+        key = hash((id(value), *names))
+        is_known = key in self._seen
+        self._seen.add(key)
+        return is_known
+
+
+def _functions_of(value: Any) -> Iterator[types.FunctionType]:
+    """Functions of Python that an attribute is, or is made of: a method, a property, a function with a cache."""
+    if isinstance(value, types.FunctionType):
+        yield value
+    for key in ("__func__", "__wrapped__", "fget", "fset", "fdel", "func"):
+        if isinstance(value, _WRAPPERS) and isinstance(inner := getattr(value, key, None), types.FunctionType):
+            yield inner
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """Names that a code uses, with those of functions within it."""
+    for name in code.co_names:
+        yield from name.split(".") if "." in name else (name,)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _own_classes(cls: type) -> list[type]:
+    """A class and its bases, as far as they are a user's."""
+    return [each for each in cls.__mro__ if not _is_outside(each.__module__)]
+
+
+def _followed_classes(cls: type) -> list[type]:
+    """The same for a class that is no part of the module: those of installed packages are not followed."""
+    return [each for each in _own_classes(cls) if not _is_installed(each.__module__)]
 
 
 def _is_outside(module: str) -> bool:
-    return module.partition(".")[0] in _OUTSIDE
+    top = module.partition(".")[0]
+    return top in _OUTSIDE or top in sys.stdlib_module_names
+
+
+@functools.cache
+def _is_installed(module: str) -> bool:
+    """Whether a module is of Python, or of a package that a user has installed."""
+    place = getattr(sys.modules.get(module), "__file__", None) or ""
+    return _is_outside(module) or "site-packages" in place or "dist-packages" in place
 
 
 class _Reader:
@@ -127,11 +240,12 @@ class _Reader:
 
     def _followed(self, value: Any, depth: int) -> Token:
         if isinstance(value, Mapping):
-            return type(value), self._items(value, depth)
+            return self._items(value, depth), self._of_object(value, depth)
         if isinstance(value, list | tuple | deque):
-            return type(value), self._entries(list(value), depth)
+            return self._entries(list(value), depth), self._of_object(value, depth)
         if isinstance(value, set | frozenset):
-            return type(value), len(value), sorted(map(str, (self.token(each, depth) for each in value)))
+            entries = sorted(map(str, (self.token(each, depth) for each in value)))
+            return len(value), entries, self._of_object(value, depth)
         if isinstance(value, torch.Generator):
             return value.get_state().numpy().tobytes()
         if isinstance(value, np.random.Generator):
@@ -173,6 +287,8 @@ class _Reader:
         return self._entries([part for item in list(values.items()) for part in item], depth)
 
     def _entries(self, values: list[Any], depth: int) -> Token:
+        if len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values)):
+            return len(values), hashlib.blake2b(repr(values).encode(errors="surrogatepass")).digest()
         shown = values if len(values) <= 2 * _ENDS else values[:_ENDS] + values[-_ENDS:]
         return len(values), tuple(self.token(each, depth) for each in shown)
 

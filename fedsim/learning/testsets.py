@@ -120,7 +120,9 @@ class TestSets:
 def judge(solver: Solver, objective: Objective, weights: Weights, block: Block, image: Ints, y: NDArray[Any]) -> Judged:
     """Apply a model to the samples of a block, given which image each is, and its target; runs on a worker."""
     one_thread()
-    return _judged(solver, objective, solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)], y)
+    outputs = solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)]
+    targets = torch.from_numpy(y).to(outputs.device)
+    return _judged(objective, outputs, targets, solver.tested_losses(weights, outputs, targets))
 
 
 def judge_each(
@@ -130,15 +132,16 @@ def judge_each(
     one_thread()
     xs, ys = zip(*map(samples.test_samples, shards), strict=True)
     outputs = solver.outputs_each(weights, list(map(torch.tensor, xs)))  # in torch's memory, which is aligned
-    return _judged(solver, objective, torch.cat(outputs), np.concatenate(ys))
+    whole = torch.cat(outputs)
+    targets = torch.from_numpy(np.concatenate(ys)).to(whole.device)
+    return _judged(objective, whole, targets, solver.tested_losses_each(weights, outputs, targets))
 
 
-def _judged(solver: Solver, objective: Objective, outputs: Tensor, y: NDArray[Any]) -> Judged:
-    targets = torch.from_numpy(y).to(outputs.device)
-    asked = objective.asked(targets).reshape(len(y), -1)
-    right = (objective.answers(outputs) == targets).reshape(len(y), -1) & asked
+def _judged(objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor) -> Judged:
+    asked = objective.asked(targets).reshape(len(targets), -1)
+    right = (objective.answers(outputs) == targets).reshape(len(targets), -1) & asked
     found = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
-    found[""] = torch.stack([each.double() for each in (solver.losses(outputs, targets), right.sum(1), asked.sum(1))], dim=1)
+    found[""] = torch.stack([each.double() for each in (losses, right.sum(1), asked.sum(1))], dim=1)
     return {name: facts.double().cpu().numpy() for name, facts in found.items()}
 
 

@@ -85,6 +85,16 @@ def test_ordinary_modules_keep_their_copies() -> None:
     assert core_of("last")._solver.watch.harmless == {"last"}  # type: ignore[attr-defined]
 
 
+def test_a_loss_uses_the_tensors_that_are_trained() -> None:
+    """A parameter and a buffer that only the module's loss uses are moved in a training, and judge its tests."""
+    for name, tensor in {"loss by a parameter": "log_t", "loss by a buffer": "centre", "loss by centres": "centres"}.items():
+        core = core_of(name)
+        start = core.initial()
+        update = core.train(Training(start, 2), 0, key=1)
+        before, after = (core.tensors(run(core.value(ref)))[tensor] for ref in (start, update))
+        assert not np.array_equal(before, after)
+
+
 SURPRISES = {
     "late counter": (lambda self, h: self.steps.append(1) or h, "'steps'"),
     "late draws": (lambda self, h: h * random.random(), "Python's random"),

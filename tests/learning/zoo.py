@@ -19,8 +19,12 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from tests.learning import zoo_state
+
 F_, C_ = 6, 3
 STEPS = 0
+NESTED = 0
+PROPERTY = [0]
 CACHE: dict[int, Tensor] = {}
 
 
@@ -205,6 +209,51 @@ class Outputs(Base):
         }[self.how]()
 
 
+class LossByParameter(Base):
+    """A temperature that only the loss uses."""
+
+    def begin(self) -> None:
+        self.log_t = nn.Parameter(torch.zeros(()))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs * self.log_t.exp(), y, reduction="none")
+
+
+class LossByBuffer(Base):
+    """A centre that the loss moves, in training alone."""
+
+    def begin(self) -> None:
+        self.register_buffer("centre", torch.zeros(C_))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.centre.lerp_(outputs.mean(0), 0.1)
+        return F.cross_entropy(outputs - self.centre, y, reduction="none")
+
+
+class LossByCentres(LossByBuffer):
+    """A centre for each class; in tests they are moved, too, with ``always``."""
+
+    def __init__(self, always: bool = False) -> None:
+        super().__init__()
+        self.always = always
+
+    def begin(self) -> None:
+        self.register_buffer("centres", torch.zeros(C_, C_))
+
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        if self.training or self.always:
+            with torch.no_grad():
+                self.centres[y] = self.centres[y] * 0.9 + 0.1 * outputs
+        return F.cross_entropy(outputs, y, reduction="none") + 0.1 * (outputs - self.centres[y]).square().sum(1)
+
+
+class LossByDraws(Base):
+    def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(outputs + torch.randn_like(outputs), y, reduction="none")
+
+
 class Loss(Base):
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
         return F.cross_entropy(outputs, y)
@@ -260,6 +309,12 @@ def _old_weight_norm() -> nn.Module:
         return nn.utils.weight_norm(nn.Linear(8, 8))
 
 
+def _compiled(make: Any) -> nn.Module:
+    with warnings.catch_warnings(action="ignore"):
+        found: nn.Module = make()
+    return found
+
+
 def _double() -> nn.Module:
     return made()().double()
 
@@ -305,6 +360,11 @@ RUNS: dict[str, Any] = {
     "mask of -inf": made(lambda self, h: h + self.mask.clamp(min=-1), _buffer("mask", torch.full((8,), -np.inf)), train=False),
     "constant": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False),
     "integers": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8)), train=False),
+    "loss by a parameter": LossByParameter,
+    "loss by a buffer": LossByBuffer,
+    "loss by centres": LossByCentres,
+    "loss by draws": LossByDraws,
+    "cached table": made(lambda self, h: h + cached_table(len(h)), train=False),
     "frozen integers": made(None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))),
 }
 """Name -> a class or function that makes the module."""
@@ -324,6 +384,101 @@ def _bump_global(self: Any, h: Tensor) -> Tensor:
     global STEPS
     STEPS += 1
     return h * (1 + 0.001 * STEPS)
+
+
+def _bump_helper(self: Any, h: Tensor) -> Tensor:
+    zoo_state.STEPS += 1
+    return h
+
+
+def _bump_attribute(self: Any, h: Tensor) -> Tensor:
+    _bump_attribute.calls += 1  # type: ignore[attr-defined]
+    return h
+
+
+_bump_attribute.calls = 0  # type: ignore[attr-defined]
+
+
+def _bump_nested(self: Any, h: Tensor) -> Tensor:
+    def inner(h: Tensor) -> Tensor:
+        global NESTED
+        NESTED += 1
+        return h
+
+    return inner(h)
+
+
+class ByProperty(Base):
+    @property
+    def scale(self) -> float:
+        PROPERTY[0] += 1
+        return 1.0
+
+    def hidden(self, h: Tensor) -> Tensor:
+        return h * self.scale if self.training else h
+
+
+class Straight(torch.autograd.Function):
+    n = 0
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor) -> Tensor:
+        return h.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        Straight.n += 1
+        return gradient
+
+
+class Settings:
+    step = 0
+
+
+def _bump_settings(self: Any, h: Tensor) -> Tensor:
+    Settings.step += 1
+    return h
+
+
+class Dict(dict[str, int]):
+    n = 0
+
+
+class Mapped(collections.abc.Mapping[str, int]):
+    n = 0
+
+    def __getitem__(self, key: str) -> int:
+        return {"x": 1}[key]
+
+    def __iter__(self) -> Any:
+        return iter(["x"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _bump_mapping(self: Any, h: Tensor) -> Tensor:
+    self.c.n += 1
+    return h
+
+
+def _bump_middle(self: Any, h: Tensor) -> Tensor:
+    self.use[150] += 1
+    return h
+
+
+@functools.lru_cache
+def cached_noise(n: int) -> Tensor:
+    return 1 + 0.3 * torch.randn(n, 1)
+
+
+@functools.lru_cache
+def cached_table(n: int) -> Tensor:
+    return torch.linspace(0, 1, n)[:, None]
+
+
+def _set_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
 
 
 def _state(self: Any, h: Tensor) -> Tensor:
@@ -373,6 +528,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "own rng": (made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))), "'rng'"),
     "own generator": (made(lambda self, h: h * torch.rand(8, generator=self.g), _set("g", torch.Generator)), "'g'"),
     "own random": (made(lambda self, h: h * self.r.random(), _set("r", lambda: random.Random(0))), "'r'"),
+    "helper counter": (made(_bump_helper), "zoo_state.STEPS"),
+    "function counter": (made(_bump_attribute), r"_bump_attribute|hidden\(\)"),
+    "nested counter": (made(_bump_nested), "NESTED"),
+    "property counter": (ByProperty, "PROPERTY"),
+    "gradient counter": (made(lambda self, h: Straight.apply(h)), "Straight.n"),
+    "settings counter": (made(_bump_settings), "Settings.step"),
+    "dict's attribute": (made(_bump_mapping, _set("c", Dict)), "'c'"),
+    "mapping's attribute": (made(_bump_mapping, _set("c", Mapped)), "'c'"),
+    "long list": (made(_bump_middle, _set("use", lambda: [0] * 300)), "'use'"),
+    "cached noise": (made(lambda self, h: h * cached_noise(len(h))), "cached_noise.*the cache of a function"),
+    "threads": (made(lambda self, h: (torch.set_num_threads(2), h)[1]), "torch.set_num_threads"),
+    "dtype": (made(lambda self, h: (_set_dtype(), h)[1]), "torch.set_default_dtype"),
+    "dtype at first": (made(None, lambda self: _set_dtype()), "torch.set_default_dtype"),
     "counter": (made(_bump, _set("steps", int)), "'steps'"),
     "class counter": (type("Shared", (made(_bump_class),), {"steps": 0, "__module__": __name__}), "steps"),
     "global counter": (made(_bump_global), "STEPS"),
@@ -396,6 +564,13 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "checkpoint and draws": (CheckpointedDraws, "backward pass"),
     "scalar loss": (Loss, "one loss a sample"),
+    "loss moves in tests": (lambda: LossByCentres(True), "'centres' in a test"),
+    "script": (lambda: _compiled(lambda: torch.jit.script(nn.Linear(F_, C_))), "made by torch.jit.script"),
+    "script within": (
+        _norm(lambda: _compiled(lambda: torch.jit.script(nn.Linear(8, 8)))),
+        "'norm' is a .*made by torch.jit.script",
+    ),
+    "trace": (lambda: _compiled(lambda: torch.jit.trace(nn.Linear(F_, C_), torch.zeros(2, F_))), "made by torch.jit.script or"),
     **{
         f"outputs {how}": ((lambda how=how: Outputs(how)), says)
         for how, says in {

@@ -233,8 +233,7 @@ class Solver(ABC):
         ``x`` and ``y`` lie on the solver's device, in memory of torch's, which is aligned.
         """
         outputs = self.outputs(weights, x)
-        with torch.inference_mode():
-            loss = float(self.losses(outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else math.nan
+        loss = float(self.tested_losses(weights, outputs, y).sum(dtype=torch.float64)) / len(y) if len(y) else math.nan
         squares, at = 0.0, 0
         for name, shape in self.tensors:
             size = math.prod(shape)
@@ -246,6 +245,16 @@ class Solver(ABC):
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
         """The loss of each sample, [n]: softmax cross-entropy, with ``options`` of torch's."""
         return functional.cross_entropy(outputs, y, reduction="none", **options)
+
+    def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample of a test, [n], of which ``outputs`` are those of a model; without gradients."""
+        with torch.inference_mode():
+            return self.losses(outputs, y)
+
+    def tested_losses_each(self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+        """The same for several models, each with its own outputs, and the targets of all."""
+        with torch.inference_mode():
+            return self.losses(torch.cat(list(outputs)), y)
 
 
 _threads = threading.local()

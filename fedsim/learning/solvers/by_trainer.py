@@ -51,7 +51,7 @@ class ByTrainer(Reference):
     def __init__(self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any) -> None:
         super().__init__(module, device, **options)
         self._trainer = trainer
-        trainer.check_model(self._template, usual_loss=self._own_loss is None)
+        trainer.check_model(self._template, usual_loss=self.has_usual_loss)
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:

@@ -6,6 +6,7 @@ module's memory changes with each training, the module is refused by the name of
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,10 @@ from torch import Tensor
 
 from fedsim.errors import FedsimError, ScenarioError, place_of
 from fedsim.learning.draws import generators_kept, global_states, moved_since
+from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
 from fedsim.learning.refs import Weights
-from fedsim.learning.remains import Token, differences, remains
+from fedsim.learning.remains import Token, clear_caches, differences, remains
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, one_thread, shuffled
 from fedsim.learning.solvers.reference import (
     Reference,
@@ -52,13 +54,14 @@ def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> No
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
     weights = flat_weights(list(solver.watch.fresh().flat.values()))
-    with generators_kept():
+    with settings_kept(_WHERE), generators_kept():
         _refuse_draws(lambda: _tested(solver, weights, x))
-        _refuse_outputs(solver, objective, _tested(solver, weights, x), y)
+        _refuse_outputs(solver, objective, weights, _tested(solver, weights, x), y)
         harmless = _replayed_test(solver, weights, x)
         work = [_work(weights, x[half::2], y[half::2], key=half) for half in (0, 1)]
-        _refuse_draws(lambda: _trained(solver, solver.watch.fresh(), work[0]))
+        _refuse_draws(lambda: _trained(solver, _fresh(solver), work[0]))
         harmless |= _replayed(solver, *work)
+        _refuse_cached_draws(solver, work[0])
         solver.fails_on_one = _failure_on_one(solver, weights, x, y)
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
@@ -87,7 +90,7 @@ def _trained(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved
 
 
 def _tested(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy | None = None) -> Tensor:
-    found: Tensor = _plainly(lambda: solver.tested(module or solver.watch.fresh(), weights, x))
+    found: Tensor = _plainly(lambda: solver.tested(module or _fresh(solver), weights, x))
     return found
 
 
@@ -102,7 +105,7 @@ def _refuse_draws(work: Callable[[], object]) -> None:
     raise ScenarioError(draws_message(drawn, _WHERE))
 
 
-def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y: Tensor) -> None:
+def _refuse_outputs(solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor) -> None:
     """Raise for outputs from which no loss or test follows."""
     shape, targets = tuple(outputs.shape), y.to(outputs.device)
     if not shape or shape[0] != len(y):
@@ -117,7 +120,8 @@ def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y:
             "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, "
             "from finite samples and weights"
         )
-    losses = _plainly(lambda: solver.losses(outputs, targets))
+    fresh = solver.watch.fresh()
+    losses = _plainly(lambda: solver.judged(fresh, weights, outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ScenarioError(
@@ -129,10 +133,10 @@ def _refuse_outputs(solver: Reference, objective: Objective, outputs: Tensor, y:
 
 def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
     """Names of memory that a test changes without effect; ``ScenarioError`` if there is an effect."""
-    module = solver.watch.fresh()
+    module = _fresh(solver)
     first = _tested(solver, weights, x, module)
     once = _memory(module)
-    same = [_tested(solver, weights, x, each) for each in (module, solver.watch.fresh())]
+    same = [_tested(solver, weights, x, each) for each in (module, _fresh(solver))]
     left = differences(once, _memory(module))
     changed = differences(module.memory, remains(module.module, module.flat))
     if left:
@@ -144,20 +148,43 @@ def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
 
 def _replayed(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
     """Names of memory that trainings change without effect; ``ScenarioError`` if there is an effect."""
-    used, other = solver.watch.fresh(), solver.watch.fresh()
+    used = _fresh(solver)
+    other = _fresh(solver)
     results_a = [_trained(solver, used, a)]
     once = _memory(used)
     changed = differences(used.memory, remains(used.module, used.flat))
     results_a.append(_trained(solver, used, a))
     if left := differences(once, _memory(used)):
         raise ScenarioError(left_message(left, _WHERE))
-    results_b = [_trained(solver, used, b), _trained(solver, other, b)]
+    results_b = [_trained(solver, used, b)]
+    clear_caches(other.module)
+    results_b.append(_trained(solver, other, b))
     changed += differences(other.memory, remains(other.module, other.flat))
     results_a.append(_trained(solver, other, a))
     alike = [same_results(results[0], each) for results in (results_a, results_b) for each in results[1:]]
     if not all(alike):
         raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
     return set(changed)
+
+
+def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
+    """Raise if a cache of a function (``functools.lru_cache``) keeps what another training has drawn."""
+    module = solver.watch.fresh()
+    caches = clear_caches(module.module)
+    if not caches:
+        return
+    alone = _trained(solver, module, solve)
+    module = _fresh(solver)
+    _trained(solver, module, replace(solve, key=solve.key + 1))
+    if not same_results(alone, _trained(solver, solver.watch.fresh(), solve)):
+        raise ScenarioError(left_message(caches, f"(the cache of a function) {_WHERE}"))
+
+
+def _fresh(solver: Reference) -> ModuleCopy:
+    """A copy that nobody has used, while the caches of functions are empty."""
+    module = solver.watch.fresh()
+    clear_caches(module.module)
+    return module
 
 
 def _memory(module: ModuleCopy) -> dict[str, Token]:

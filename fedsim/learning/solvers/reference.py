@@ -35,6 +35,7 @@ _ALIGNED = 16  # samples: any number of these begins where a cache line does
 _HALVES = (torch.float16, torch.bfloat16)
 _REPEATED = 3  # steps
 _TEST_KEY = 0x7E57  # of draws in tests, which are the same for every model and device
+_LOSS_KEY = 0x7E58  # of draws in the loss of tests
 
 
 class Reference(Solver):
@@ -69,18 +70,54 @@ class Reference(Solver):
             self._template = self._template.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         _tie_again(module, self._template)
         self.watch = Watch(self._template, device)
-        self._own_loss: Callable[..., Tensor] | None = getattr(self._template, "loss", losses)
+        self._has_loss = hasattr(self._template, "loss")
+        self._losses = losses
         tensors = [(name, real_shape(tensor)) for name, tensor in numbers(self._template).items()]
         super().__init__(device, tensors, kernels(module))
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        if self._own_loss is not None:
-            return self._own_loss(outputs, y, **options)
+        if self._losses is not None:
+            return self._losses(outputs, y, **options)
         if outputs.dtype in _HALVES:
             outputs = outputs.float()
         if y.is_floating_point():
             y = y.to(outputs.dtype)
         return super().losses(outputs, y, **options)
+
+    @property
+    def has_usual_loss(self) -> bool:
+        """Whether it is neither the module's nor that of an objective."""
+        return not self._has_loss and self._losses is None
+
+    def losses_of(self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+        """The loss of each sample, [n], by the method of a copy of the module, if it has one."""
+        if not self._has_loss:
+            return self.losses(outputs, y, **options)
+        found: Tensor = copied_module.module.loss(outputs, y, **options)  # type: ignore[operator]
+        return found
+
+    def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
+        if not self._has_loss:
+            return super().tested_losses(weights, outputs, y)
+
+        def judged(module: ModuleCopy) -> Tensor:
+            return self.judged(module, weights, outputs, y)
+
+        return self.watch.use(judged, same_bits, "in the loss of a test", trains=False)
+
+    def tested_losses_each(self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+        if not self._has_loss:
+            return super().tested_losses_each(weights, outputs, y)
+        targets = torch.split(y, [len(each) for each in outputs])
+        work = zip(weights, outputs, targets, strict=True)
+        return torch.cat([self.tested_losses(*each) for each in work])
+
+    def judged(self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
+        """The loss of each sample of a test by a copy of the module with these weights, [n], without gradients."""
+        with torch.no_grad(), self._testing(copied_module, weights) as draws:
+            if draws is not None:
+                draws.seed(_LOSS_KEY)
+            return self.losses_of(copied_module, outputs.clone(), y)
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
         def tested(module: ModuleCopy) -> Tensor:
@@ -150,22 +187,32 @@ class Reference(Solver):
         ):
             trained = _load(copied_module, solve.weights)
             module.train()
+            losses = partial(self.losses_of, copied_module)
             data = LocalData(module, solve, self._on_device(x), solve.y.to(self.device), self._laid_out, draws)
-            yield trained, TrainingContext(solve, descent, trained, self.losses, data, contrast)
+            yield trained, TrainingContext(solve, descent, trained, losses, data, contrast)
         self.drawn["training"] |= draws is not None and draws.drawn
 
     def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a module after loading these weights."""
-        trained, module = _load(copied_module, weights), copied_module.module.eval()
-        versions = [tensor._version for tensor in trained.values()]
+        module = copied_module.module
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
-        draws = KeyedDraws() if self.keyed["testing"] else None
         outputs = []
-        with nullcontext() if draws is None else draws:
+        with self._testing(copied_module, weights) as draws:
             for number, piece in enumerate(torch.split(x, max(_ALIGNED, size))):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
                 outputs.append(outputs_of(module, self._laid_out(self._on_device(piece))))
+        return torch.cat(outputs)
+
+    @contextmanager
+    def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
+        """Load weights into a module in evaluation mode, which may not change them; gives its draws, if they are keyed."""
+        trained = _load(copied_module, weights)
+        copied_module.module.eval()
+        versions = [tensor._version for tensor in trained.values()]
+        draws = KeyedDraws() if self.keyed["testing"] else None
+        with nullcontext() if draws is None else draws:
+            yield draws
         self.drawn["testing"] |= draws is not None and draws.drawn
         for (name, tensor), version in zip(trained.items(), versions, strict=True):
             if tensor._version != version or copied_module.is_replaced(name):
@@ -173,7 +220,6 @@ class Reference(Solver):
                     f"the module of model.factory changes its tensor {name!r} in a test (in evaluation mode); allowed are "
                     "changes in training (if self.training: ...)"
                 )
-        return torch.cat(outputs)
 
     def _on_device(self, x: Tensor) -> Tensor:
         """Samples as the module takes them: on its device, and numbers in its dtype."""

@@ -1,0 +1,3 @@
+"""Memory in a module of a user's, beside that of ``zoo``."""
+
+STEPS = 0
