@@ -28,6 +28,7 @@ class StrategyParams(Spec):
     serverless: ClassVar[bool] = False  # devices send to each other, without a server
     brings_learning: ClassVar[bool] = False  # has models and data of its own; sections about learning are refused
     needs_labels: ClassVar[bool] = False  # uses the labels of devices
+    sends_models: ClassVar[bool] = True  # so that codecs have something to encode
     plain_down: ClassVar[bool] = False  # sends no model down that a codec could encode
     mixes_states: ClassVar[bool] = False
     """Whether a model is just the mean of a round's updates, as ``training.state = "sent"`` needs; not inherited."""
