@@ -131,6 +131,8 @@ class Sections(Spec):
         """Codecs that cannot write what the strategy sends."""
         strategy, up, down = self.strategy, self.messages.up, self.messages.down
         said = f"messages.up is {up.kind!r}"
+        if not strategy.sends_models and self.messages != MessagesSpec():
+            yield f"messages is given, and {strategy.called} sends nothing; leave it out"
         if getattr(strategy, "secure_aggregation", None) is not None and up.kind != "plain":
             yield f"{said}, and strategy.secure_aggregation masks numbers, which must be sent in full; allowed is 'plain'"
         if strategy.plain_down and down.kind != "plain":
@@ -179,6 +181,11 @@ class Sections(Spec):
             allowed = "'sgd', and 'torch' with the optimiser 'SGD' and nothing that changes its steps"
             said = f"training.kind is {training.kind!r}, by which a step is not one along a gradient"
             yield f"{said}, and not for {strategy.called}: {why}; allowed are {allowed}"
+        if training.state == "kept" and training.has_no_state:
+            yield (
+                f"training.state is 'kept', and {getattr(training, 'optimiser', training.kind)!r} has no state with these "
+                "training.args; allowed is 'fresh', or an optimiser with momentum or moments"
+            )
         if training.state != "sent":
             return
         aggregation, name = getattr(strategy, "aggregation", None), getattr(training, "optimiser", training.kind)

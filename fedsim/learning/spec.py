@@ -36,7 +36,7 @@ class Trainer(Spec):
     device: str = "cpu"
     """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts."""
     state: Literal["fresh", "kept", "sent"] = "fresh"
-    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: it stays on the device between trainings;
+    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: what there is stays on the device between trainings;
     ``sent``: it comes with the model and goes with the update, and the server takes the mean of states as of updates.
     """
     real_limit: PositiveSeconds = 3600.0
@@ -85,6 +85,11 @@ class Trainer(Spec):
 
         rule = self.sgd
         return SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=rule.weight_decay, foreach=False)
+
+    @property
+    def has_no_state(self) -> bool:
+        """Whether nothing of its optimiser passes from step to step, as far as known."""
+        return False
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none or unknown, is refused."""

@@ -44,6 +44,9 @@ class StrategyParams(Spec):
     plain_down: ClassVar[bool] = False
     """Whether it sends no model down that a codec could encode."""
 
+    sends_models: ClassVar[bool] = True
+    """Whether it sends models, so that codecs have something to encode."""
+
     mixes_states: ClassVar[bool] = False
     """Whether a model is just the mean of a round's updates, as ``training.state = "sent"`` needs; not inherited."""
 

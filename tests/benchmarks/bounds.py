@@ -5,14 +5,12 @@
     python -m tests.benchmarks.bounds --part 3 --parts 20      # the third of twenty parts
 
 Kinds and keys are those of the registries and of the specs' fields, so new ones come in by themselves. Each trial runs, or is
-refused by a ``FedsimError``; whatever else comes out is a fault. A trial that takes a processor longer than
-``PATIENCE_S`` or more
-memory than ``MEMORY`` counts by itself. Exit status 1 if there are faults.
+refused by a ``FedsimError``; whatever else comes out is a fault. A trial that takes a processor longer than ``PATIENCE_S`` or
+more memory than ``MEMORY`` counts by itself. Exit status 1 if there are faults.
 """
 
 import asyncio
 import json
-import os
 import resource
 import signal
 import sys
@@ -237,7 +235,7 @@ def _fitting(sections: Sections, first: str) -> Sections:
 
 def outcome(sections: Sections) -> str:
     """``run``, ``refused``, ``long``, ``memory``, or the exception that nobody has put into words."""
-    signal.signal(signal.SIGPROF, _ring)
+    before = signal.signal(signal.SIGPROF, _ring)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
     try:
         scenario = fedsim.Scenario(**deepcopy(sections))
@@ -253,6 +251,7 @@ def outcome(sections: Sections) -> str:
         return f"{type(error).__name__}: {str(error)[:150]}"
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
+        signal.signal(signal.SIGPROF, before)
     return "run"
 
 
@@ -260,42 +259,22 @@ def _ring(*_: Any) -> None:
     raise TimeoutError
 
 
-def in_child(trial: Trial) -> str:
-    """The outcome of a trial in a forked process, which no crash and no memory of another trial touches."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        result = "crash"
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-            warnings.simplefilter("ignore")
-            result = outcome(trial.sections)
-        finally:
-            os.write(write, result.encode())
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        result = pipe.read()
-    os.waitpid(child, 0)
-    return result or "crash"
-
-
 def main() -> int:
     """Try all; say how many ran, were refused or failed."""
     arguments = parser(__doc__, part=0, parts=1)
     arguments.add_argument("sections", nargs="*", help="the keys below these sections alone")
     options = arguments.parse_args()
-    for warm_up in (SMALL, SMALL | {"learning": "off"}):
-        outcome(warm_up)  # what is imported and compiled once
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
     counts: Counter[str] = Counter()
     chosen = partial(_is_chosen, options.sections)
     for number, trial in enumerate(filter(chosen, trials())):
         if number % options.parts != options.part:
             continue
-        result = in_child(trial)
+        result = outcome(trial.sections)
         fault = result not in ("run", "refused", "long", "memory")
         counts["faults" if fault else result] += 1
-        if counts.total() % 100 == 0:
+        if counts.total() % 500 == 0:
             print(f"{counts.total()} trials:", dict(counts), flush=True)
         if fault or result in ("long", "memory"):
             print(f"{trial.title}: {result}", flush=True)

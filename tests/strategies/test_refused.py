@@ -19,6 +19,8 @@ LEAVING: Sections = {"kind": "exponential", "mean_stay": "60 s"}
 EDGE_3: Sections = {"world": {"processes": [{"kind": "edge-outage", "edge": 3, "every": "1 s", "lasts": "1 s"}]}}
 INSTANT: Sections = {"learning": "off", "population": {"speed": "inf samples/s"}}
 BATCHED: Sections = {"kind": "module", "factory": "tests.strategies.test_own_models:normed", "args": {"norm": "batch"}}
+LORA: Sections = {"model": {"kind": "mlp", "hidden": [13], "lora": {"rank": 4}}, "data": DIGITS}
+KEPT: Sections = {"kind": "torch", "optimiser": "SGD", "state": "kept"}
 BY_DATA = "goes by what clients find in their data"
 ASKS_FIRST = "which asks candidates before a round begins"
 
@@ -45,6 +47,15 @@ PARAMETERS: list[Case] = [
     ({"kind": "fedasync", "alpha_decay_at": [0]}, {}, r"strategy\.alpha_decay_at"),
     ({"kind": "fedat", "tiers": 9}, PEERS, "tiers is 9, more than the population's 6 devices"),
     ({"kind": "fedat", "tiers": 2, "clients_per_round": 2, "aggregation": "krum"}, PEERS, r"malicious is 1.*there are 2"),
+    # Keys that would change nothing.
+    ({"kind": "local"}, {"messages": {"up": "float16"}}, "messages is given, and the strategy 'local' sends nothing; leave"),
+    ({"kind": "local"}, {"messages": {"down": "int8"}}, "messages is given, and the strategy 'local' sends nothing"),
+    ({"kind": "hetlora", "aggregation": "mean"}, LORA, "'aggregation' is 'mean', and hetlora weighs updates by the norms"),
+    ({"kind": "hetlora", "sizes": [2.0, 2.0], "redraw": True}, LORA, "'redraw' is true, which counts only where 'sizes'"),
+    ({"kind": "heterofl", "sizes": {"phone-low": 0.5}, "redraw": True}, MLP, "'redraw' is true, which counts only where"),
+    ({"kind": "d-psgd", "topology": {"kind": "torus", "every": 3}}, {}, "'every' is 3, which counts only with a graph that"),
+    ({}, {"training": KEPT}, "training.state is 'kept', and 'SGD' has no state with these training.args; allowed is 'fresh'"),
+    ({}, {"training": KEPT | {"args": {"momentum": 0.0}}}, "training.state is 'kept', and 'SGD' has no state"),
     # Deadlines and schedules.
     *((relative(times=value), {}, f"strategy.deadline.times is {value}") for value in (0.0, -1.0, float("inf"))),
     ({"relative_deadline": 1.0}, {}, "has the key 'relative_deadline', which it does not take; allowed is 'deadline.times'"),

@@ -1,11 +1,11 @@
 """HetLoRA: adapters whose rank differs between devices (Cho et al., 2024)."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
@@ -19,6 +19,15 @@ class HetLoRAParams(CutParams):
     by: ClassVar[CutBy] = "rank"
     kind: Literal["hetlora"] = "hetlora"
     sizes: dict[str, float] | list[float] = Field(default=[1.0, 2.0, 4.0], min_length=1)
+
+    @model_validator(mode="after")
+    def _weighs_by_norms(self) -> Self:
+        if self.aggregation.kind != "weighted":
+            raise ValueError(
+                f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by the norms of their adapters; "
+                "leave it out"
+            )
+        return self
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:

@@ -1,6 +1,6 @@
 """Local: every device trains by itself, and nothing is sent."""
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from fedsim.errors import ScenarioError
 from fedsim.evaluation.evaluator import ModelAssignment
@@ -13,6 +13,7 @@ from fedsim.training import Training
 class LocalParams(SelectingParams):
     """Parameters of Local."""
 
+    sends_models: ClassVar[bool] = False
     kind: Literal["local"] = "local"
     clients_per_round: int | None = None  # type: ignore[assignment]
     """number of devices that train in a round; None: every available one."""

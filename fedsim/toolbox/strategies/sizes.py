@@ -28,7 +28,7 @@ class CutParams(AggregatingParams):
     drawn uniformly and once.
     """
     redraw: bool = False
-    """in each round a device has any of the sizes up to its own (from a list: any), drawn uniformly."""
+    """in each round a device has any of several sizes up to its own (from a list: any), drawn uniformly."""
 
     @model_validator(mode="after")
     def _means_alone(self) -> Self:
@@ -37,6 +37,8 @@ class CutParams(AggregatingParams):
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of different sizes; allowed are "
                 "'weighted' and 'mean'"
             )
+        if self.redraw and len(self.all_sizes) == 1:
+            raise ValueError(f"'redraw' is true, which counts only where 'sizes' has several; here 'sizes' is {self.sizes}")
         if self.all_sizes[0] <= 0:
             raise ValueError(f"'sizes' is {self.sizes}; allowed is more than 0")
         return self

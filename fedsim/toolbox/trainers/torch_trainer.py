@@ -133,6 +133,11 @@ class TorchTrainer(Trainer):
         chosen = [part for part in parts if part["params"]]
         return getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)  # type: ignore[no-any-return]
 
+    @property
+    def has_no_state(self) -> bool:
+        momenta = [self.args.get("momentum"), *(group.args.get("momentum") for group in self.groups)]
+        return self.optimiser == "SGD" and not any(momenta)
+
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
 
