@@ -16,6 +16,7 @@ def test_every_family_and_every_key_is_among_the_trials() -> None:
     assert all(any(f"strategy {kind} in " in title for title in titles) for kind in STRATEGIES if kind != "flower")
 
 
+@pytest.mark.long
 def test_keys_at_their_bounds_run_or_are_refused() -> None:
     """Every two hundredth trial; by hand all are tried."""
     tried = Counter[str]()

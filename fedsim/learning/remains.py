@@ -95,7 +95,7 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 class _Shared:
-    """What all objects of some classes share.
+    """State that all objects of some classes share.
 
     Attributes:
         values: data by name: attributes of classes and functions, and globals that their code names.

@@ -156,7 +156,7 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"data": {"source": {"kind": "dataset", "factory": f"{HERE}:Endless"}}}, "a Endless without a length"),
+        ({"data": {"source": {"kind": "dataset", "factory": f"{HERE}:Endless"}}}, "an IterableDataset (Endless)"),
         ({"data": {"source": "linear"}}, "objective.kind is 'classification', which needs labels"),
         ({"objective": {"kind": "regression"}}, "objective.kind is 'regression', which needs targets that are floats"),
         ({"objective": {"kind": "next-token"}}, "which needs samples that are sequences of two tokens or more"),

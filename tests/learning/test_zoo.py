@@ -22,6 +22,7 @@ from fedsim.running.runner import Job
 from fedsim.training import Training
 from tests.learning import zoo
 from tests.learning.small import federation, learning, run
+from tests.learning.zoo_refused import REFUSED
 from tests.strategies.worlds import world
 
 DATA = federation([6, 4, 7], tests=4)
@@ -70,10 +71,10 @@ def test_a_training_does_not_depend_on_what_the_workers_did_before(name: str) ->
     assert states() == before
 
 
-@pytest.mark.parametrize("name", zoo.REFUSED)
+@pytest.mark.parametrize("name", REFUSED)
 def test_a_module_that_cannot_be_is_refused_by_name(name: str) -> None:
     before = states()
-    with pytest.raises(FedsimError, match=zoo.REFUSED[name][1]):
+    with pytest.raises(FedsimError, match=REFUSED[name][1]):
         core_of(name)
     assert states() == before
 

@@ -102,7 +102,7 @@ class TestFlash:
     def test_no_file_and_no_trace(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"flash_availability_1000\.json"):
             Flash().build_on(Streams(1), 5, tmp_path, Calendar.assumed(5))
-        with pytest.raises(DataError, match="no trace with 'ok'"):
+        with pytest.raises(DataError, match="no trace that can be used"):
             self.built(tmp_path, {"1": {"start": None, "end": None, "ready": [], "ok": False}})
 
     def test_devices_keep_the_time_of_day_that_the_traces_have_in_common(self, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ class Window(NamedTuple):
         return self.bytes * max(share, _LEAST_SHARE) / round_trip
 
 
-class Direction(NamedTuple):
+class WindowRule(NamedTuple):
     """Rule for a round trip: a ``fixed`` part (s), and seconds ``per_km``. ``fit``: its errors; ``parts``: of the world."""
 
     fixed: float
@@ -114,7 +114,7 @@ class CloudFacts:
     def fit(self) -> None:
         """Find the rules' constants."""
         self.windows = {cloud: self._window(cloud) for cloud in sorted({cloud_of(name) for name in self.sites})}
-        self.ways = {within: self._way(within) for within in (False, True)}
+        self.ways = {within: self._window_rule(within) for within in (False, True)}
 
     def _window(self, cloud: str) -> Window:
         into = [each for (_, other), each in self.measured.items() if cloud_of(other) == cloud]
@@ -125,14 +125,14 @@ class CloudFacts:
         fit = Fit.of(columns @ np.array([size, lost]), under_way, took)
         return Window(size, lost / size, fit)
 
-    def _way(self, within: bool) -> Direction:
+    def _window_rule(self, within: bool) -> WindowRule:
         pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
         took = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])
         columns = np.stack([np.ones(len(pairs)), lengths], axis=1)
         fixed, per_km = np.linalg.lstsq(columns / took[:, None], np.ones(len(took)), rcond=None)[0].tolist()
         fit = Fit.of(columns @ np.array([fixed, per_km]), took, lengths)
-        return Direction(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
+        return WindowRule(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
 
     def _parts(self, one: str, other: str) -> frozenset[str]:
         return frozenset({self.sites[one][1], self.sites[other][1]})
@@ -246,16 +246,16 @@ class Regions(Network):
         down, up, latency = columns
         self._of, self._server, self._table, self._connections = of, server, table, connections
         self.repeats, self._own_s = len(of), latency
-        far = np.array([self._way(SERVER, place).round_trip / 2 for place in range(len(of))])
+        far = np.array([self._window_rule(SERVER, place).round_trip / 2 for place in range(len(of))])
         super().__init__(simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport)
 
-    def _way(self, source: int, destination: int) -> Connection:
+    def _window_rule(self, source: int, destination: int) -> Connection:
         one, other = (self._server if end == SERVER else self._of[end % len(self._of)] for end in (source, destination))
         usual = Connection(0.0, math.inf)
         return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
 
     def _rate(self, source: int, destination: int) -> float:
-        return self._way(source, destination).rate * self._connections
+        return self._window_rule(source, destination).rate * self._connections
 
     def route(self, source: int, destination: int) -> list[str]:
         return [] if self._rate(source, destination) == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
@@ -269,7 +269,7 @@ class Regions(Network):
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
-        return own + self._way(source, destination).round_trip / 2
+        return own + self._window_rule(source, destination).round_trip / 2
 
 
 class RegionsSpec(NetworkModel):
