@@ -1,10 +1,9 @@
-import functools
-
 """Small modules as users bring them, each an instance of a class of trouble; they map [n, 6] to [n, 3].
 
 ``RUNS`` are the same again on any number of threads; those of ``zoo_refused`` are refused.
 """
 
+import functools
 import warnings
 from typing import Any
 
