@@ -18,7 +18,6 @@ import fedsim
 from fedsim.audit import audit
 from fedsim.data.federated import FederatedData
 from fedsim.executors import Executor, Inline, Threads
-from fedsim.files import read_bytes, read_text
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 
@@ -119,11 +118,11 @@ def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
 
 def assert_same_run(one: Path, other: Path) -> None:
     """Two run folders hold the same run, to the bit."""
-    first, second = (json.loads(read_text(folder / "summary.json")) for folder in (one, other))
+    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
     for name in FIGURES:
         assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}"
     for name in TABLES:
-        assert read_bytes(one / name) == read_bytes(other / name), f"{name} differs"
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs"
 
 
 class StrategyContract:
