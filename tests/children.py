@@ -95,6 +95,9 @@ def all_end() -> Iterator[None]:
         end_others(before)
         for process in _started[count:]:
             process.wait()
+            for pipe in filter(None, (process.stdin, process.stdout, process.stderr)):
+                with suppress(OSError):  # what was to be written has no reader any more
+                    pipe.close()
         del _started[count:]
 
 

@@ -234,6 +234,9 @@ NOT_BY_A_PATH = {
     "os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 438)": "locks; opened for both, a pipe is not waited for",
     "_openers[executor].open(parcel, shared)": "a parcel of a worker",
     "self.open(*self._fetch([reference]))": "a parcel of a worker",
+    "(folder / 'summary.json').read_text()": "of runs that the contract has just made",
+    "(one / name).read_bytes()": "of runs that the contract has just made",
+    "(other / name).read_bytes()": "of runs that the contract has just made",
     "Image.open(io.BytesIO(data or b''))": "bytes of a table",
 }
 """Calls of such names that open no path of a user's for reading, and why."""

@@ -17,7 +17,6 @@ import numpy as np
 import fedsim
 from fedsim.data.federated import FederatedData
 from fedsim.executors import Executor, Inline, Threads
-from fedsim.files import read_bytes, read_text
 from fedsim.lab.audited import audit_run
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
@@ -152,11 +151,11 @@ _LASTS = "whatever lasts is in 'Strategy.state', 'Device.state' or a part's 'sta
 
 def assert_same_run(one: Path, other: Path) -> None:
     """Two run folders hold the same run, to the bit."""
-    first, second = (json.loads(read_text(folder / "summary.json")) for folder in (one, other))
+    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
     for name in FIGURES:
         assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}; {_LASTS}"
     for name in TABLES:
-        assert read_bytes(one / name) == read_bytes(other / name), f"{name} differs; {_LASTS}"
+        assert (one / name).read_bytes() == (other / name).read_bytes(), f"{name} differs; {_LASTS}"
 
 
 class StrategyContract:

@@ -85,7 +85,8 @@ def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, messag
     patience = "500 ms" if "computed" in message else "1 min"
     with pytest.raises(SimulationError, match=message.format(**lines)) as raised:
         execute(odd(server, client, real_patience=patience), tmp_path / "run")
-    assert ("; the app is in '" in str(raised.value)) == (" raised " in message)
+    told = str(raised.value)
+    assert ("; the app is in '" in told) == (" raised " in told)
     folder = RunFolder(tmp_path / "run")  # what there was until then can be read
     assert folder.summary["status"] == "failed"
     assert len(folder.rounds) == (server == "fails")

@@ -118,12 +118,12 @@ def _look_at_sealed(place: Place, draw: random.Random, made: Path, state: str) -
 def seal(folder: Path) -> None:
     """Write the fingerprints of a run folder and of its checkpoints anew, as who has changed a file might."""
     for manifest in folder.glob("checkpoint/*/manifest.json"):
-        with suppress(OSError, ValueError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             content = json.loads(manifest.read_text())
             for name in ("state.json", "arrays.safetensors"):
                 content[name] = hashlib.sha256((manifest.parent / name).read_bytes()).hexdigest()
             manifest.write_text(json.dumps(content))
-    with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
+    with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
         summary = json.loads((folder / SUMMARY).read_text())
         summary["files_sha256"] = fingerprints(folder)
         del summary[SEAL]
