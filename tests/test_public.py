@@ -143,7 +143,7 @@ _LAYERS = {
     "audit": "common meters records",
     "lab.reading": "arrays errors files records",
     "lab.compare": "arrays errors files lab.reading language meters output overrides records",
-    "lab.trackers": "arrays errors files lab.reading records",
+    "lab.trackers": "arrays errors files lab.reading output records",
     "analysis": "arrays errors executors files lab.compare lab.reading lab.trackers language meters output "
     "records strategies version",
     "lab.loading": "common analysis executors lab.reading meters output records running scenario",
