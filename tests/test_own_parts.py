@@ -188,6 +188,13 @@ class _Taken(Synchronous[Any]):
         return {"global": (self.state["slow"], None)}
 
 
+class _Mixing(_Taken):
+    """A strategy that mixes with such an entry."""
+
+    async def aggregate(self) -> None:
+        self.state["slow"] = self.server.models.mix([(self.state["slow"], 1.0)])
+
+
 class _Keyless(_Taken):
     """A strategy that aggregates, and has no key that says how."""
 
@@ -201,6 +208,7 @@ class _Keyless(_Taken):
     ("strategy", "says"),
     [
         (_Taken, r"_Taken\.models\(\) gives 0 for 'global'; a pair of a model \(Ref\).* use another name"),
+        (_Mixing, r"mix is given 0; a model \(Ref\) is needed; .* use another name"),
         (_Keyless, r"'aggregation' and 'server', which SynchronousParams has not; .*AggregatingParams or CombiningParams"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
+from fedsim.errors import SimulationError, shown
 from fedsim.federation.contents import BASE, Contents, Lazy, has_model, payloads
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
@@ -50,7 +50,14 @@ class ServerModels:
                 that is not finite.
             rescale: whether the coefficients that are left are scaled to the sum of all; False for
                 sums of differences.
+
+        Raises:
+            SimulationError: a part that is no model.
         """
+        for model, _ in parts:
+            if not isinstance(model, Ref):
+                hint = "if it comes from 'state', the loop may keep an entry of that name there: use another name"
+                raise SimulationError(f"mix is given {shown(model)}; a model (Ref) is needed; {hint}")
         self._dispatch.compute("mix", len(parts), self._parameters, 1)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
