@@ -234,6 +234,11 @@ class Twice(Moved):  # a column that is there already
     device_columns = (fed.Column("speed", "", ""),)
 
 
+class Deaf(fed.Meter):  # a hook without the time of the record
+    def on_task_end(self, fields: dict[str, Any]) -> None:
+        raise AssertionError("it is never called")
+
+
 class Fails(fed.Meter):  # fails at the first step
     def on_step(self, ended: fed.Step) -> None:
         raise KeyError("nothing")

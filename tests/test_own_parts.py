@@ -8,15 +8,17 @@ import traceback
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
 import tomli_w
+from pydantic import Field
 
 from fedsim.errors import ScenarioError, SimulationError
 from fedsim.language.registry import refuse_wrong_hooks
 from fedsim.output.terminal import summary_lines
 from fedsim.plugin import AggregatingParams, Synchronous, SynchronousParams
+from fedsim.strategies.fedavg import FedAvg
 from fedsim.testing import StrategyContract, eventful_world, run
 from tests import own_parts
 from tests.benchmarks.kills import kill
@@ -126,6 +128,27 @@ class TestWhatAPartOfOnesOwnMustNotDo:
 
         with pytest.raises(ScenarioError, match=r"Keyed.asks \(test_own_parts.py, line \d+\) is a key; it must be a property"):
             refuse_wrong_hooks(Keyed, "kind")
+
+    @pytest.mark.parametrize(
+        ("annotation", "says"),
+        [
+            (float, r"is a key of type float; the inherited key holds int: repeat its type, or choose another name"),
+            (int | str, r"is a key of type int \| str; the inherited key holds int"),
+            (bool, r"is a key of type bool; the inherited key holds int"),
+            (list[int], r"is a key of type list\[int\]; the inherited key holds int"),
+        ],
+    )
+    def test_have_a_key_of_another_type_than_the_inherited_one(self, annotation: Any, says: str) -> None:
+        retyped = type("Retyped", (FedAvg.Params,), {"__annotations__": {"local_epochs": annotation}, "__module__": __name__})
+        own = type("Own", (FedAvg,), {"Params": retyped, "__module__": __name__})
+        with pytest.raises(ScenarioError, match=rf"kind: Retyped.local_epochs.* {says}"):
+            refuse_wrong_hooks(own, "kind")
+
+    @pytest.mark.parametrize("annotation", [int, Annotated[int, Field(ge=2)], Literal[1, 2], None])
+    def test_may_narrow_an_inherited_key(self, annotation: Any) -> None:
+        annotations = {"local_epochs": annotation}
+        narrowed = type("Narrowed", (FedAvg.Params,), {"__annotations__": annotations, "__module__": __name__})
+        refuse_wrong_hooks(type("Own", (FedAvg,), {"Params": narrowed, "__module__": __name__}), "kind")
 
     def test_choose_nothing_at_all(self) -> None:
         says = r"Silent\.select \(own_parts\.py, line \d+\) returns None; allowed is a list"

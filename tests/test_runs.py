@@ -15,6 +15,7 @@ from fedsim.lab import loading
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.reading import RunFolder
 from fedsim.simulation import Simulation
+from tests.calls import call
 
 
 class EveryArrivalParams(StrategyParams):
@@ -142,7 +143,11 @@ def test_a_strategy_that_fails_leaves_readable_books(small: dict[str, Any], tmp_
         fedsim.run(fedsim.Scenario(**small), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     assert run.summary["status"] == "failed"
+    assert run.summary["stopped"] == "an error ended it"
     assert len(run.events) > 0
+    audited = call("audit", str(run.path))
+    assert audited.output.startswith("the run failed: its records end at the error")
+    assert audited.exit_code == 0, audited.output
 
 
 class Failing(EveryArrival):

@@ -8,8 +8,8 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from types import FunctionType
-from typing import Any, TypeVar, get_args
+from types import FunctionType, NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, create_model
 from pydantic.fields import FieldInfo
@@ -25,6 +25,7 @@ S = TypeVar("S", bound=Spec)
 _PATH = {"type": "string", "pattern": ":", "description": "one of your own, as 'package.module:Class'"}
 _OWN = (_PATH, {"type": "object", "properties": {"kind": _PATH}, "required": ["kind"]})
 _HALVES = ("Client", "Params")  # attributes of a strategy that hold further classes of its author
+_UNIONS = (Union, UnionType)
 _KEY = object()  # marks an overridden field of a spec
 
 
@@ -190,6 +191,10 @@ def refuse_wrong_hooks(found: type, key: str) -> None:
             if wanted := _wanted(own, base):
                 where = home_of(own.fget if isinstance(own, property) else own) or home_of(one)
                 raise ScenarioError(f"{key}: {one.__qualname__}.{name}{where} is {_form(own)}; it must be {wanted}")
+        for name, own_type, inherited_type in _retyped_keys(one):
+            wrong = f"{one.__qualname__}.{name}{home_of(one)} is a key of type {_type_name(own_type)}"
+            allowed = f"the inherited key holds {_type_name(inherited_type)}: repeat its type, or choose another name"
+            raise ScenarioError(f"{key}: {wrong}; {allowed}")
 
 
 def _overrides(one: type) -> Iterator[tuple[str, Any, Any]]:
@@ -203,6 +208,40 @@ def _overrides(one: type) -> Iterator[tuple[str, Any, Any]]:
         for name, base in vars(parent).items():
             if name in own and not name.startswith("_"):
                 yield name, own.pop(name), base
+
+
+def _retyped_keys(spec: type) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that a user's class declares anew with another type: name, its type, and the type of fedsim's key."""
+    if not issubclass(spec, Spec):
+        return
+    of_fedsim = next(parent for parent in spec.__mro__ if parent.__module__.partition(".")[0] == "fedsim")
+    for name, inherited in getattr(of_fedsim, "model_fields", {}).items():
+        own = spec.model_fields[name].annotation
+        is_dropped = own is NoneType
+        if name != "kind" and not is_dropped and not _is_narrower(own, inherited.annotation):
+            yield name, own, inherited.annotation
+
+
+def _is_narrower(own: Any, inherited: Any) -> bool:
+    """Whether every value of the type ``own`` is one of the type ``inherited``, as far as the types themselves say."""
+    if own == inherited or inherited is Any:
+        return True
+    own_types = {*get_args(own)} if get_origin(own) in _UNIONS else {own}
+    inherited_types = {*get_args(inherited)} if get_origin(inherited) in _UNIONS else {inherited}
+    return all(any(_is_narrower_plain(one, other) for other in inherited_types) for one in own_types)
+
+
+def _is_narrower_plain(own: Any, inherited: Any) -> bool:
+    if own == inherited:
+        return True
+    if get_origin(own) is Literal:
+        allowed = get_args(inherited) if get_origin(inherited) is Literal else None
+        return all(value in allowed if allowed is not None else type(value) is inherited for value in get_args(own))
+    return isinstance(own, type) and isinstance(inherited, type) and issubclass(own, inherited) and own is not bool
+
+
+def _type_name(annotation: Any) -> str:
+    return annotation.__name__ if isinstance(annotation, type) else str(annotation).replace("typing.", "")
 
 
 def _form(hook: Any) -> str:

@@ -1,5 +1,6 @@
 """The base of meters: a meter hears every step and transfer, and adds columns to rounds and devices and a summary entry."""
 
+import inspect
 import json
 import math
 import re
@@ -12,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import FedsimError, ScenarioError, SimulationError, place_of, told
+from fedsim.errors import FedsimError, ScenarioError, SimulationError, home_of, place_of, told
 from fedsim.simulation import Record
 from fedsim.streams import Streams
 
@@ -215,6 +216,7 @@ class Meters:
             name = meter.entry or type(meter).__name__
             if name in self._own:
                 raise ScenarioError(f"meters: two have the entry {name!r} in the summary; allowed is one of each name")
+            _refuse_wrong_parameters(name, type(meter))
             self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
@@ -308,6 +310,19 @@ class Meters:
         self._starts, self._told = state["starts"], state["told"]
         for of, meter in self._all.items():
             meter.restore(state["meters"][of])
+
+
+def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
+    """Refuse a meter with a method ``on_KIND`` that does not take the time and the fields of a record."""
+    for name, hook in inspect.getmembers(meter, inspect.isfunction):
+        if not name.startswith("on_") or hasattr(Meter, name):
+            continue
+        try:
+            inspect.signature(hook).bind("self", "time", "fields")
+        except TypeError:
+            given = ", ".join(inspect.signature(hook).parameters)
+            wrong = f"{name}{home_of(hook)} is 'def {name}({given})'; it must be 'def {name}(self, time, fields)'"
+            raise ScenarioError(f"the meter {entry!r}: {wrong}") from None
 
 
 def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -> Any:

@@ -34,6 +34,9 @@ _TRAINING_S = 10.0  # for an instant that waits for training, after SIGTERM; aft
 _LOOK_S = 0.1
 
 
+FAILED = "failed"  # the status of a run that an error has ended
+
+
 class EndedRun(NamedTuple):
     """Result of a run: ``summary.json``, the rows of ``rounds.parquet``, and the folder."""
 
@@ -102,7 +105,7 @@ class Job:
 
     async def execute(self) -> EndedRun:
         """Run to the end. An exception is raised again after the run folder is closed."""
-        status = "failed"
+        status = FAILED
         try:
             stopped = await self.simulation.run()
             status = "interrupted" if stopped == "interrupted" else "done"
@@ -118,9 +121,9 @@ class Job:
     async def _close(self, status: str) -> EndedRun:
         self.recorder.close()
         strategy, evaluator = self.run.strategy, self.run.evaluator
-        tensors = await self.run.model_tensors() if status != "failed" else {}
+        tensors = await self.run.model_tensors() if status != FAILED else {}
         summary = self._summary(status, models_digest(tensors))
-        if status != "failed" and summary["accuracy"]["final"] is None:
+        if status != FAILED and summary["accuracy"]["final"] is None:
             why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
             summary["no_accuracy"] = why
         wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
@@ -174,7 +177,7 @@ class Job:
             "seed": self.scenario.seed,
             "strategy": self.scenario.strategy.kind,
             "status": status,
-            "stopped": "it goes on" if status == RUNNING else self.simulation.stopped or "nothing left to happen",
+            "stopped": self._reason(status),
             "rounds": len(recorder.rounds),
             **({} if self.run.tells_all_devices else {"device_rows": ASKED}),
             "simulated_s": recorder.last_time,
@@ -191,6 +194,14 @@ class Job:
             "models_sha256": models_sha256,
             "wall_s": time.perf_counter() - self._started,
         }
+
+    def _reason(self, status: str) -> str:
+        """The entry ``stopped`` of the summary."""
+        if status == RUNNING:
+            return "it goes on"
+        if status == FAILED:
+            return "an error ended it"
+        return self.simulation.stopped or "nothing left to happen"
 
 
 def end_soon(job: Job, number: int) -> None:

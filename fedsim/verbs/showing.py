@@ -20,8 +20,11 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
     """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
     from fedsim.audit.declared import UNCHECKED
     from fedsim.lab.audited import audit_run
+    from fedsim.records.reading import RunFolder
 
     findings, parts = audit_run(run, allow_code=allow_code)
+    if RunFolder(run).summary["status"] == "failed":
+        say("the run failed: its records end at the error, and are checked up to there")
     for name, problems in findings.items():
         say(f"{'ok  ' if not problems else 'FAIL'} {name}")
         say(*(f"       {problem}" for problem in problems[:5]))

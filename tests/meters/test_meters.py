@@ -94,6 +94,10 @@ def metered(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"meters": [MOVED | {"prize": 2.0}]}, "unknown key 'prize'; allowed are kind, price.*did you mean 'price'"),
         ({"meters": [MOVED, MOVED]}, "meters: two have the entry 'moved'"),
         ({"meters": ["tests.own_parts:Twice"]}, "the column 'speed' is in the table already"),
+        (
+            {"meters": ["tests.own_parts:Deaf"]},
+            r"the meter 'Deaf': on_task_end \(own_parts.py, line \d+\) is .*'def on_task_end\(self, time, fields\)'",
+        ),
         ({"costs": {"devise": {}}}, "unknown key 'devise'; allowed are currency, device, .*did you mean 'device'"),
         ({"costs": {"server": {"per_task": 1.0}}}, "costs.server has the unknown key 'per_task'; allowed are per_hour"),
         ({"costs": {"device": {"per_hour": -1.0}}}, "costs.device.per_hour is -1.0; .*0"),
