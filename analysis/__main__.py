@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
 from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, as_file_name, run_names, save
-from fedsim.errors import nearest
-from fedsim.output.harmless import say
-from fedsim.output.mistakes import explained
+from fedsim.common.errors import nearest
+from fedsim.common.harmless import say
 from fedsim.records.reading import RunFolder
+from fedsim.running.mistakes import explained
 
 KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 

@@ -13,10 +13,10 @@ from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
 from fedsim.analysis.style import group_name
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import RunFolderError
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import RunFolderError
+from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import History
-from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS
 from fedsim.records.reading import RunFolder
 

@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedsim.analysis import style
-from fedsim.arrays import Flags, Floats, Ints
-from fedsim.files import parse_json
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.files import parse_json
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_list
 

@@ -13,10 +13,10 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
+from fedsim.common.units import show_joules
 from fedsim.lab.reading.history import History
-from fedsim.language.units import show_joules
-from fedsim.meters.energy import PHASES, PLACES, TABLE
 from fedsim.records.reading import RunFolder
+from fedsim.world.meters.energy import PHASES, PLACES, TABLE
 
 _COLOURS = {"idle": "#A9BFCC", "compute": style.GREEN, "receive": style.SKY, "send": style.BLUE, "tail": style.ORANGE}
 _COLOURS |= {"server": "#332288", "edge": "#AA8866"}

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, each_alone
-from fedsim.arrays import Ints
+from fedsim.common.arrays import Ints
 from fedsim.lab.reading.fairness import jain_over_time, selections
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder

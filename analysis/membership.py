@@ -15,10 +15,10 @@ from matplotlib.patches import Patch
 from fedsim.analysis import style
 from fedsim.analysis.style import group_name
 from fedsim.analysis.timeline import MOST_LANES, mark_rows, number_rounds
-from fedsim.arrays import Ints
-from fedsim.errors import RunFolderError
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import RunFolderError
+from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import NO_GROUP, History
-from fedsim.language.units import show_seconds
 from fedsim.records.folder import EVENTS, ROUNDS
 from fedsim.records.reading import RunFolder
 

@@ -28,10 +28,10 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike, NDArray
 
-from fedsim.arrays import Floats
-from fedsim.errors import FedsimError
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import FedsimError
+from fedsim.common.harmless import clean
 from fedsim.lab.reading.study_folder import names_apart
-from fedsim.output.harmless import clean
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder
 

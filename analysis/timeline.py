@@ -15,12 +15,12 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import NothingToDrawError, PictureError, evenly
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import FedsimError, nearest
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import FedsimError, nearest
+from fedsim.common.units import BytesPerSecond, read_quantity, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
 from fedsim.lab.trackers.link_load import Curve, link_load, means, summed
-from fedsim.language.units import BytesPerSecond, read_quantity, show_seconds
 from fedsim.records.reading import RunFolder
 
 _ORDERS = {"speed": "fastest on top", "first": "first at work on top", "number": "by number"}

@@ -19,9 +19,9 @@ from matplotlib.ticker import MaxNLocator
 
 from fedsim.analysis import style
 from fedsim.analysis.style import Series, draw_mean_bar, group_by_scenario, name_bars
-from fedsim.files import parse_json
+from fedsim.common.files import parse_json
+from fedsim.common.units import show_bytes
 from fedsim.lab.reading.history import History, parsed
-from fedsim.language.units import show_bytes
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.ledger import NOT_IN_PAPER, split_by_purpose
 from fedsim.records.reading import RunFolder

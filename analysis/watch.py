@@ -19,9 +19,9 @@ from typing import Any
 from fedsim.analysis.report.gather import gather
 from fedsim.analysis.report.markup import asset
 from fedsim.analysis.report.page import build
-from fedsim.errors import FedsimError
-from fedsim.executors import start
-from fedsim.output.harmless import say
+from fedsim.clock.executors import start
+from fedsim.common.errors import FedsimError
+from fedsim.common.harmless import say
 from fedsim.records.folder import SUMMARY
 from fedsim.records.live import LIVE
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Iterator
 
-from fedsim.files import read_toml
+from fedsim.common.files import read_toml
+from fedsim.common.units import show_bytes, show_joules
 from fedsim.lab import bench
-from fedsim.language.units import show_bytes, show_joules
-from fedsim.shipped import shipped
+from fedsim.running.shipped import shipped
 
 
 def row_of(cells: Iterable[str]) -> str:

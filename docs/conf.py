@@ -11,7 +11,7 @@ from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from generate import write_all
 
-from fedsim.language.spec import Spec
+from fedsim.common.spec import Spec
 from fedsim.version import __version__
 
 project, author, copyright = "fedsim", "the fedsim authors", "the fedsim authors"  # noqa: A001 - Sphinx's names

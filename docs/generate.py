@@ -18,16 +18,16 @@ from board import board, row_of
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
+from fedsim.common import units
+from fedsim.common.files import read_toml
+from fedsim.common.registry import Registry, specs_of
+from fedsim.common.spec import Spec, summary
 from fedsim.federation import client
-from fedsim.files import read_toml
 from fedsim.lab.catalogue import Key, as_toml, catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
-from fedsim.language import units
-from fedsim.language.registry import Registry, specs_of
-from fedsim.language.spec import Spec, summary
 from fedsim.records import schema
-from fedsim.scenario import Scenario
-from fedsim.shipped import shipped
+from fedsim.running.scenario import Scenario
+from fedsim.running.shipped import shipped
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.network import endpoints
 

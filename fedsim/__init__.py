@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from fedsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedsim.build import build_world
-    from fedsim.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.clock.simulation import Record, Simulation
+    from fedsim.common.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
     from fedsim.lab.loading import LoadedRun, Result, load_run, run, run_async
     from fedsim.lab.study.loaded import LoadedStudy, load_study
-    from fedsim.scenario import Scenario, load
-    from fedsim.simulation import Record, Simulation
+    from fedsim.running.scenario import Scenario, load
+    from fedsim.world.build import build_world
 
 _HOMES = {
-    "scenario": ["load", "Scenario"],
+    "running.scenario": ["load", "Scenario"],
     "lab.loading": ["run", "run_async", "Result", "load_run", "LoadedRun"],
     "lab.study.conduct": ["run_study"],
     "lab.study.loaded": ["load_study", "LoadedStudy"],
-    "simulation": ["Simulation", "Record"],
-    "build": ["build_world"],
-    "errors": ["FedsimError", "ScenarioError", "DataError", "RunFolderError", "SimulationError"],
+    "clock.simulation": ["Simulation", "Record"],
+    "world.build": ["build_world"],
+    "common.errors": ["FedsimError", "ScenarioError", "DataError", "RunFolderError", "SimulationError"],
 }
 
 __all__ = [  # noqa: RUF022 - by task: run, look at a run, compare, step through a run or a world alone, errors

@@ -7,21 +7,11 @@ by messages only. The docstring of each class documents its hooks, their argumen
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fedsim.data.federated import Dataset, FederatedData, Pool, Raw, Shard
-from fedsim.data.partitions import Partition, federated
-from fedsim.data.shifts import Change, Occasions, Shift
-from fedsim.data.sources import Source
-from fedsim.evaluation.evaluator import Measured
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
-from fedsim.federation.clients import Clients
-from fedsim.federation.codecs import Arithmetic, Codec, Coded
-from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd
-from fedsim.federation.devices import Device
-from fedsim.federation.server import Peer, Server
-from fedsim.federation.server_models import ServerEdges, ServerModels
-from fedsim.language.spec import Spec
-from fedsim.language.stop import StopSpec
-from fedsim.language.units import (
+from fedsim.common.spec import Spec
+from fedsim.common.stop import StopSpec
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, Contrast, Limit, Part, Training
+from fedsim.common.units import (
     Bytes,
     BytesPerSecond,
     FlopPerSecond,
@@ -36,11 +26,22 @@ from fedsim.language.units import (
     Seconds,
     Watts,
 )
+from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
+from fedsim.federation.clients import Clients
+from fedsim.federation.codecs import Arithmetic, Codec, Coded
+from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd
+from fedsim.federation.devices import Device
+from fedsim.federation.evaluator import Measured
+from fedsim.federation.server import Peer, Server
+from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.learning.architecture import Tensor
+from fedsim.learning.data.federated import Dataset, FederatedData, Pool, Raw, Shard
+from fedsim.learning.data.partitions import Partition, federated
+from fedsim.learning.data.shifts import Change, Occasions, Shift
+from fedsim.learning.data.sources import Source
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
-from fedsim.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.records.reading import RunFolder
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
 from fedsim.strategies.base import Strategy, StrategyParams
@@ -55,15 +56,14 @@ from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
 from fedsim.strategies.round_params import AggregatingParams, CombiningParams, RoundParams, SelectingParams, SynchronousParams
 from fedsim.strategies.scaffold import Scaffold, ScaffoldParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import AllReduce
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams
-from fedsim.training import Batching, Contrast, Limit, Part, Training
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
+from fedsim.world.meters.base import Column, Meter, MeterContext, Step, Transfer
 from fedsim.world.network.endpoints import SERVER, Endpoints
 from fedsim.world.network.filling import Sharing
 from fedsim.world.network.flows import Flow, Network

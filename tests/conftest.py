@@ -15,7 +15,7 @@ import hypothesis
 import pytest
 
 import fedsim
-from fedsim.language import imports
+from fedsim.common import imports
 from tests.children import adopt_orphans, all_end
 
 hypothesis.settings.register_profile("same-every-time", derandomize=True, deadline=None)

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 import fedsim
-from fedsim.errors import DataError, ScenarioError
-from fedsim.files import read_toml
+from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.files import read_toml
 from fedsim.lab import bench
-from fedsim.shipped import shipped
+from fedsim.running.shipped import shipped
 from tests.calls import call
 
 LINE = bench.BoardLine("a", "phones", 3, 3, 60.0, 50.0, 70.0, 1e6, 1e3, 0.9, bench.digest_of("phones"), "0.2.0")

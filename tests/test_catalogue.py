@@ -14,11 +14,11 @@ from typing import Any, ClassVar
 import pytest
 
 import fedsim
+from fedsim.common.spec import Spec, told_of
 from fedsim.lab.catalogue import about, catalogue, schema
 from fedsim.lab.study.plan import read_study
-from fedsim.language.spec import Spec, told_of
 from fedsim.learning.models import Perceptron
-from fedsim.shipped import copy, shipped
+from fedsim.running.shipped import copy, shipped
 from fedsim.strategies.parts.selection import SELECTIONS
 from tests.calls import call
 

@@ -19,9 +19,9 @@ import tomli_w
 from click.testing import CliRunner
 
 import fedsim
-from fedsim.errors import DataError, FedsimError
-from fedsim.language.registry import Registry
-from fedsim.output.mistakes import explained
+from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.registry import Registry
+from fedsim.running.mistakes import explained
 from tests import children
 from tests.calls import call, done
 from tests.test_public import MODULES

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import DataError
-from fedsim.executors import Threads
+from fedsim.clock.executors import Threads
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import DataError
 from fedsim.running.runner import Job
-from fedsim.simulation import Record
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
 from tests.strategies.worlds import opposite_groups
 from tests.test_resume import content, refused

@@ -13,12 +13,12 @@ import pytest
 import fedsim
 from fedsim import plugin
 from fedsim.cli import main
+from fedsim.common.registry import specs_of
+from fedsim.common.spec import Spec
 from fedsim.lab.catalogue import catalogue, keys_of, specs_titled
 from fedsim.lab.study.spec import StudySpec
-from fedsim.language.registry import specs_of
-from fedsim.language.spec import Spec
 from fedsim.records import schema
-from fedsim.scenario import Scenario
+from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES
 from tests.conftest import module_at
 

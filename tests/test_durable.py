@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.checkpoint import store
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
 from fedsim.lab.reading.study_folder import is_done
 from fedsim.records import folder as files
+from fedsim.running.checkpoint import store
 from fedsim.running.runner import Job
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run
 

@@ -16,9 +16,9 @@ import pytest
 import fedsim
 import fedsim.testing
 from fedsim import plugin
-from fedsim.language.registry import specs_of
-from fedsim.language.spec import told_of
-from fedsim.scenario import Scenario
+from fedsim.common.registry import specs_of
+from fedsim.common.spec import told_of
+from fedsim.running.scenario import Scenario
 from tests.test_source import ROOT, SOURCES, tree_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -47,7 +47,7 @@ VARIABLES = {
 }
 """The class of a variable by the name that pages and docstrings give it."""
 OF_OTHERS = (
-    *("fedsim/flower/", "fedsim/calibrate/", "fedsim/lab/", "fedsim/executors", "fedsim/errors", "fedsim/language/"),
+    *("fedsim/flower/", "fedsim/lab/", "fedsim/clock/executors", "fedsim/common/"),
     *("fedsim/learning/modules", "fedsim/learning/solvers/", "fedsim/toolbox/models/", "fedsim/toolbox/sources/", "analysis/"),
 )
 """Where objects are Flower's, the system's, pydantic's or torch's."""

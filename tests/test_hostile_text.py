@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from fedsim.errors import nearest
-from fedsim.files import toml
+from fedsim.common.errors import nearest
+from fedsim.common.files import toml
 from tests.children import limit_cpu_from_now
 from tests.test_source import ROOT, SOURCES, tree_of
 

@@ -9,9 +9,9 @@ from click.testing import CliRunner
 
 import fedsim
 from fedsim.cli import main
+from fedsim.common.registry import Registry
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
-from fedsim.language.registry import Registry
 from fedsim.records import schema
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.server import OPTIMISERS

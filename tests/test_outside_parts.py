@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import pytest
 
 from fedsim import plugin
+from fedsim.common.registry import Registry
 from fedsim.lab import catalogue
-from fedsim.language.registry import Registry
 from fedsim.testing import StrategyContract, assert_sound, run
 from tests import outside_parts
 
@@ -158,7 +158,7 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
         import json, sys
         import fedsim
         from fedsim.lab.contract import assert_sound
-        from fedsim.language.imports import from_file
+        from fedsim.common.imports import from_file
         for number, sections in enumerate(json.loads(sys.argv[1])):
             with from_file(False):  # no code of a file may be imported
                 scenario = fedsim.Scenario(**sections)

@@ -14,9 +14,9 @@ import pytest
 import tomli_w
 from pydantic import Field
 
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.language.registry import refuse_wrong_hooks
-from fedsim.output.terminal import summary_lines
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.registry import refuse_wrong_hooks
+from fedsim.lab.terminal import summary_lines
 from fedsim.plugin import AggregatingParams, Synchronous, SynchronousParams
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.testing import StrategyContract, eventful_world, run

@@ -77,9 +77,17 @@ def needs(module: str, types: bool = False) -> set[str]:
     return {name for name in found if name in MODULES} - {module}
 
 
+INNER = ("lab", "toolbox", "world.energy", "world.meters", "learning.data", "running.checkpoint")
+"""Rooms whose inner rooms are told apart: all of ``lab`` and ``toolbox``, and some of others."""
+
+
 def room(module: str) -> str:
+    """The room of a module: the folder under ``fedsim``, or an inner room."""
     parts = module.split(".")[1:]
-    return ".".join(parts[: 2 if parts[0] in ("toolbox", "lab") else 1]) if parts else "fedsim"
+    if not parts:
+        return "fedsim"
+    inner = ".".join(parts[:2])
+    return inner if parts[0] in INNER or inner in INNER else parts[0]
 
 
 def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
@@ -92,82 +100,67 @@ def _run_time_nodes(tree: ast.AST) -> list[ast.AST]:
     return nodes
 
 
-_COMMON = "arrays environment errors files language model_cost simulation streams training"
-_ENGINE = "data evaluation federation learning strategies world"
-_NONE = "arrays environment errors lab model_cost toolbox version"
+_FEDERATED = "common clock world learning federation"
 _LAYERS = {
-    "shipped": "errors files",
-    "executors": "errors language",
-    "files": "errors",
-    "streams": "errors",
-    "training": "errors",
-    "language": "errors files",
-    "meters": "common",
-    "simulation": "environment errors executors language",
-    "output": "errors language records simulation",
-    "world": "common",
-    "energy": "common meters world",
-    "data": "common",
-    "learning": "common data",
-    "records": "common meters",
-    "evaluation": "common learning",
-    "federation": "common evaluation learning world",
-    "strategies": "common evaluation federation learning world",
-    "flower": "common evaluation federation strategies world",
+    "version": "",
+    "common": "",
+    "clock": "common",
+    "world": "common clock",
+    "world.meters": "common clock",
+    "world.energy": "common clock world world.meters",
+    "learning.data": "common",
+    "learning": "common clock learning.data",
+    "records": "common clock world.meters",
+    "federation": "common clock world learning",
+    "strategies": _FEDERATED,
+    "flower": f"{_FEDERATED} strategies",
+    "toolbox": "",
     "toolbox.aggregation": "common federation learning strategies",
     "toolbox.attacks": "common federation learning",
-    "toolbox.clustering": "arrays errors language",
-    "toolbox.selection": "common evaluation federation learning strategies world",
-    "toolbox.models": "common data learning",
-    "toolbox.objectives": "common data learning",
-    "toolbox.ray": "errors executors language",
+    "toolbox.clustering": "common",
     "toolbox.codecs": "common federation learning",
     "toolbox.deadlines": "common strategies world",
+    "toolbox.models": "common learning learning.data",
+    "toolbox.objectives": "common learning learning.data",
     "toolbox.optimisers": "common federation learning strategies",
-    "toolbox.partitions": "common data",
-    "toolbox.shifts": "common data",
-    "toolbox.sources": "common data",
+    "toolbox.partitions": "common learning.data",
+    "toolbox.peers": f"{_FEDERATED} strategies",
+    "toolbox.ray": "common clock",
+    "toolbox.selection": f"{_FEDERATED} strategies",
+    "toolbox.shifts": "common learning.data",
+    "toolbox.sources": "common learning.data",
+    "toolbox.strategies": f"{_FEDERATED} strategies toolbox.aggregation toolbox.clustering toolbox.deadlines toolbox.selection",
     "toolbox.trainers": "common learning",
-    "toolbox.worlds": "common world",
-    "toolbox.peers": "common evaluation federation learning strategies world",
-    "toolbox.strategies": "common evaluation federation learning strategies toolbox.aggregation toolbox.clustering "
-    "toolbox.deadlines toolbox.selection world",
-    "checkpoint": "common energy federation learning world",
-    "plugin": "common engine meters records toolbox.attacks toolbox.peers toolbox.strategies",
-    "running": "common energy engine checkpoint executors meters output records signals version",
-    "overrides": "errors files language strategies",
-    "signals": "output",
-    "sections": "common engine checkpoint energy meters",
-    "scenario": "common output overrides running sections shipped",
-    "build": "common world",
-    "audit": "common meters records",
-    "lab.reading": "arrays errors files records",
-    "lab.compare": "arrays errors files lab.reading language meters output overrides records",
-    "lab.trackers": "arrays errors files lab.reading output records",
-    "analysis": "arrays errors executors files lab.compare lab.reading lab.trackers language meters output "
-    "records strategies version",
-    "lab.loading": "common analysis executors lab.reading meters output records running scenario",
-    "fedsim": "build errors lab.loading lab.study running scenario simulation version",
-    "calibrate": "common output records scenario world",
-    "lab.forecast": "common executors learning output records running strategies",
-    "lab.study": "common analysis executors lab.compare lab.loading lab.reading output overrides records running "
-    "scenario shipped strategies toolbox.ray world",
-    "lab.audited": "audit errors language records scenario version",
-    "lab.contract": "data executors fedsim lab.audited records running",
+    "toolbox.worlds": "common clock world",
+    "plugin": f"{_FEDERATED} learning.data records strategies toolbox.attacks toolbox.peers toolbox.strategies world.meters",
+    "running.checkpoint": f"{_FEDERATED} world.energy",
+    "running": f"{_FEDERATED} learning.data records running.checkpoint strategies version world.energy world.meters",
+    "lab": "",
+    "lab.reading": "common records",
+    "lab.terminal": "common clock records",
+    "lab.compare": "common lab.reading records running world.meters",
+    "lab.trackers": "common lab.reading records",
+    "analysis": "common clock lab.compare lab.reading lab.trackers records running strategies version world.meters",
+    "lab.loading": "analysis common clock lab.reading records running world.meters",
+    "lab.audit": "common clock records world.meters",
+    "lab.calibrate": "common clock records running world",
+    "lab.forecast": "common clock lab.terminal learning records running strategies",
+    "lab.study": "analysis common clock lab.compare lab.loading lab.reading lab.terminal records running strategies "
+    "toolbox.ray world",
+    "fedsim": "common clock lab.loading lab.study running version world",
+    "lab.audited": "common lab.audit records running version",
+    "lab.contract": "common clock fedsim lab.audited learning.data records running",
     "testing": "lab.contract",
-    "lab.newcomer": "errors files language world",
-    "lab.bench": "errors files lab.compare lab.study language overrides records scenario shipped streams version",
-    "verbs": "analysis audit calibrate errors executors lab.audited lab.bench lab.catalogue lab.compare "
-    "lab.forecast lab.newcomer lab.loading lab.reading lab.study lab.trackers "
-    "language output records scenario shipped signals toolbox.sources",
-    "lab.catalogue": "data energy errors executors federation lab.study language learning meters scenario shipped strategies "
-    "toolbox.clustering toolbox.worlds world",
+    "lab.newcomer": "common world",
+    "lab.bench": "common lab.compare lab.study records running version",
+    "lab.catalogue": "common clock federation lab.study learning learning.data running strategies toolbox.clustering "
+    "toolbox.worlds world world.energy world.meters",
+    "cli": "analysis common clock lab.audit lab.audited lab.bench lab.calibrate lab.catalogue lab.compare lab.forecast "
+    "lab.loading lab.newcomer lab.reading lab.study lab.terminal lab.trackers records running toolbox.sources version",
     "__main__": "cli",
-    "cli": "analysis executors output records running scenario signals verbs version",
 }
-"""The rooms that each room imports at most, lower ones first; ``_NONE`` import none."""
-LAYERS = {room: {*needs.replace("common", _COMMON).replace("engine", _ENGINE).split()} for room, needs in _LAYERS.items()}
-LAYERS |= {room: set[str]() for room in _NONE.split()}
+"""The rooms that each room imports at most, lower ones first."""
+LAYERS = {room: set(needs.split()) for room, needs in _LAYERS.items()}
 
 
 def test_arrows_run_one_way() -> None:
@@ -191,7 +184,7 @@ def test_nothing_but_fedsim_is_installed_with_the_pictures_and_every_scenario_wi
     packages = setuptools.find_packages(str(PACKAGE.parent), include=told["packages"]["find"]["include"])
     assert {name.split(".")[0] for name in packages} == {"fedsim"}
     assert "fedsim.analysis.report" in packages
-    installed = {path.relative_to(PACKAGE / "scenarios").as_posix() for path in PACKAGE.glob("scenarios/**/*")}
-    assert "scenarios/**/*" in told["package-data"]["fedsim"]
+    installed = {path.relative_to(PACKAGE / "running/scenarios").as_posix() for path in PACKAGE.glob("running/scenarios/**/*")}
+    assert "running/scenarios/**/*" in told["package-data"]["fedsim"]
     there = {path.relative_to(PACKAGE.parent / "scenarios").as_posix() for path in (PACKAGE.parent / "scenarios").rglob("*.*")}
     assert there <= installed

@@ -21,12 +21,12 @@ import tomli_w
 from click.testing import CliRunner
 
 import fedsim
-from fedsim import shipped
 from fedsim.analysis.__main__ import main as draw
 from fedsim.cli import main
+from fedsim.cli.studying import study_command
 from fedsim.lab.study.plan import read_study
-from fedsim.overrides import read_toml
-from fedsim.verbs.studying import study_command
+from fedsim.running import shipped
+from fedsim.running.overrides import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "generated"

@@ -24,10 +24,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.checkpoint import store
-from fedsim.errors import CheckpointError, RunFolderError
+from fedsim.common.errors import CheckpointError, RunFolderError
 from fedsim.records.lock import LOCK, locked
 from fedsim.records.reading import RunFolder
+from fedsim.running.checkpoint import store
 from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
 from tests import children
 from tests.calls import call

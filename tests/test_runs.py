@@ -10,11 +10,11 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.audit import audit
+from fedsim.clock.simulation import Simulation
 from fedsim.lab import loading
+from fedsim.lab.audit import audit
 from fedsim.plugin import Server, Strategy, StrategyParams, TaskEnd
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import Simulation
 from tests.calls import call
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.errors import ScenarioError
-from fedsim.language.spec import Spec, _modes_of
-from fedsim.language.units import CLOCK_END_S
-from fedsim.overrides import at, changed, first_difference, read_toml, spread_out
-from fedsim.simulation import Simulation, on_grid, on_grid_after
+from fedsim.clock.simulation import Simulation, on_grid, on_grid_after
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Spec, _modes_of
+from fedsim.common.units import CLOCK_END_S
+from fedsim.running.overrides import at, changed, first_difference, read_toml, spread_out
 from fedsim.strategies import STRATEGIES
 from fedsim.testing import eventful_world, run
 from fedsim.toolbox.aggregation.robust import Bulyan, Krum, cut_off
@@ -38,7 +38,7 @@ def replaced(sections: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
         ("sed", 3, r"has the unknown key 'sed'.*did you mean 'seed'"),
         ("population.spede", "3 samples/s", r"population has the unknown key 'spede'; allowed are .*did you mean 'speed'"),
         ("strategy.kind", "fedavgg", r"^strategy.kind is 'fedavgg'; allowed are .*fedavg.*did you mean 'fedavg'"),
-        ("strategy.kind", "fedsim.errors:FedsimError", r"not a subclass of fedsim.plugin.Strategy"),
+        ("strategy.kind", "fedsim.common.errors:FedsimError", r"not a subclass of fedsim.plugin.Strategy"),
         ("strategy.mu", 1.0, r"strategy has the unknown key 'mu'"),
         ("strategy.clients_per_round", 21, r"clients_per_round is 21.*20 devices; allowed are 1 to 20"),
         ("strategy.over_selection", 5.0, r"over_selection 5 asks 30.*20 devices; .* product is at most 20"),

@@ -113,7 +113,7 @@ def test_only_the_environment_reaches_into_simpy() -> None:
     paths = [*SOURCES, *(ROOT / "scenarios").rglob("*.py")]
     found = {path.relative_to(ROOT).as_posix(): used for path in paths if (used := reaches_in(tree_of(path)))}
     own = ["Alarm uses _ok", "Alarm uses _value", "Environment uses _eid", "Environment uses _queue"]
-    assert found == {"fedsim/environment.py": own}
+    assert found == {"fedsim/clock/environment.py": own}
 
 
 def test_it_would_be_seen() -> None:
@@ -133,7 +133,7 @@ OWN_STARTERS = {
 }
 """They end what they start: by the fixture of all tests, by a limit for each case, and by a pool's context."""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
-OF_THEIR_OWN = {"tests/test_contract.py", "tests/test_source.py", "tests/executors/test_ray.py", "tests/analysis/chromium.py"}
+OF_THEIR_OWN = {"tests/test_contract.py", "tests/test_source.py", "tests/clock/test_ray.py", "tests/analysis/chromium.py"}
 """A strategy that draws from a clock, which is found; a wait of a task for another to be killed; a page that is waited for."""
 LEAST_WAIT_S = 300
 

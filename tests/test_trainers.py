@@ -13,15 +13,15 @@ import torch
 from pydantic import Field
 
 import fedsim
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors import Threads, WorkerProcesses, make_executor
+from fedsim.clock.executors import Threads, WorkerProcesses, make_executor
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.streams import Streams
 from fedsim.learning.models import Logistic
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.plugin import Client, Device, Instruction, LocalResult, Opaque, Real, Strategy, StrategyParams, TaskEnd, Work
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES
-from fedsim.streams import Streams
 from fedsim.testing import FIGURES, StrategyContract, assert_sound, eventful_world, quiet_world, run
 from fedsim.world.device_kinds import find_kind
 from tests import own_trainers

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
 from fedsim.analysis.style import Series
-from fedsim.errors import RunFolderError
+from fedsim.common.errors import RunFolderError
 from fedsim.lab.compare.answer import cell_names
 from fedsim.lab.compare.lines import ComparedLine, read_lines, title_of
 from fedsim.lab.compare.table import Comparison

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.output.harmless import clean, harmless
+from fedsim.common.harmless import clean, harmless
 
 _LONGEST = 200  # of a name or another text from a scenario; the middle of longer ones is left out
 

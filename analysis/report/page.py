@@ -13,14 +13,14 @@ from fedsim.analysis import style
 from fedsim.analysis.report import sections
 from fedsim.analysis.report.gather import Subject, gather
 from fedsim.analysis.report.markup import Markup, asset, data_block, el, join, plain
-from fedsim.errors import RunFolderError
-from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.meters.energy import PHASES
-from fedsim.output.harmless import harmless
+from fedsim.common.errors import RunFolderError
+from fedsim.common.harmless import harmless
+from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import refuse_within_run, writing
 from fedsim.records.reading import RunFolder
 from fedsim.strategies import strategy_name
 from fedsim.version import __version__
+from fedsim.world.meters.energy import PHASES
 
 ENDINGS = (".html", ".htm")
 _LONGEST = 100  # of the part of a file name that comes from a folder's

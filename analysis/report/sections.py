@@ -18,11 +18,11 @@ from fedsim.analysis.report.gather import MOST_DRAWN, Shown, Subject
 from fedsim.analysis.report.markup import Markup, data_block, deflated, el, join, pack, plain
 from fedsim.analysis.report.timeline import key, read_timeline, stage
 from fedsim.analysis.style import Series
-from fedsim.files import flat
+from fedsim.common.files import flat
+from fedsim.common.harmless import visible
+from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words
 from fedsim.lab.compare.measures import measure
-from fedsim.language.units import show_bytes, show_seconds
-from fedsim.output.harmless import visible
 from fedsim.records.reading import RunFolder
 
 _MOST_LANES = 3000  # of all timelines of a page, like the next one: what keeps it small, and fluid in a browser

@@ -7,11 +7,11 @@ import pandas as pd
 
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
-from fedsim.files import flat
+from fedsim.common.files import flat
+from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.show import by_topic, shown
 from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 from fedsim.lab.reading.history import History
-from fedsim.language.units import show_bytes, show_joules, show_seconds
 from fedsim.records.folder import TRANSFERS
 from fedsim.records.reading import RunFolder
 

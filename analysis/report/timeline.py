@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, asset, el, join
 from fedsim.analysis.timeline import MEANING, capacity, counted, on_lanes
-from fedsim.arrays import Ints
+from fedsim.common.arrays import Ints
+from fedsim.common.harmless import harmless
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History, parsed
 from fedsim.lab.trackers.link_load import link_load, thinned
-from fedsim.output.harmless import harmless
 from fedsim.records.folder import AVAILABILITY
 from fedsim.records.reading import RunFolder
 

@@ -1,4 +1,7 @@
-"""Between strategy and world: the interfaces of the two halves, their messages, and the transport of these."""
+"""The interfaces of a server half and a client half, their messages, and tests of models.
+
+Imports ``learning``, ``world``, ``clock`` and ``common``.
+"""
 
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
 from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd, payloads

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from fedsim.common.spec import Spec
+from fedsim.common.training import NO_LIMIT, CutBy, Limit, Training
 from fedsim.federation.contents import Contents, Header
 from fedsim.federation.devices import Device
-from fedsim.language.spec import Spec
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.training import NO_LIMIT, CutBy, Limit, Training
 from fedsim.world.task import Computation, Train
 
 P = TypeVar("P", bound=Spec)

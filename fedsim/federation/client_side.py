@@ -5,7 +5,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedsim.errors import ScenarioError
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import ScenarioError
+from fedsim.common.training import Training
 from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
 from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
@@ -13,8 +15,6 @@ from fedsim.federation.devices import Devices
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
-from fedsim.simulation import Simulation
-from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Train, Upload
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError, home_of, shown
-from fedsim.simulation import on_grid
-from fedsim.streams import Shuffle
+from fedsim.clock.simulation import on_grid
+from fedsim.common.errors import SimulationError, home_of, shown
+from fedsim.common.streams import Shuffle
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch

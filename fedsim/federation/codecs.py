@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import model_validator
 
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.units import Bytes, LinkRate
 from fedsim.federation.contents import Contents, Partial
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, LinkRate
 from fedsim.learning import Learner, Ref
 from fedsim.learning.functions import Function, spliced, taken
 from fedsim.world.task import Code

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import Places
 from fedsim.learning.refs import Ref
-from fedsim.training import Places
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.task import Outcome, Payload
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from pydantic import Field
 
-from fedsim.language.spec import Spec
-from fedsim.language.units import Seconds
+from fedsim.common.spec import Spec
+from fedsim.common.units import Seconds
 
 
 class ServerSpec(Spec):

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.common.training import Places, Training
 from fedsim.federation.contents import Contents, Lazy, WireSizes, payloads
 from fedsim.learning.functions import Function, spliced, weighted_sum
 from fedsim.learning.refs import Ref
-from fedsim.training import Places, Training
 from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
-from fedsim.evaluation.evaluator import Evaluator, Measured
+from fedsim.clock.simulation import Alarm, Simulation, on_grid_after
+from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import Carried, Contents, Handlers, PeerMessage, TaskEnd, has_model, received
 from fedsim.federation.costs import ServerSpec, cost_s
+from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.learning.refs import Ref
-from fedsim.simulation import Alarm, Simulation, on_grid_after
-from fedsim.streams import Streams
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.task import Cause, Outcome, Task
 

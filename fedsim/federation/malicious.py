@@ -5,10 +5,10 @@ from typing import Annotated, Any, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.streams import Streams
+from fedsim.common.errors import ScenarioError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
 
 _TOOLS = "fedsim.toolbox.attacks"
 ATTACKS = Registry(

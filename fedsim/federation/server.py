@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fedsim.errors import SimulationError, shown
-from fedsim.evaluation.evaluator import NOT_MEASURED, Measured, ModelAssignment
+from fedsim.clock.simulation import on_grid
+from fedsim.common.errors import SimulationError, shown
 from fedsim.federation.client import Instruction, RunInfo
 from fedsim.federation.client_side import TaskContext
 from fedsim.federation.clients import Clients
 from fedsim.federation.contents import BASE, STATE, Contents, Header, Partial, has_model, payloads, received
 from fedsim.federation.devices import Device
+from fedsim.federation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.learning.refs import Ref
-from fedsim.simulation import on_grid
 from fedsim.world.task import Cause, Download, Payload, TaskStep
 
 if TYPE_CHECKING:

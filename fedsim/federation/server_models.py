@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, shown
 from fedsim.federation.contents import BASE, Contents, Lazy, has_model, payloads
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref

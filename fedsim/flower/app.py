@@ -14,8 +14,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, TypeVar
 
-from fedsim.errors import ScenarioError, SimulationError, nearest, shown
-from fedsim.files import flat, read_toml
+from fedsim.common.errors import ScenarioError, SimulationError, nearest, shown
+from fedsim.common.files import flat, read_toml
 
 T = TypeVar("T")
 Value = bool | int | float | str

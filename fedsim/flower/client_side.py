@@ -17,7 +17,7 @@ from torch.nn import Module
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedsim.errors import SimulationError, shown
+from fedsim.common.errors import SimulationError, shown
 from fedsim.flower.app import App, carried_out, error_of_app
 from fedsim.flower.params import FlowerParams
 from fedsim.flower.replaced import AppHalf, Sleeper, here, replace_all, where

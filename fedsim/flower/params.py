@@ -6,13 +6,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.imports import refuse_code
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.stop import StopSpec
+from fedsim.common.units import PositiveSeconds, Seconds
 from fedsim.flower.app import Value, read_app
-from fedsim.language.imports import refuse_code
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.stop import StopSpec
-from fedsim.language.units import PositiveSeconds, Seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.world.population import PopulationSpec
 from fedsim.world.task import Work

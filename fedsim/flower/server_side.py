@@ -16,7 +16,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import Over, Turns, error_of_app, place_in, read_app

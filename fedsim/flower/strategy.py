@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 from numpy.typing import NDArray
 
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.errors import ScenarioError
 from fedsim.federation.client import Client, Instruction, LocalResult, Real, RunInfo
 from fedsim.federation.contents import Contents, Opaque, TaskEnd
 from fedsim.federation.devices import Device
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.federation.server import Server
 from fedsim.flower.app import read_app
 from fedsim.flower.params import FlowerParams

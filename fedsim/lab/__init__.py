@@ -1,1 +1,1 @@
-"""Around the core: studies, comparisons, forecasts, trackers. They read run folders and start runs."""
+"""Questions over runs: studies, comparisons, audits, forecasts, calibration. Imports all rooms but ``cli``."""

@@ -1,18 +1,18 @@
 """The audit of a run folder, and beside it what needs the engine: whether fedsim takes the folder's scenario.
 
-``fedsim.audit`` never imports the engine. The engine's classes alone know what a scenario may say, so this check stands here.
+``lab.audit`` never imports the engine. The engine's classes alone know what a scenario may say, so this check stands here.
 """
 
 from pathlib import Path
 from typing import NamedTuple
 
-from fedsim.audit import audit
-from fedsim.audit.declared import unchecked_parts
-from fedsim.errors import DataError, FedsimError, ScenarioError
-from fedsim.language.imports import from_file
+from fedsim.common.errors import DataError, FedsimError, ScenarioError
+from fedsim.common.imports import from_file
+from fedsim.lab.audit import audit
+from fedsim.lab.audit.declared import unchecked_parts
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
-from fedsim.scenario import load
+from fedsim.running.scenario import load
 from fedsim.version import __version__
 
 VALID = "the scenario is one that fedsim takes"

@@ -16,25 +16,25 @@ import numpy as np
 import pandas as pd
 from pydantic import TypeAdapter
 
-from fedsim.errors import DataError, ScenarioError
-from fedsim.files import read_bytes, read_toml, regular
+from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.files import read_bytes, read_toml, regular
+from fedsim.common.streams import Streams
+from fedsim.common.units import show_bytes, show_joules, show_seconds
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.measures import FINAL, costs_until
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.study.conduct import run_study
 from fedsim.lab.study.loaded import load_study
-from fedsim.language.units import show_bytes, show_joules, show_seconds
-from fedsim.overrides import read_change
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS, write_text
-from fedsim.scenario import load
-from fedsim.shipped import shipped
-from fedsim.streams import Streams
+from fedsim.running.overrides import read_change
+from fedsim.running.scenario import load
+from fedsim.running.shipped import shipped
 from fedsim.version import __version__
 
 WorldDigests = dict[tuple[str, int, str], str]
 """A digest by a world, a seed, and the name of a table."""
 
-BOARD = Path(__file__).parents[1] / "scenarios" / "worlds" / "board.csv"
+BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
 _STUDY = "bench"
 _TABLES = "tables.csv"  # beside a board

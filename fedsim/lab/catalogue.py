@@ -5,18 +5,18 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from fedsim.energy.spec import TITLES, preset_figures
-from fedsim.errors import ScenarioError, nearest
-from fedsim.executors import EXECUTORS
+from fedsim.clock.executors import EXECUTORS
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.imports import at
+from fedsim.common.registry import Registry, specs_of
+from fedsim.common.spec import Spec, summary, told_of
 from fedsim.lab.study.spec import REFERENCES, StudySpec
-from fedsim.language.imports import at
-from fedsim.language.registry import Registry, specs_of
-from fedsim.language.spec import Spec, summary, told_of
-from fedsim.scenario import Scenario
-from fedsim.shipped import shipped_titles
+from fedsim.running.scenario import Scenario
+from fedsim.running.shipped import shipped_titles
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.device_kinds import LINKS, Figure, figures
 from fedsim.world.device_kinds import catalogue as kinds_of_devices
+from fedsim.world.energy.spec import TITLES, preset_figures
 
 TitledNames = list[tuple[str, str]]
 
@@ -45,21 +45,21 @@ _REGISTRIES: dict[str, Registry] = {
         "deadlines": "strategies.parts.deadline:DEADLINES",
         "protocols": "world.network.protocol:PROTOCOLS",
         "processes of the world": "world.processes:PROCESSES",
-        "meters": "meters.spec:METERS",
-        "data sources": "data.sources:SOURCES",
-        "partitions": "data.partitions:PARTITIONS",
+        "meters": "world.meters.spec:METERS",
+        "data sources": "learning.data.sources:SOURCES",
+        "partitions": "learning.data.partitions:PARTITIONS",
         "models": "learning.models:MODELS",
         "objectives": "learning.objectives:OBJECTIVES",
         "trainers": "learning.spec:TRAINERS",
         "networks": "world.network.spec:NETWORKS",
-        "data shifts": "data.shifts:SHIFTS",
+        "data shifts": "learning.data.shifts:SHIFTS",
         "arrivals": "world.lifetimes:ARRIVALS",
         "departures": "world.lifetimes:DEPARTURES",
         "availabilities": "world.availability:AVAILABILITIES",
         "speed distributions": "world.distributions:SPEEDS",
         "capacities": "world.device_kinds:CAPACITIES",
         "numbers of samples": "world.population:SAMPLE_COUNTS",
-        "chargings of batteries": "energy.charging:CHARGINGS",
+        "chargings of batteries": "world.energy.charging:CHARGINGS",
         "searches of studies": "lab.study.search:SEARCHES",
     }.items()
 }

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 import fedsim
-from fedsim.data.federated import FederatedData
-from fedsim.executors import Executor, Inline, Threads
+from fedsim.clock.executors import Executor, Inline, Threads
 from fedsim.lab.audited import audit_run
+from fedsim.learning.data.federated import FederatedData
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
 

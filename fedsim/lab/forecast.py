@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from typing_extensions import override
 
-from fedsim.arrays import Floats, Ints
-from fedsim.executors import Executor, Inline
-from fedsim.language.notes import collected_notes
-from fedsim.language.units import show_bytes, show_seconds
+from fedsim.clock.executors import Executor, Inline
+from fedsim.clock.simulation import Record, Simulation
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.notes import collected_notes
+from fedsim.common.streams import Streams
+from fedsim.common.training import Training
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.lab.terminal import outside_lines, share_done
 from fedsim.learning import Learner
-from fedsim.output.terminal import outside_lines, share_done
 from fedsim.records import folder as files
 from fedsim.records import parquet
 from fedsim.records.recorder import Recorder
 from fedsim.running.assembly import Run, assemble
-from fedsim.simulation import Record, Simulation
 from fedsim.strategies.round_params import RoundParams
-from fedsim.streams import Streams
-from fedsim.training import Training
 
 if TYPE_CHECKING:
     from fedsim.learning.engine import Learning
     from fedsim.learning.refs import Ref
-    from fedsim.scenario import Scenario
+    from fedsim.running.scenario import Scenario
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3

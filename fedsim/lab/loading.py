@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from fedsim.errors import FedsimError, RunFolderError, ScenarioError, nearest
-from fedsim.files import parse_json
+from fedsim.common.errors import FedsimError, RunFolderError, ScenarioError, nearest
+from fedsim.common.files import parse_json
+from fedsim.common.imports import from_file
 from fedsim.lab.reading.targets import costs_to
-from fedsim.language.imports import from_file
-from fedsim.meters.base import Column
-from fedsim.meters.energy import TABLE as ENERGY
-from fedsim.output.notebook import as_html, as_line, facts_of
 from fedsim.records import folder as files
+from fedsim.records.notebook import as_html, as_line, facts_of
 from fedsim.records.reading import RunFolder, as_frame, making_sense
 from fedsim.records.schema import ROUNDS, with_columns
-from fedsim.scenario import Scenario, load
+from fedsim.running.scenario import Scenario, load
+from fedsim.world.meters.base import Column
+from fedsim.world.meters.energy import TABLE as ENERGY
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,7 +43,7 @@ async def run_async(
     resume: bool = False,
 ) -> "Result":
     """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
-    from fedsim.executors import make_executor
+    from fedsim.clock.executors import make_executor
     from fedsim.running.runner import Job
 
     read = scenario if isinstance(scenario, Scenario) else load(scenario)

@@ -6,12 +6,12 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.files import read_text, read_toml
-from fedsim.language.units import Bytes, BytesPerSecond, PositiveSeconds, read_quantity, show_seconds
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.files import read_text, read_toml
+from fedsim.common.units import Bytes, BytesPerSecond, PositiveSeconds, read_quantity, show_seconds
 from fedsim.world.device_kinds import LINKS, figures
 
-_HERE = Path(__file__).parents[1] / "scenarios" / "new"
+_HERE = Path(__file__).parents[1] / "running" / "scenarios" / "new"
 _DIGITS, _FEATURES, _CLASSES = 1437, 64, 10  # training samples of scikit-learn's digits, and their shape
 _MOST_DEVICES = _DIGITS // 2  # each needs two samples
 _WIDEST = 2048  # of one hidden layer; a larger model has two

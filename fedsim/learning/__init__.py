@@ -1,4 +1,6 @@
-"""The training core: models, their local training on devices, their mixing and their tests.
+"""The training core: data, models, their local training on devices, their mixing and their tests.
+
+Imports ``clock`` and ``common``.
 
 Nothing here loads torch; ``engine``, which a run with learning begins with, does.
 """

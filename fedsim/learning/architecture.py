@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.language.spec import Spec
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.spec import Spec
 
 Shape = tuple[int, ...]
 

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsim.data.federated import FederatedData, Shard, stratified_part
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching
+from fedsim.learning.data.federated import FederatedData, Shard, stratified_part
 from fedsim.learning.refs import Best, Ref, Trained, Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved, Solver, one_thread, shuffled
 from fedsim.learning.solvers.dropout import advanced_key
 from fedsim.learning.spec import Trainer
-from fedsim.streams import Streams
-from fedsim.training import Batching
 
 
 class TrainingJob(NamedTuple):

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 
 _WORD = (1 << 63) - 1
 _alone = threading.Lock()  # held while an operation without a generator of its own uses a global one

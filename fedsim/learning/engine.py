@@ -17,10 +17,13 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from fedsim.data.federated import FederatedData
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.streams import Streams
+from fedsim.common.training import Training
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.cohort import LocalWork
+from fedsim.learning.data.federated import FederatedData
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.functions import FunctionCall, carry_out_all, function_at, mean_state, weighted_sum
 from fedsim.learning.learner import Learner
@@ -34,9 +37,6 @@ from fedsim.learning.solvers.probe import SAMPLES, probe
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
 from fedsim.learning.spec import Trainer, TrainingSpec
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
-from fedsim.training import Training
 
 _ADAPTERS = "strategy/adapters"
 _INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same

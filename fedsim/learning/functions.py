@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.errors import SimulationError
-from fedsim.training import Places
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import Places
 
 Function = Callable[..., NDArray[np.floating]]
 F = TypeVar("F", bound=Function)

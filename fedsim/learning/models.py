@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedsim.data.federated import TokenShape
-from fedsim.errors import ScenarioError
-from fedsim.language.imports import at, refuse_unless_allowed
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes
+from fedsim.common.errors import ScenarioError
+from fedsim.common.imports import at, refuse_unless_allowed
+from fedsim.common.model_cost import ModelCost, operation
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.training import CutBy
+from fedsim.common.units import Bytes
 from fedsim.learning.architecture import (
     Architecture,
     Flatten,
@@ -27,8 +28,7 @@ from fedsim.learning.architecture import (
     dense,
     matching,
 )
-from fedsim.model_cost import ModelCost, operation
-from fedsim.training import CutBy
+from fedsim.learning.data.federated import TokenShape
 
 if TYPE_CHECKING:
     from torch import nn

@@ -14,11 +14,11 @@ from torch.nn import functional
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedsim.data.federated import TokenShape
-from fedsim.errors import DataError, FedsimError, ScenarioError, home_of, nearest, place_of
-from fedsim.files import reading, regular, sought
-from fedsim.language.imports import find
+from fedsim.common.errors import DataError, FedsimError, ScenarioError, home_of, nearest, place_of
+from fedsim.common.files import reading, regular, sought
+from fedsim.common.imports import find
 from fedsim.learning.architecture import STATISTICS, LoRA, Patterns, Shape, matching
+from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.draws import generators_kept
 
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

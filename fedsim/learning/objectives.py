@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.federated import Pool
-from fedsim.errors import ScenarioError, nearest
-from fedsim.language.imports import at, refuse_unless_allowed
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.imports import at, refuse_unless_allowed
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
 from fedsim.learning.architecture import Shape
-from fedsim.streams import Streams
+from fedsim.learning.data.federated import Pool
 
 if TYPE_CHECKING:
     from torch import Tensor

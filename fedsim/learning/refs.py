@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.training import Training
+from fedsim.common.training import Training
 
 Weights = NDArray[np.float32]
 

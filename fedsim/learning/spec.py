@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from fedsim.language.registry import Registry, with_any_kind
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
-from fedsim.training import Batching, LastBatch, Penalised
+from fedsim.common.registry import Registry, with_any_kind
+from fedsim.common.spec import Spec
+from fedsim.common.training import Batching, LastBatch, Penalised
+from fedsim.common.units import PositiveSeconds
 
 if TYPE_CHECKING:
     import torch

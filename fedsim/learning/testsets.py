@@ -12,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.arrays import Ints
-from fedsim.data.federated import FederatedData, Shard
+from fedsim.common.arrays import Ints
+from fedsim.learning.data.federated import FederatedData, Shard
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.objectives import Objective, SampleNumbers
 from fedsim.learning.refs import Weights

@@ -1,1 +1,1 @@
-"""Records of a run and its folder: tables, the ledger, fingerprints; the audit of them is ``fedsim.audit``."""
+"""Tables, ledger and fingerprints of a run folder. Imports ``clock``, ``common``, and the columns of ``world.meters``."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fedsim.errors import RunFolderError
-from fedsim.files import WRITING, make_folder, open_file, read_bytes, read_json, replacing, sync
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import WRITING, make_folder, open_file, read_bytes, read_json, replacing, sync
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 

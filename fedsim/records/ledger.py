@@ -7,7 +7,7 @@ The ledger holds what really moved (``strict``). ``paper`` is a view over the sa
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Literal
 
-from fedsim.meters.base import Payloads
+from fedsim.world.meters.base import Payloads
 
 LedgerPreset = Literal["strict", "paper"]
 

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedsim.files import WRITING
+from fedsim.common.files import WRITING
 
 if TYPE_CHECKING:
-    from fedsim.simulation import Record, Simulation
+    from fedsim.clock.simulation import Record, Simulation
 
 LIVE = "live"
 RUNNING = "running"  # the status of such a run

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.errors import RunFolderError
-from fedsim.files import read_text
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import read_text
 
 LOCK = "fedsim.lock"
 

@@ -13,11 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from fedsim.errors import CheckpointError
-from fedsim.files import regular, replacing
-from fedsim.meters.base import Meters
+from fedsim.common.errors import CheckpointError
+from fedsim.common.files import regular, replacing
 from fedsim.records import folder as files
 from fedsim.records.schema import DEVICES, column, typed, with_columns
+from fedsim.world.meters.base import Meters
 
 _ROWS_A_BATCH = 4_096
 _ROWS_AT_ONCE = 131_072  # of tables that are written at once: a row group

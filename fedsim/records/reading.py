@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from fedsim.errors import FedsimError, RunFolderError
-from fedsim.files import parse_json, read_text, read_toml, regular
-from fedsim.language.units import CLOCK_END_S
+from fedsim.common.errors import FedsimError, RunFolderError
+from fedsim.common.files import parse_json, read_text, read_toml, regular
+from fedsim.common.units import CLOCK_END_S
 from fedsim.records import folder as files
 from fedsim.records import schema
 from fedsim.records.live import LIVE

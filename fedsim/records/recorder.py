@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsim.files import sync
-from fedsim.meters.base import Column, Meters, transfer_of
+from fedsim.clock.simulation import Record
+from fedsim.common.files import sync
 from fedsim.records import folder as files
 from fedsim.records.ledger import Ledger
 from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventChain, EventRow, encode, event_row, with_columns
-from fedsim.simulation import Record
+from fedsim.world.meters.base import Column, Meters, transfer_of
 
 _ROWS_AT_ONCE = 4_096
 

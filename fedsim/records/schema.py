@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from fedsim.errors import ScenarioError
-from fedsim.meters import OF_SECTIONS
+from fedsim.common.errors import ScenarioError
+from fedsim.world.meters import OF_SECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from fedsim.meters.base import Column
-    from fedsim.simulation import Record
+    from fedsim.clock.simulation import Record
+    from fedsim.world.meters.base import Column
 
 EVENT_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
 

@@ -1,1 +1,1 @@
-"""A scenario becomes a simulation, and the simulation a result."""
+"""A scenario file becomes a run, which is saved and resumed. Imports all rooms but ``lab`` and ``cli``."""

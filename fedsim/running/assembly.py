@@ -8,38 +8,38 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.energy.batteries import Powered
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Evaluator, WorldView
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
 from fedsim.learning.architecture import LoRA, Tensor
 from fedsim.learning.models import SizeOnly
-from fedsim.meters.base import Column, MeterContext
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
-from fedsim.simulation import Simulation
 from fedsim.strategies import strategy_class
 from fedsim.strategies.round_params import RoundParams
-from fedsim.streams import Streams
 from fedsim.world import columns
 from fedsim.world.availability import Spans, changes, one_by_one
 from fedsim.world.compute import Compute
 from fedsim.world.device_kinds import Capacity, Rooflines, estimates
+from fedsim.world.energy.batteries import Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
+from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
 from fedsim.world.processes import Processes
 
 if TYPE_CHECKING:
-    from fedsim.data.federated import FederatedData
-    from fedsim.sections import Sections
+    from fedsim.learning.data.federated import FederatedData
+    from fedsim.running.sections import Sections
 
 
 _ALL_DEVICES = 2_000  # up to so many, availability is recorded for every device

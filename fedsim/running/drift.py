@@ -1,4 +1,4 @@
-"""Timing of data shifts during a run, and the notification of devices; ``fedsim.data.shifts`` implements the shifts."""
+"""Timing of data shifts during a run, and the notification of devices; ``learning.data.shifts`` implements the shifts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.shifts import ShiftSpec
-from fedsim.simulation import on_grid
+from fedsim.clock.simulation import on_grid
+from fedsim.learning.data.shifts import ShiftSpec
 
 if TYPE_CHECKING:
-    from fedsim.data.federated import FederatedData
     from fedsim.federation.dispatch import Dispatch
+    from fedsim.learning.data.federated import FederatedData
 
 
 class Drift:

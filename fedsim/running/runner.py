@@ -9,24 +9,24 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedsim.checkpoint import snapshot
-from fedsim.errors import CheckpointError, home_of
-from fedsim.executors import Executor
-from fedsim.meters.base import Column
-from fedsim.output.harmless import say
+from fedsim.clock.executors import Executor
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import CheckpointError, home_of
+from fedsim.common.harmless import say
 from fedsim.records import folder as files
 from fedsim.records import live, parquet
 from fedsim.records.live import EVERY_S, RUNNING, Live
 from fedsim.records.lock import locked
 from fedsim.records.recorder import Recorder
 from fedsim.records.schema import ASKED, AVAILABILITY, models_digest
-from fedsim.signals import end_at_once
-from fedsim.simulation import Simulation
+from fedsim.running.checkpoint import snapshot
+from fedsim.running.signals import end_at_once
 from fedsim.version import __version__
+from fedsim.world.meters.base import Column
 
 if TYPE_CHECKING:
     from fedsim.running.assembly import Run
-    from fedsim.scenario import Scenario
+    from fedsim.running.scenario import Scenario
 
 
 _PATIENCE_S = 1.5  # for computations of the event loop's thread, in the world or in a handler

@@ -1,9 +1,13 @@
-"""The registry of strategies: import path and title (report name: summary) of each by its ``kind``, imported on demand."""
+"""The core's strategies and their bases; imports ``federation`` and the rooms below it.
+
+This module is the registry of strategies: import path and title (report name: summary) of each by its ``kind``.
+A strategy is imported when it is first named.
+"""
 
 from typing import TYPE_CHECKING, Any
 
-from fedsim.language.registry import Registry, with_any_kind
-from fedsim.language.spec import Spec
+from fedsim.common.registry import Registry, with_any_kind
+from fedsim.common.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.strategies.base import Strategy, StrategyParams

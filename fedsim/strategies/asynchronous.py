@@ -6,11 +6,11 @@ from typing import Any, TypeVar
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import TaskEnd
-from fedsim.language.spec import Epochs
-from fedsim.language.units import PositiveSeconds
+from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.parts.selection import Random, SelectionSpec

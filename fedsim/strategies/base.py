@@ -6,11 +6,11 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 from numpy.typing import NDArray
 from pydantic import model_validator
 
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Spec
+from fedsim.common.stop import StopSpec
 from fedsim.federation import Carried, Client, PeerMessage, RunInfo, Server, TaskEnd
-from fedsim.language.spec import Spec
-from fedsim.language.stop import StopSpec
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protection
 from fedsim.strategies.parts.keeping import KeepingClient, Split

@@ -4,11 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedsim.common.spec import OnlyWith
+from fedsim.common.training import Training
 from fedsim.federation import Client, Device, Instruction, TaskEnd
-from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
-from fedsim.training import Training
 
 
 class FedAsyncParams(AsynchronousParams):

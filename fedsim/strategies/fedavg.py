@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from fedsim.evaluation.evaluator import ModelAssignment
 from fedsim.federation import Contents, Partial, Server
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split

@@ -4,12 +4,12 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.spec import OnlyWith
+from fedsim.common.training import Limit, Training
 from fedsim.federation import Contents, Device, Header, Instruction
-from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Limit, Training
 
 
 class FedProxParams(AggregatingParams):

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from fedsim.errors import ScenarioError
-from fedsim.language.spec import Epochs
-from fedsim.language.units import PositiveSeconds, show_seconds
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs
+from fedsim.common.units import PositiveSeconds, show_seconds
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec, Fixed

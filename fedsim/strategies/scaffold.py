@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, TypeVar
 
-from fedsim.errors import SimulationError
-from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import NO_LIMIT, Limit
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, RunInfo, Server, TaskEnd
+from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
@@ -14,7 +15,6 @@ from fedsim.strategies.parts.secure import PHASES, SecurePhases
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
-from fedsim.training import NO_LIMIT, Limit
 
 _TIE_S = 1e-3  # a round that closes so shortly after a time of the schedule has closed at it: the clock's roundings may add up
 

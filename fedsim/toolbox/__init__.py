@@ -1,1 +1,1 @@
-"""Strategies and parts besides those of the core; the core knows them by the registry alone."""
+"""Strategies and parts that a scenario can name beyond the core's. Imports ``strategies`` and the rooms below it."""

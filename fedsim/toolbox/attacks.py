@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.common.spec import Spec
 from fedsim.federation import Contents, Device, LocalResult, Partial
 from fedsim.federation.codecs import Arithmetic
-from fedsim.language.spec import Spec
 from fedsim.learning import Ref
 from fedsim.learning.functions import pure, weighted_sum
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats, Floats32, Ints
+from fedsim.common.arrays import Floats, Floats32, Ints
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
 from fedsim.learning import Ref
 from fedsim.learning.functions import Function, pure

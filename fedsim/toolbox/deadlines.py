@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
-from fedsim.language.spec import Epochs
-from fedsim.language.units import PositiveSeconds
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs
+from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
 from fedsim.world.population import DeadlineBase
 

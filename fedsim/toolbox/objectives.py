@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.data.federated import Pool, TokenShape
-from fedsim.language.stop import MORE_IS_BETTER
+from fedsim.common.stop import MORE_IS_BETTER
+from fedsim.common.streams import Streams
 from fedsim.learning.architecture import Shape
+from fedsim.learning.data.federated import Pool, TokenShape
 from fedsim.learning.objectives import EvaluationMetric, Objective, SampleNumbers, entropies, mean_of_samples, told_targets
-from fedsim.streams import Streams
 
 if TYPE_CHECKING:
     from torch import Tensor

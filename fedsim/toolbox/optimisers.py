@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.arrays import Floats
+from fedsim.common.arrays import Floats
 from fedsim.federation import Server
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref

@@ -26,9 +26,9 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors import Executor, answer
-from fedsim.language.imports import learn, places
+from fedsim.clock.executors import Executor, answer
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.imports import learn, places
 
 _SHARED_BYTES = 1 << 15  # a smaller array costs less in the parcel than in the store
 _TRIES = 20  # times that a call's worker may be lost before the call itself is suspected

@@ -7,11 +7,11 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from fedsim.arrays import Ints
-from fedsim.data.federated import NO_GROUP, FederatedData, Shard
-from fedsim.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
-from fedsim.errors import ScenarioError
-from fedsim.streams import Streams
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import NO_GROUP, FederatedData, Shard
+from fedsim.learning.data.shifts import Change, Occasions, Shift, draw_pairs, exchange
 
 _HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
 

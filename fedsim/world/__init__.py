@@ -1,1 +1,1 @@
-"""The simulated world: devices, their availability and speed, the network, and tasks being carried out."""
+"""The simulated world: devices, network, steps, processes, energy and meters. Imports ``clock`` and ``common``."""

@@ -13,11 +13,11 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.arrays import Flags, Floats, Ints
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
-from fedsim.streams import Streams
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.units import PositiveSeconds
 from fedsim.world.calendar import Calendar
 from fedsim.world.phases import Phases, Span
 

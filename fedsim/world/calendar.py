@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pydantic import BeforeValidator
 from pydantic_core import PydanticCustomError
 
-from fedsim.arrays import Floats
-from fedsim.errors import ScenarioError, nearest
-from fedsim.language.spec import Spec
-from fedsim.simulation import on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import on_grid
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
 from fedsim.world.columns import alike, distinct, each
 from fedsim.world.distributions import Constant, NameDistribution
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.arrays import Floats, Ints
+from fedsim.common.arrays import Floats, Ints
 
 MANY = 2_000_000
 """Above this number only devices that were ever looked at have rows in caches and in ``devices.parquet``."""

@@ -17,12 +17,12 @@ import numpy as np
 import simpy
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
-from fedsim.environment import Alarm
-from fedsim.language.spec import OnlyWith, Spec
-from fedsim.language.units import Bytes, PositiveSeconds, Seconds
-from fedsim.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
-from fedsim.streams import Streams
+from fedsim.clock.environment import Alarm
+from fedsim.clock.simulation import TICK_S, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.common.arrays import Floats
+from fedsim.common.spec import OnlyWith, Spec
+from fedsim.common.streams import Streams
+from fedsim.common.units import Bytes, PositiveSeconds, Seconds
 from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
 from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line

@@ -18,15 +18,15 @@ from pydantic import BeforeValidator, Field, GetJsonSchemaHandler, model_validat
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.files import read_toml
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, FlopPerSecond, JoulesPerByte, LinkRate, Seconds, Watts, show_bytes
-from fedsim.model_cost import ModelCost, Operations, Processor
-from fedsim.streams import Streams
-from fedsim.training import Batching, CutBy, Training
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.files import read_toml
+from fedsim.common.model_cost import ModelCost, Operations, Processor
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, CutBy, Training
+from fedsim.common.units import Bytes, FlopPerSecond, JoulesPerByte, LinkRate, Seconds, Watts, show_bytes
 
 _TABLE = Path(__file__).with_suffix(".toml")
 LINKS = _TABLE.with_name("links.toml")

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
 
-from fedsim.arrays import Floats
-from fedsim.errors import DataError, ScenarioError, nearest, shown
-from fedsim.files import SOUGHT, open_file, regular, sought
-from fedsim.language.notes import note
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import LinkRate, Quantity, SamplesPerSecond, Seconds
-from fedsim.language.wording import in_words
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import DataError, ScenarioError, nearest, shown
+from fedsim.common.files import SOUGHT, open_file, regular, sought
+from fedsim.common.notes import note
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.units import LinkRate, Quantity, SamplesPerSecond, Seconds
+from fedsim.common.wording import in_words
 from fedsim.world.columns import alike
 
 _BARE = re.compile(r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf")

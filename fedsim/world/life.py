@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import simpy
 
-from fedsim.arrays import Flags, Ints
-from fedsim.environment import CUT, NORMAL, ProcessGenerator
-from fedsim.errors import SimulationError
+from fedsim.clock.environment import CUT, NORMAL, ProcessGenerator
+from fedsim.common.arrays import Flags, Ints
+from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.messages import Messages

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from fedsim.arrays import Flags, Floats, Ints
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
 from fedsim.world.availability import Availability
 from fedsim.world.phases import Span
 

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from fedsim.environment import CUT, Alarm
-from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation
+from fedsim.clock.environment import CUT, Alarm
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flows import Flow, Network
 from fedsim.world.task import Outcome, Payload

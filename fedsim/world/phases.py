@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fedsim.arrays import Flags, Floats, Ints
-from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S
-from fedsim.streams import Streams
+from fedsim.clock.simulation import TICK_S
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
 from fedsim.world.columns import DeviceRows
 
 _TICKS_PER_SECOND = 1 / TICK_S

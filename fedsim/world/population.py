@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.language.registry import Registry
-from fedsim.language.sizes import LongTailSizes, UniformSizes
-from fedsim.language.spec import Spec
-from fedsim.streams import Streams
-from fedsim.training import Batching, CutBy, Training
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.registry import Registry
+from fedsim.common.sizes import LongTailSizes, UniformSizes
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, CutBy, Training
 from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean

@@ -12,10 +12,10 @@ from typing import Any
 
 import simpy
 
-from fedsim.environment import CUT
-from fedsim.errors import SimulationError
-from fedsim.simulation import TICK_S, on_grid, on_grid_after, tie_s
-from fedsim.training import NO_LIMIT, Limit
+from fedsim.clock.environment import CUT
+from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after, tie_s
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import NO_LIMIT, Limit
 from fedsim.world.compute import Compute, Hosts, HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction, ends

@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 import simpy
 from simpy.resources.resource import Request
 
-from fedsim.environment import Alarm
-from fedsim.training import NO_LIMIT, Limit, Training
+from fedsim.clock.environment import Alarm
+from fedsim.common.training import NO_LIMIT, Limit, Training
 from fedsim.world.network.endpoints import Direction
 from fedsim.world.network.flows import Flow
 
@@ -131,7 +131,7 @@ TaskStep = Download | Computation | Upload | Code | Pause | Queue
 
 
 class Power(Protocol):
-    """The batteries of devices, as the world uses them: ``fedsim.energy.batteries``."""
+    """The batteries of devices, as the world uses them: ``fedsim.world.energy.batteries``."""
 
     def has(self, device: int) -> bool: ...
     def start(self, device: int) -> None: ...

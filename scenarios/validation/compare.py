@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 import fedsim
 from fedsim.analysis.style import GREY, PALE, SERIES, save, styled
-from fedsim.calibrate.log import Log, LogDefaults, read_log, took
-from fedsim.output.harmless import say
-from fedsim.output.mistakes import explained
+from fedsim.common.harmless import say
+from fedsim.lab.calibrate.log import Log, LogDefaults, read_log, took
+from fedsim.running.mistakes import explained
 
 HERE = Path(__file__).resolve().parent
 SEEDS = range(1, 6)  # of the unequal shares that transfers get

@@ -16,9 +16,9 @@ from scipy.spatial.distance import cdist
 import fedsim
 from fedsim.analysis.clusterings import draw_embedding, draw_similarity, principal_components, read_clusterings
 from fedsim.analysis.membership import draw_membership, draw_split_tree, read_splits
-from fedsim.errors import RunFolderError
+from fedsim.common.errors import RunFolderError
+from fedsim.common.units import show_seconds
 from fedsim.lab.reading.history import MARKS, NO_GROUP, History
-from fedsim.language.units import show_seconds
 from fedsim.records.reading import RunFolder
 from tests.analysis.conftest import Lived, drawn
 from tests.strategies.worlds import world

@@ -17,7 +17,7 @@ from fedsim.analysis.clusters import ReportedGrouping, draw_clusters, read_group
 from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
 from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
 from fedsim.analysis.style import NothingToDrawError, pixels
-from fedsim.errors import RunFolderError
+from fedsim.common.errors import RunFolderError
 from fedsim.lab.reading.fairness import jain_over_time
 from fedsim.lab.reading.history import History
 from fedsim.records.reading import RunFolder

@@ -21,7 +21,7 @@ import fedsim
 from fedsim.analysis.report import write_report
 from fedsim.analysis.report.page import CHART, SCRIPTS, default_out
 from fedsim.analysis.watch import HOST, Growing, server_of, watch
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
 from fedsim.lab.trackers.trace import write_trace
 from fedsim.records.folder import fingerprints
 from fedsim.records.reading import RunFolder

@@ -5,7 +5,7 @@
 
 A *site* is one device whose tasks, charger and phases of reach change at whole and half seconds, so that they coincide: a
 task for a flat device, with or without a charger, a battery that is full, flat or restarts as a step ends. Its level is
-computed again, from breakpoint to breakpoint, by ``Book``, which shares no code with ``fedsim.energy.batteries``. A *run* is
+computed again, from breakpoint to breakpoint, by ``Book``, which shares no code with ``world.energy.batteries``. A *run* is
 a whole scenario of a drawn strategy with batteries and chargers; it must pass its audit, and its levels what ``books`` checks.
 Exit status 1 if anything differs.
 """
@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import fedsim
-from fedsim.audit import audit
-from fedsim.energy.batteries import Batteries, Powered
-from fedsim.environment import CUT
+from fedsim.clock.environment import CUT
+from fedsim.clock.simulation import TICK_S, Record, Simulation
+from fedsim.common.training import Training
+from fedsim.lab.audit import audit
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import TICK_S, Record, Simulation
 from fedsim.testing import run
-from fedsim.training import Training
+from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.network import Star
 from fedsim.world.phases import Span
 from fedsim.world.population import Population

@@ -23,12 +23,12 @@ from types import NoneType, UnionType
 from typing import Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import fedsim
-from fedsim.errors import FedsimError
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.common.errors import FedsimError
 from fedsim.lab.forecast import forecast_lines
 from fedsim.learning.models import MODELS
 from fedsim.running.runner import Job
-from fedsim.scenario import Scenario
+from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES
 from tests.benchmarks.hashes import OF_WORLDS
 from tests.benchmarks.script import parser

@@ -11,7 +11,7 @@ import time
 import simpy
 from simpy.events import ProcessGenerator
 
-from fedsim.simulation import Simulation
+from fedsim.clock.simulation import Simulation
 
 EVENTS, PROCESSES, REPEATS = 200_000, 10, 7
 

@@ -26,7 +26,7 @@ from typing import Any
 from torch import nn
 
 import fedsim
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
 from fedsim.records.schema import EventChain, event_row
 from fedsim.running.runner import Job
 from fedsim.strategies import STRATEGIES as REGISTERED

@@ -15,7 +15,7 @@ from copy import deepcopy
 from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
 from fedsim.strategies import STRATEGIES, params_class
 from fedsim.testing import run
 from tests.benchmarks.bounds import least_table

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedsim.checkpoint import store
+from fedsim.running.checkpoint import store
 from fedsim.testing import TABLES, eventful_world
 from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
 from tests.records.test_energy import BATTERY, CHARGED, PHONE

@@ -23,15 +23,15 @@ import torch
 from torch.nn import functional
 
 import fedsim
-from fedsim.data.federated import FederatedData, Pool, Shard
-from fedsim.executors import Executor, Inline, Threads
+from fedsim.clock.executors import Executor, Inline, Threads
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import FederatedData, Pool, Shard
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.solvers.reference import load_weights, module_of
 from fedsim.learning.spec import TrainingSpec
 from fedsim.running.runner import Job
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
 from tests.benchmarks.script import round_s
 
 CLIENTS, SAMPLES, TESTS, EPOCHS, BATCH, LR = 20, 60, 350, 10, 10, 0.03

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import fedsim
-from fedsim.executors import Inline
-from fedsim.files import read_toml
+from fedsim.clock.executors import Inline
+from fedsim.clock.simulation import Record
+from fedsim.common.files import read_toml
 from fedsim.records import folder as files
 from fedsim.running.runner import Job
-from fedsim.shipped import shipped
-from fedsim.simulation import Record
+from fedsim.running.shipped import shipped
 from tests.benchmarks.script import parser
 from tests.children import popen
 

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedsim.checkpoint import store
 from fedsim.records.lock import LOCK
+from fedsim.running.checkpoint import store
 from fedsim.testing import eventful_world
 from tests.benchmarks.script import Result, agree, is_sound, parser, start, tried, whole_run
 from tests.test_runs import STRATEGIES

@@ -26,7 +26,7 @@ from scipy.optimize import least_squares
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedsim.model_cost import ModelCost
+from fedsim.common.model_cost import ModelCost
 from fedsim.toolbox.models.profile import profile
 from fedsim.world.device_kinds import operations_s
 from tests.benchmarks.script import parser

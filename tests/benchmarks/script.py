@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import fedsim
-from fedsim.audit import audit
+from fedsim.lab.audit import audit
 from tests import children
 from tests.children import adopt_orphans, end_others
 
@@ -69,7 +69,7 @@ def tried(cases: int, seed: int, one: Callable[[random.Random, Path], Result]) -
 
 async def round_s(core: Any, clients: int, epochs: int, rounds: int) -> tuple[float, float]:
     """Median seconds of a round of federated averaging with all clients, and of a test; the first round does not count."""
-    from fedsim.training import Training
+    from fedsim.common.training import Training
 
     model, training, testing = core.initial(), [], []
     for number in range(rounds + 1):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import fedsim
+from fedsim.clock.simulation import TICK_S
 from fedsim.federation.costs import cost_s
-from fedsim.simulation import TICK_S
 from fedsim.testing import eventful_world
 from tests.strategies.runs import made, ran
 from tests.strategies.worlds import file_data

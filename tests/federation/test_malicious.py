@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.data.shifts import SwapAll
+from fedsim.common.streams import Streams
 from fedsim.federation.malicious import ATTACKS, MaliciousSpec
+from fedsim.learning.data.shifts import SwapAll
 from fedsim.learning.models import Logistic
-from fedsim.streams import Streams
 from fedsim.toolbox.attacks import Attack
 from tests.learning.small import federation, learning
 from tests.strategies.runs import made, played, ran, weights

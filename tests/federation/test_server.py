@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.federation.codecs import MessagesSpec
 from fedsim.plugin import Availability, Codec, Measured, Selection, Span
 from fedsim.testing import assert_sound, run

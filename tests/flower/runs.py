@@ -19,10 +19,10 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedsim
-from fedsim.executors import Executor, Inline
+from fedsim.clock.executors import Executor, Inline
+from fedsim.common.streams import Streams
 from fedsim.flower.app import read_app
 from fedsim.running.runner import EndedRun, Job
-from fedsim.streams import Streams
 
 APPS = Path(__file__).parent / "apps"
 

@@ -24,7 +24,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedsim
-from fedsim.executors import Threads
+from fedsim.clock.executors import Threads
 from fedsim.flower.app import read_app
 from fedsim.flower.client_side import bytes_of, bytes_of_content
 from fedsim.flower.replaced import AppHalf

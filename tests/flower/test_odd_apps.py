@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("flwr")
 
 import fedsim
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.flower.params import SamplesTime
-from fedsim.output.terminal import Console, RunProgress
+from fedsim.lab.terminal import Console, RunProgress
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import Record
 from fedsim.testing import assert_sound
 from tests.calls import done
 from tests.flower.runs import execute, scenario

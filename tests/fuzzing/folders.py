@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import fedsim
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
 from fedsim.records.folder import SEAL, SUMMARY, fingerprints, write_summary
 from fedsim.running.runner import Job
 from fedsim.testing import eventful_world, run, run_until

@@ -27,7 +27,7 @@ import fedsim
 import fedsim.analysis.report  # so that a child need not
 from fedsim import cli
 from fedsim.analysis import __main__ as analysis
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
 from fedsim.testing import eventful_world, run
 
 _LIMITS = {resource.RLIMIT_DATA: 4 << 30, resource.RLIMIT_FSIZE: 1 << 29, resource.RLIMIT_CORE: 0}

@@ -13,10 +13,10 @@ import annotated_types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from fedsim.analysis.__main__ import KINDS
+from fedsim.common.registry import Registry
+from fedsim.common.units import Quantity
 from fedsim.lab.study.spec import StudySpec
-from fedsim.language.registry import Registry
-from fedsim.language.units import Quantity
-from fedsim.scenario import Scenario
+from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES as REGISTERED
 from fedsim.testing import eventful_world
 from tests.fuzzing import values

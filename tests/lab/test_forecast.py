@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.common.units import show_bytes
 from fedsim.lab.forecast import Beginning, expected_maximum, forecast, forecast_lines, nominal_lines
-from fedsim.language.units import show_bytes
 from tests.test_runs import STRATEGIES
 
 

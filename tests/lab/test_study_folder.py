@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.errors import RunFolderError
+from fedsim.common.errors import RunFolderError
 from fedsim.lab.reading.study_folder import StudyIndex, is_done, is_study, read_index, write_index
 
 ENTRY: dict[str, Any] = {

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.data.federated import FederatedData, Pool, Shard
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.clock.simulation import Record, Simulation
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import FederatedData, Pool, Shard
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModelSpec, ModuleModel
 from fedsim.learning.solvers.base import Descent, LocalSolve, shuffled
 from fedsim.learning.spec import TrainingSpec
-from fedsim.simulation import Record, Simulation
-from fedsim.streams import Streams
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.data.federated import FederatedData
-from fedsim.data.shifts import SHIFTS
-from fedsim.errors import ScenarioError
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
 from fedsim.lab.forecast import forecast_lines
-from fedsim.streams import Streams
+from fedsim.learning.data.federated import FederatedData
+from fedsim.learning.data.shifts import SHIFTS
 from tests.learning.small import federation
 from tests.strategies.worlds import world
 

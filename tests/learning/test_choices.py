@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
-from fedsim.data.federated import FederatedData, Shard
-from fedsim.data.transforms import Augmentation
-from fedsim.errors import SimulationError
-from fedsim.executors import Inline, Threads
+from fedsim.clock.executors import Inline, Threads
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import Training
+from fedsim.learning.data.federated import FederatedData, Shard
+from fedsim.learning.data.transforms import Augmentation
 from fedsim.learning.engine import Learning
 from fedsim.learning.functions import function_at, pure, weighted_sum
 from fedsim.learning.learner import Learner
@@ -20,7 +21,6 @@ from fedsim.learning.models import CNN5, Logistic, ModelSpec, ModuleModel, Perce
 from fedsim.learning.refs import Ref
 from fedsim.learning.solvers.reference import kernels, load_weights, module_of
 from fedsim.toolbox.models.published import MnistCNN
-from fedsim.training import Training
 from tests.learning.small import Counting, Dropping, federation, learning, own, run
 
 VECTORS: list[ModelSpec] = [Logistic(), Perceptron(hidden=[33, 5]), own("Dropping", features=61, classes=7)]

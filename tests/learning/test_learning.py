@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch.nn import functional
 
-from fedsim.data.federated import Shard, stratified_part
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import EvaluationSpec, Evaluator, WorldView
-from fedsim.executors import Inline, Threads
-from fedsim.language.stop import StopSpec
+from fedsim.clock.executors import Inline, Threads
+from fedsim.common.errors import ScenarioError
+from fedsim.common.stop import StopSpec
+from fedsim.common.training import Part, Training
+from fedsim.federation.evaluator import EvaluationSpec, Evaluator, WorldView
+from fedsim.learning.data.federated import Shard, stratified_part
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import CNN5, Logistic, ModelSpec, Perceptron
 from fedsim.learning.refs import Initial, Mixed, Ref, Trained, waves
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
-from fedsim.training import Part, Training
 from tests.learning.small import Counting, federation, learning, own, run
 
 FULL = 10**6

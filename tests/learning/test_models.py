@@ -13,13 +13,13 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.model_cost import ModelCost
 from fedsim.learning.architecture import LoRA
 from fedsim.learning.models import CNN5, Logistic, ModuleModel, Perceptron, SizeOnly
 from fedsim.learning.modules import fit, frozen_numbers, numbers
 from fedsim.learning.solvers.reference import module_of
 from fedsim.learning.spec import TRAINERS, TrainingSpec
-from fedsim.model_cost import ModelCost
 from fedsim.toolbox.models import profile as counted
 from fedsim.toolbox.models import published
 from fedsim.toolbox.models.profile import profile

@@ -11,11 +11,11 @@ from torch.nn import functional
 from torch.utils.data import Dataset, IterableDataset
 
 import fedsim
-from fedsim.data.federated import TokenShape
-from fedsim.data.sources import SOURCES
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import TokenShape
+from fedsim.learning.data.sources import SOURCES
 from fedsim.learning.modules import step_flops
-from fedsim.streams import Streams
 from fedsim.testing import run
 from fedsim.toolbox.models.tokens import CharLSTM, Transformer
 from fedsim.toolbox.objectives import METRICS, MaskedToken
@@ -100,7 +100,7 @@ def test_a_loss_and_a_metric_of_ones_own() -> None:
 
 def test_masks_hide_a_share_and_ask_for_what_they_hide() -> None:
     raw = SOURCES.find("text")(length=30).load(None)
-    from fedsim.data.federated import pooled
+    from fedsim.learning.data.federated import pooled
 
     before = pooled(raw, "none").pool
     pool = MaskedToken(share=0.2).fitted(before, Streams(1))

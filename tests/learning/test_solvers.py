@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedsim.common.training import Batching, Contrast, LastBatch, Training
 from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
 from fedsim.learning.cohort import last_gradient
 from fedsim.learning.engine import pick
@@ -26,7 +27,6 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from fedsim.training import Batching, Contrast, LastBatch, Training
 from tests.learning.small import PULLS, RULES, Dropping, federation, learning, plain_sgd, pulled, run, solve_of
 
 WAYS: tuple[Way, ...] = get_args(Way)

@@ -11,17 +11,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors import Threads, WorkerProcesses
+from fedsim.clock.executors import Threads, WorkerProcesses
+from fedsim.clock.simulation import Record, Simulation
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.streams import Streams
+from fedsim.common.training import Contrast, Training
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import Perceptron
 from fedsim.learning.solvers.base import shuffled
 from fedsim.learning.solvers.reference import flat_weights, load_weights, module_of
 from fedsim.learning.spec import TRAINERS
-from fedsim.scenario import Scenario
-from fedsim.simulation import Record, Simulation
-from fedsim.streams import Streams
-from fedsim.training import Contrast, Training
+from fedsim.running.scenario import Scenario
 from tests.learning.small import federation, own, run
 
 MODEL = Perceptron(hidden=[5])

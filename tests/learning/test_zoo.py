@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedsim
-from fedsim.errors import DataError, FedsimError
-from fedsim.executors import Inline, Threads
+from fedsim.clock.executors import Inline, Threads
+from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.training import Training
 from fedsim.learning.draws import global_states
 from fedsim.learning.engine import Learning
 from fedsim.learning.models import ModuleModel
 from fedsim.learning.refs import Ref
 from fedsim.running.runner import Job
-from fedsim.training import Training
 from tests.learning import zoo
 from tests.learning.small import federation, learning, run
 from tests.learning.zoo_refused import REFUSED

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.records.test_forgeries import ENERGY, WORLD
+from tests.lab.test_forgeries import ENERGY, WORLD
 
 _COSTS = {"device": {"per_hour": 1.0, "per_gigabyte": 3.0}, "server": {"per_request": 0.01}}
 _FEW = {"rounds": 3, "simulated_time": "1 h"}

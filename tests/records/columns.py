@@ -11,8 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from fedsim import Scenario, ScenarioError
-from fedsim.audit import CHECKS, _findings
-from fedsim.audit.evidence import Evidence
+from fedsim.lab.audit import CHECKS, _findings
+from fedsim.lab.audit.evidence import Evidence
 from fedsim.lab.audited import VALID
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.audit import audit
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
+from fedsim.lab.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
 from fedsim.testing import assert_sound, eventful_world, run
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import Renewal, changes

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from fedsim.audit.declared import PARTS, UNCHECKED, is_unchecked
 from fedsim.federation.codecs import CODECS
 from fedsim.federation.malicious import ATTACKS
+from fedsim.lab.audit.declared import PARTS, UNCHECKED, is_unchecked
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.deadline import DEADLINES

@@ -11,19 +11,19 @@ import pyarrow.parquet as pq
 import pytest
 
 import fedsim
-from fedsim.audit import audit
-from fedsim.energy.spec import TITLES
-from fedsim.meters.base import MeterContext
-from fedsim.meters.energy import TABLE, Zone
+from fedsim.common.streams import Streams
+from fedsim.lab.audit import audit
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
-from fedsim.streams import Streams
 from fedsim.testing import StrategyContract, eventful_world, quiet_world, run, run_until
 from fedsim.testing import assert_sound as sound
 from fedsim.world.device_kinds import catalogue, find_kind
+from fedsim.world.energy.spec import TITLES
+from fedsim.world.meters.base import MeterContext
+from fedsim.world.meters.energy import TABLE, Zone
 from tests.benchmarks.hashes import STRATEGIES
-from tests.records.test_audit import found
-from tests.records.test_forgeries import column, times
+from tests.lab.test_audit import found
+from tests.lab.test_forgeries import column, times
 
 ENERGY: dict[str, Any] = {
     "idle": "500 mW",

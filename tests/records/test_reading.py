@@ -15,15 +15,15 @@ from click.testing import CliRunner
 import fedsim
 from fedsim.analysis.__main__ import main as draw
 from fedsim.analysis.report import write_report
-from fedsim.audit import audit
 from fedsim.cli import main
-from fedsim.errors import RunFolderError
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import RunFolderError
+from fedsim.lab.audit import audit
 from fedsim.records.folder import SUMMARY, changes, fingerprints, summary_text
 from fedsim.records.live import LIVE, RUNNING
 from fedsim.records.reading import RunFolder
 from fedsim.running.runner import Job
-from fedsim.simulation import Record
 from fedsim.testing import eventful_world, run
 
 TABLES = ("events", "transfers", "rounds", "devices")

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import CheckpointError
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import CheckpointError
 from fedsim.records import parquet
 from fedsim.records.parquet import TableWriter
 from fedsim.records.schema import EventChain, EventRow, column, event_row
-from fedsim.simulation import Record
 from fedsim.world.task import Payload
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import fedsim
+from fedsim.clock.simulation import Simulation
 from fedsim.plugin import Contents, Device, SynchronousClient
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
 from fedsim.strategies.fedavg import FedAvg, FedAvgParams
 from tests.strategies.runs import of_kind, played, ran, weights
 from tests.strategies.worlds import PAIRED, ROTATED, Sections, world

@@ -9,10 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 import fedsim
-from fedsim.audit import audit
+from fedsim.clock.simulation import Record, Simulation
+from fedsim.lab.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.simulation import Record, Simulation
 from tests.strategies.worlds import Sections
 
 Weights = NDArray[np.float32]

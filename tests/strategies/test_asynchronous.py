@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
+from fedsim.clock.simulation import Record
 from fedsim.running.assembly import Run
-from fedsim.simulation import Record
 from fedsim.testing import eventful_world
 from fedsim.toolbox.strategies.refl import stale_weights
 from tests.strategies.runs import initial_weights, model_after, model_of, played, ran, told

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.data.federated import stratified_part
+from fedsim.learning.data.federated import stratified_part
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
 from fedsim.toolbox.strategies.cata_fed import (

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import fedsim
+from fedsim.common.training import Training
 from fedsim.records.reading import RunFolder
 from fedsim.toolbox.strategies.flexcfl import FlexCFLParams, inter_group_coefficients
 from fedsim.toolbox.strategies.grouped import distance
-from fedsim.training import Training
 from tests.strategies.runs import (
     Weights,
     groups_of,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.audit import audit
+from fedsim.lab.audit import audit
 from fedsim.records.reading import RunFolder
 from fedsim.testing import ScenarioTables, StrategyContract, quiet_world, run
 from tests.strategies.runs import of_kind, ran

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.testing import quiet_world, run
 from tests.strategies.runs import (
     Weights,
@@ -176,7 +176,7 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     assert lines is not None
     order = fedsim.federation.client.Instruction("train", {"model": done.strategy.state["model"]}, 0)
     training = done.dispatch.client_side.client.training(done.dispatch.devices.of(0), order)
-    plain = fedsim.training.Training(None, 3)
+    plain = fedsim.common.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))
     assert lines.training_s(0, training, 6) - lines.training_s(0, plain, 6) == pytest.approx(more)
     assert lines.needed(training, 6) - lines.needed(plain, 6) == 2 * 37 * 4

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
 from fedsim.world.network import SERVER, Direction, Flow, Network, Star, ends
 from fedsim.world.network.protocol import PLAIN, Protocol, Transport
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
 from fedsim.world.network import Direction, Flow, Network, Star, ends
 from fedsim.world.network.protocol import Protocol, Tcp, Transport
 from tests.world.network_plays import Listed

@@ -5,9 +5,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from fedsim.simulation import Record
-from fedsim.streams import Streams
-from fedsim.training import Batching
+from fedsim.clock.simulation import Record
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.compute import Compute, HostSpec
 from fedsim.world.life import TaskRunner

@@ -13,9 +13,9 @@ import pytest
 import simpy
 
 import fedsim
-from fedsim.audit import audit
-from fedsim.errors import CheckpointError, ScenarioError, SimulationError
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.common.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.lab.audit import audit
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import SERVER, Activity, Process, World
 from fedsim.running.runner import Job

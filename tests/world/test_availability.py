@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import DataError, FedsimError
-from fedsim.simulation import TICK_S
-from fedsim.streams import Streams
+from fedsim.clock.simulation import TICK_S
+from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.streams import Streams
 from fedsim.toolbox.worlds.availability import Diurnal, Flash, Traces
 from fedsim.world import phases
 from fedsim.world.availability import Availability, Renewal

@@ -3,7 +3,7 @@
 import pytest
 
 import fedsim
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
 
 _REGIONS = "network={kind='regions',of=['aws:eu-west-1']"
 MISTAKES = {

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.energy.batteries import Batteries, Powered
-from fedsim.energy.charging import Charging, ChargingModel, Daily, Never, RenewalCharging
-from fedsim.simulation import TICK_S, Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import TICK_S, Simulation
+from fedsim.common.streams import Streams
+from fedsim.common.training import Training
 from fedsim.toolbox.worlds.availability import Diurnal
-from fedsim.training import Training
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.calendar import CalendarSpec
+from fedsim.world.energy.batteries import Batteries, Powered
+from fedsim.world.energy.charging import Charging, ChargingModel, Daily, Never, RenewalCharging
 from fedsim.world.network import Star
 from fedsim.world.network.protocol import Fluid, Transport
 from fedsim.world.phases import Span

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
 from fedsim.toolbox.peers.collectives import AllReduce, CollectiveKind, collective
 
 SIZE, RATE, DELAY = 100e6, 10e6, 0.02

@@ -11,15 +11,15 @@ from fedsim import Simulation
 from fedsim.analysis.clusters import read_groupings
 from fedsim.analysis.fairness import draw_fairness
 from fedsim.analysis.style import NothingToDrawError
-from fedsim.audit import audit
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
 from fedsim.federation import clients
 from fedsim.lab import forecast
+from fedsim.lab.audit import audit
 from fedsim.lab.forecast import nominal_lines
 from fedsim.lab.reading.fairness import jain_index, jain_over_time
 from fedsim.lab.trackers.link_load import link_load
 from fedsim.records.reading import RunFolder
-from fedsim.streams import Streams
 from fedsim.world import columns
 from fedsim.world.phases import Phases
 

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.model_cost import ModelCost
-from fedsim.simulation import Simulation, on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation, on_grid
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.model_cost import ModelCost
+from fedsim.common.streams import Streams
+from fedsim.common.training import Batching, LastBatch, Part, Training
 from fedsim.testing import StrategyContract, assert_sound, eventful_world, run
 from fedsim.toolbox.models.profile import profile
-from fedsim.training import Batching, LastBatch, Part, Training
 from fedsim.world.compute import Compute, HostSpec, SlowPhases
 from fedsim.world.device_kinds import DeviceKind, Rooflines, operations_s
 from fedsim.world.network import Star

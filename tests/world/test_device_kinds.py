@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import DataError
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import DataError
+from fedsim.common.streams import Streams
 from fedsim.records.reading import RunFolder
 from fedsim.running.assembly import Run
-from fedsim.scenario import load
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.running.scenario import load
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
 from fedsim.toolbox.worlds.capacities import FedScaleCapacity, read_capacities
 from fedsim.world.device_kinds import DeviceKind, catalogue, figures, find_kind

@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 import fedsim
-from fedsim.errors import DataError, ScenarioError
-from fedsim.language.units import BytesPerSecond, SamplesPerSecond
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.units import BytesPerSecond, SamplesPerSecond
 from fedsim.running.assembly import Run
-from fedsim.simulation import Simulation
 from fedsim.world.distributions import DeviceTable
 
 

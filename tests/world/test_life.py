@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, on_grid
+from fedsim.clock.simulation import Simulation, on_grid
+from fedsim.common.errors import SimulationError
+from fedsim.common.training import Batching, LastBatch, Limit, Part, Training
 from fedsim.toolbox.worlds.availability import Traces
-from fedsim.training import Batching, LastBatch, Limit, Part, Training
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population

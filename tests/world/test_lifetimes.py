@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsim.errors import ScenarioError
-from fedsim.simulation import Simulation, on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation, on_grid
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
 from fedsim.toolbox.worlds.availability import Traces
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.lifetimes import Bounded, Lifetimes, bounded

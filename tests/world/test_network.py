@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation, on_grid, on_grid_after
+from fedsim.clock.simulation import Simulation, on_grid, on_grid_after
+from fedsim.common.errors import SimulationError
 from fedsim.world.network import SERVER, star
 from fedsim.world.network.protocol import Fluid
 from fedsim.world.network.star import StarDirection

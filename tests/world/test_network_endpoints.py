@@ -12,11 +12,11 @@ import networkx
 import numpy as np
 import pytest
 
-from fedsim.checkpoint.codec import Encoder, decode
-from fedsim.environment import LAST
-from fedsim.errors import SimulationError
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.environment import LAST
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import SimulationError
+from fedsim.common.streams import Streams
+from fedsim.running.checkpoint.codec import Encoder, decode
 from fedsim.toolbox.worlds.graphs import EdgeServers, Graph, TreeSpec, between
 from fedsim.world.network import SERVER, Flow, Network, Star
 from fedsim.world.network.protocol import Fluid, Protocol, Tcp, Transport

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
 from fedsim.world.network import Network, Star
 from fedsim.world.network.protocol import PLAIN, Fluid, Protocol, Tcp, Transport
 from tests.world import realrun

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import fedsim
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.streams import Streams
 from fedsim.world.network import SERVER, Network
 from fedsim.world.network.protocol import Bbr, Fluid, Protocol, Tcp
 from tests.world.network_plays import KINDS, Kind, Send, StarWorld, play

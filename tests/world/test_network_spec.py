@@ -11,9 +11,9 @@ import networkx
 import pytest
 from pydantic import TypeAdapter
 
-from fedsim.errors import ScenarioError
-from fedsim.simulation import Simulation, on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation, on_grid
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
 from fedsim.toolbox.worlds.graph_files import LABELS, PLACES
 from fedsim.world.network import SERVER, Network, NetworkSpec, ends
 

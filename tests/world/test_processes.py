@@ -11,14 +11,14 @@ import pytest
 import simpy
 
 import fedsim
-from fedsim.audit import audit
-from fedsim.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.clock.simulation import on_grid
+from fedsim.common.errors import CheckpointError, ScenarioError, SimulationError
+from fedsim.lab.audit import audit
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import Process, World
 from fedsim.records.reading import RunFolder
-from fedsim.simulation import on_grid
 from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, run, run_until
-from tests.records.test_audit import events as edited
+from tests.lab.test_audit import events as edited
 
 HERE = __name__
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsim.errors import DataError
+from fedsim.common.errors import DataError
 from fedsim.toolbox.worlds.availability import read_flash
 from fedsim.toolbox.worlds.capacities import read_capacities
 from fedsim.toolbox.worlds.published import read_plain_pickle

@@ -11,20 +11,20 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fedsim.calibrate.log import LogDefaults, read_log
-from fedsim.energy.spec import ZoneSpec
-from fedsim.errors import DataError, FedsimError
-from fedsim.language.notes import collected_notes
-from fedsim.language.units import SamplesPerSecond
-from fedsim.streams import Streams
+from fedsim.common.errors import DataError, FedsimError
+from fedsim.common.notes import collected_notes
+from fedsim.common.streams import Streams
+from fedsim.common.units import SamplesPerSecond
+from fedsim.lab.calibrate.log import LogDefaults, read_log
 from fedsim.toolbox.sources.own import HuggingFace, Npz
 from fedsim.toolbox.worlds.availability import Intervals, read_flash
 from fedsim.toolbox.worlds.capacities import read_capacities
 from fedsim.toolbox.worlds.regions import RegionsSpec
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import IDS, FromFile
-from tests.calibrate.test_log import GOOD, HEAD
-from tests.data.test_sources import save
+from fedsim.world.energy.spec import ZoneSpec
+from tests.lab.test_log import GOOD, HEAD
+from tests.learning.test_sources import save
 
 DEVICES = 12
 SPEEDS = [10.0 + device for device in range(DEVICES)]
@@ -99,7 +99,7 @@ def spans(path: Path) -> Any:
 
 def connection(path: Path) -> Any:
     section = RegionsSpec.model_validate({"kind": "regions", "file": str(path), "of": ["a", "b"]})
-    from fedsim.simulation import Simulation
+    from fedsim.clock.simulation import Simulation
 
     network = section.build(Simulation(), Streams(1), 2)
     return network.latencies.tolist(), network.lone_rates("up").tolist()

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import fedsim
-from fedsim.errors import FedsimError
+from fedsim.common.errors import FedsimError
+from fedsim.common.streams import Streams
 from fedsim.lab.catalogue import about
-from fedsim.output.terminal import summary_lines
-from fedsim.streams import Streams
+from fedsim.lab.terminal import summary_lines
 from fedsim.testing import assert_sound, quiet_world, run
 from fedsim.toolbox.worlds.regions import cloud_facts
 from fedsim.world.population import PopulationSpec

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import fedsim
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
 from fedsim.plugin import Network, NetworkModel, Streams, Transport, World
 from fedsim.testing import assert_same_run, assert_sound, go_on, run, run_until
 from tests.calls import call

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedsim.common.harmless import clean
 from fedsim.lab.compare.lines import Lines, short_key, shown
 from fedsim.lab.compare.measures import BEST, FINAL, Measure, Values, cost_of, goal_of
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
 from fedsim.lab.reading.targets import Target
-from fedsim.output.harmless import clean
 
 Aim = float | Target
 TARGETED = ("time", "bytes", "energy", "money")

@@ -15,10 +15,10 @@ from itertools import chain
 from statistics import median
 from typing import Any
 
-from fedsim.errors import RunFolderError
-from fedsim.files import parse_json
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import parse_json
+from fedsim.common.units import TICK_S, show_seconds
 from fedsim.lab.compare.table import Cell, ComparedTable
-from fedsim.language.units import TICK_S, show_seconds
 from fedsim.records.folder import DEVICES
 from fedsim.records.reading import RunFolder, as_rows
 

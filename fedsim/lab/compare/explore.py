@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
+from fedsim.common.harmless import clean
 from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
 from fedsim.lab.compare.table import ComparedTable
-from fedsim.output.harmless import clean
 
 if TYPE_CHECKING:
     import pandas as pd

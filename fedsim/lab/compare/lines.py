@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.common.errors import ScenarioError, nearest
 from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, names_apart, read_index
-from fedsim.output.notebook import strategy_of
+from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
 
 

@@ -7,19 +7,19 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from fedsim.errors import RunFolderError, ScenarioError, nearest
-from fedsim.files import parse_json
+from fedsim.common.errors import RunFolderError, ScenarioError, nearest
+from fedsim.common.files import parse_json
+from fedsim.common.spec import Spec
+from fedsim.common.stop import MORE_IS_BETTER
+from fedsim.common.units import Bytes, Joules, PositiveSeconds, show_bytes, show_joules, show_seconds
+from fedsim.common.wording import explain
 from fedsim.lab.reading.fairness import jain_index, worst_decile
 from fedsim.lab.reading.targets import Target, until, within
-from fedsim.language.spec import Spec
-from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.language.units import Bytes, Joules, PositiveSeconds, show_bytes, show_joules, show_seconds
-from fedsim.language.wording import explain
-from fedsim.meters.energy import PHASES
-from fedsim.meters.energy import TABLE as ENERGY
 from fedsim.records import folder as files
 from fedsim.records.ledger import LedgerPreset, total
 from fedsim.records.reading import RunFolder
+from fedsim.world.meters.energy import PHASES
+from fedsim.world.meters.energy import TABLE as ENERGY
 
 Preferred = Literal["least", "most"] | None
 Values = dict[str, float | int | None]

@@ -25,16 +25,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from fedsim.errors import RunFolderError, ScenarioError, nearest
+from fedsim.common.errors import RunFolderError, ScenarioError, nearest
+from fedsim.common.spec import Spec
+from fedsim.common.wording import explain
 from fedsim.lab.compare.lines import ComparedLine, short_key
 from fedsim.lab.compare.measures import measure, measures
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable
-from fedsim.language.spec import Spec
-from fedsim.language.wording import explain
-from fedsim.overrides import read_toml
 from fedsim.records.ledger import LedgerPreset
 from fedsim.records.reading import RunFolder
+from fedsim.running.overrides import read_toml
 
 if TYPE_CHECKING:
     import pandas as pd

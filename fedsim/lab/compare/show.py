@@ -13,19 +13,19 @@ from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from fedsim.common.harmless import clean, for_csv, for_markdown
 from fedsim.lab.compare import explore
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.published import LEGEND, Published, as_printed, beside_published
 from fedsim.lab.compare.table import Beside, Cell, ComparedColumn, ComparedTable, Comparison
 from fedsim.lab.reading.study_folder import PUBLISHED, read_index
-from fedsim.output.harmless import clean, for_csv, for_markdown
 from fedsim.records.folder import write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from fedsim.output.terminal import Console
+    from fedsim.lab.terminal import Console
 
 Form = Literal["csv", "markdown"]
 

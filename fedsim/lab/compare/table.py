@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.harmless import clean
 from fedsim.lab.compare import measures
 from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, some_names, usual_target
 from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
-from fedsim.output.harmless import clean
 from fedsim.records.ledger import LedgerPreset
 
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fedsim.arrays import Floats
-from fedsim.files import parse_json
+from fedsim.common.arrays import Floats
+from fedsim.common.files import parse_json
 from fedsim.records.reading import RunFolder
 
 if TYPE_CHECKING:

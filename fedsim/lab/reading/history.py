@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.arrays import Floats, Ints
-from fedsim.files import parse_json
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.files import parse_json
 from fedsim.records.folder import AVAILABILITY, DEVICES, EVENTS
 from fedsim.records.reading import RunFolder
 from fedsim.records.schema import is_act

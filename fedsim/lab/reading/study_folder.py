@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedsim.errors import RunFolderError
-from fedsim.files import read_bytes
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import read_bytes
 from fedsim.records import folder as files
 
 STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.records.ledger import total_of_round
 
 COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")

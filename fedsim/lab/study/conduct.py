@@ -7,8 +7,10 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from fedsim.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
-from fedsim.executors import make_executor
+from fedsim.clock.executors import make_executor
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import DataError, FedsimError, ScenarioError, SimulationError, nearest
+from fedsim.common.imports import from_file
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import folder as files
 from fedsim.lab.study.folder import RunState
@@ -17,9 +19,7 @@ from fedsim.lab.study.plan import PlannedRun, Study, read_study
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress, WorkerPool
 from fedsim.lab.study.spec import TRIAL
 from fedsim.lab.study.trials import Trials, gave_up
-from fedsim.language.imports import from_file
-from fedsim.output.terminal import Console
-from fedsim.simulation import Simulation
+from fedsim.lab.terminal import Console
 
 if TYPE_CHECKING:
     from fedsim.lab.study.cluster import RayWorkers

@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import tomli_w
 
-from fedsim.errors import RunFolderError
-from fedsim.files import flat, read_text, toml
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import flat, read_text, toml
 from fedsim.lab.reading.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
 from fedsim.lab.study.plan import Study
-from fedsim.overrides import first_difference, spread_out
 from fedsim.records import folder as files
 from fedsim.records import lock
+from fedsim.running.overrides import first_difference, spread_out
 
 RunState = Literal["done", "resume", "anew", "new"]
 

@@ -4,14 +4,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsim.errors import RunFolderError, nearest
-from fedsim.files import regular
+from fedsim.common.errors import RunFolderError, nearest
+from fedsim.common.files import regular
 from fedsim.lab.compare.lines import Lines, read_lines
 from fedsim.lab.compare.show import in_full
 from fedsim.lab.compare.table import ComparedTable, Comparison
 from fedsim.lab.loading import LoadedRun, drawing, load_run
 from fedsim.lab.reading.study_folder import TRIALS, read_index
-from fedsim.output.notebook import as_html
+from fedsim.records.notebook import as_html
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,19 +12,19 @@ from typing import Any
 
 import tomli_w
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.errors import shown as overridden
-from fedsim.files import flat
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.errors import shown as overridden
+from fedsim.common.files import flat
+from fedsim.common.imports import from_file, is_allowed
+from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.lab.compare.lines import ComparedLine, short_key, shown
 from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.reading.study_folder import RUNS
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
-from fedsim.language.imports import from_file, is_allowed
-from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
-from fedsim.scenario import Scenario
-from fedsim.shipped import found, is_study, shipped
+from fedsim.running.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
+from fedsim.running.scenario import Scenario
+from fedsim.running.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
@@ -163,7 +163,7 @@ def read_study(
         study: a TOML file, the name of a shipped one, or tables, whose paths are relative to the working directory.
         changes: ``key.path=value`` texts that override the bases.
         size, seeds: replace the study's own; the seeds are 1 to ``seeds``.
-        allow_code: whether code that it names by import path may be imported; see ``fedsim.language.imports``.
+        allow_code: whether code that it names by import path may be imported; see ``fedsim.common.imports``.
     """
     if isinstance(study, Mapping):
         tables, folder, called = deepcopy(dict(study)), Path(), "this"

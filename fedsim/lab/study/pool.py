@@ -20,10 +20,10 @@ from typing import Any, Literal, TypeAlias
 from rich.progress import Progress
 from rich.text import Text
 
-from fedsim.executors import start
-from fedsim.language.units import show_seconds
-from fedsim.output.harmless import clean
-from fedsim.output.terminal import Console, bar
+from fedsim.clock.executors import start
+from fedsim.common.harmless import clean
+from fedsim.common.units import show_seconds
+from fedsim.lab.terminal import Console, bar
 
 News: TypeAlias = Mapping[str, Any]
 

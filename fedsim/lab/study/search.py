@@ -17,13 +17,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
 from typing_extensions import override
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.stop import MORE_IS_BETTER
+from fedsim.common.streams import Streams
 from fedsim.lab.compare.measures import COST_GOALS, GOALS, WITHIN, Measure, goal_of, measures, of_metric
 from fedsim.lab.reading.targets import Target
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.streams import Streams
 
 Number = int | float
 TrialResult = tuple[Mapping[str, Any], int]

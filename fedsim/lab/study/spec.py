@@ -20,17 +20,17 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.files import flat
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.files import flat
+from fedsim.common.spec import Spec, json_schema
+from fedsim.common.stop import MORE_IS_BETTER
+from fedsim.common.wording import explain
 from fedsim.lab.compare.measures import GOALS, WITHIN, Budget
 from fedsim.lab.reading.study_folder import UNNAMED
 from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.search import AnySearch, Search, measure_of
-from fedsim.language.spec import Spec, json_schema
-from fedsim.language.stop import MORE_IS_BETTER
-from fedsim.language.wording import explain
-from fedsim.overrides import Tables, changed
-from fedsim.scenario import Scenario
+from fedsim.running.overrides import Tables, changed
+from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.population import PopulationSpec
 

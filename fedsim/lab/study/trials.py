@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.units import show_bytes, show_seconds
 from fedsim.lab.compare.lines import short_key, shown
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
@@ -20,7 +21,6 @@ from fedsim.lab.reading.targets import Target
 from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
 from fedsim.lab.study.search import Search, TrialResult, importances, measure_of
 from fedsim.lab.study.spec import TRIAL
-from fedsim.language.units import show_bytes, show_seconds
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 

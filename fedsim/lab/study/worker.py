@@ -21,13 +21,13 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
-from fedsim.errors import CheckpointError, FedsimError, told
-from fedsim.executors import Inline
-from fedsim.output.terminal import share_done
+from fedsim.clock.executors import Inline
+from fedsim.clock.simulation import Record
+from fedsim.common.errors import CheckpointError, FedsimError, told
+from fedsim.lab.terminal import share_done
 from fedsim.records.lock import locked
 from fedsim.running.runner import Job, end_soon
-from fedsim.scenario import Scenario
-from fedsim.simulation import Record
+from fedsim.running.scenario import Scenario
 
 _NEWS_EVERY_S = 0.25
 _ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies with its parent

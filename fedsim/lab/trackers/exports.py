@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsim.errors import RunFolderError
-from fedsim.files import flat
+from fedsim.common.errors import RunFolderError
+from fedsim.common.files import flat
 from fedsim.lab.reading.study_folder import is_done, is_study, names_apart, read_index
 from fedsim.records.folder import writing
 from fedsim.records.ledger import total_of_round

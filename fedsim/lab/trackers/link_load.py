@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from fedsim.arrays import Floats
+from fedsim.common.arrays import Floats
 from fedsim.records.folder import DEVICES, TRANSFERS
 from fedsim.records.reading import RunFolder
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from fedsim.common.harmless import harmless
 from fedsim.lab.reading.history import History, parsed
 from fedsim.lab.trackers.link_load import link_load, summed, thinned
-from fedsim.output.harmless import harmless
 from fedsim.records import schema
 from fedsim.records.folder import writing
 from fedsim.records.reading import RunFolder, making_sense

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from fedsim.common.training import Batching, Contrast, LastBatch, Penalised, Places
 from fedsim.learning.refs import Weights
-from fedsim.training import Batching, Contrast, LastBatch, Penalised, Places
 
 _NARROW = 64  # batches up to this size are always padded to the full batch size
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedsim.errors import FedsimError, SimulationError, nearest, place_of, shown
+from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
 from fedsim.learning.draws import global_states, moved_since
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
 from fedsim.learning.solvers.context import rules

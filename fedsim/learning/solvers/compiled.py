@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numba
 from numba.core import caching, config
 
-from fedsim.files import read_bytes
+from fedsim.common.files import read_bytes
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedsim.common.training import Contrast
 from fedsim.learning.draws import KeyedDraws
 from fedsim.learning.modules import as_real, as_tensor_like, real_shape
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key
-from fedsim.training import Contrast
 
 
 class LocalData:
@@ -140,7 +140,7 @@ class TrainingContext:
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """MOON's term (``fedsim.training.Contrast``) of the batch at some positions that the module has just been applied to.
+    """MOON's term (``common.training.Contrast``) of the batch at some positions that the module has just been applied to.
 
     A representation is the input of the last dense layer. ``apply`` applies the module with other weights to all samples.
     """

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedsim.errors import FedsimError, ScenarioError, place_of
+from fedsim.common.errors import FedsimError, ScenarioError, place_of
 from fedsim.learning.draws import generators_kept, global_states, moved_since
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.common.errors import ScenarioError, SimulationError
 from fedsim.learning.architecture import Architecture
 from fedsim.learning.draws import KeyedDraws
 from fedsim.learning.modules import (

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from fedsim.errors import FedsimError, ScenarioError, SimulationError, place_of
+from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, place_of
 from fedsim.learning.draws import global_states, moved_since
 from fedsim.learning.modules import copied, numbers
 from fedsim.learning.remains import Token, differences, remains

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.aggregation"

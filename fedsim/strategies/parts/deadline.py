@@ -2,9 +2,9 @@
 
 from typing import Annotated, Any, Literal
 
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.units import PositiveSeconds
 from fedsim.world.population import DeadlineBase
 
 _HERE = "fedsim.strategies.parts.deadline"

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.training import Places, complement, places_of
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Partial
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
-from fedsim.training import Places, complement, places_of
 from fedsim.world.task import Computation
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Spec
+from fedsim.common.units import Bytes, LinkRate, PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Opaque, Server, TaskEnd, payloads
-from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, LinkRate, PositiveSeconds
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
 from fedsim.federation import Contents, Device, Instruction, LocalResult, Server, TaskEnd
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation

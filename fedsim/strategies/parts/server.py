@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedsim.common.registry import Registry
+from fedsim.common.spec import OnlyWith, Spec
 from fedsim.federation import Server
-from fedsim.language.registry import Registry
-from fedsim.language.spec import OnlyWith, Spec
 from fedsim.learning.refs import Ref
 
 _HERE = "fedsim.strategies.parts.server"

@@ -11,10 +11,10 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
+from fedsim.common.arrays import Floats
+from fedsim.common.spec import Spec
 from fedsim.federation import Device, Server
 from fedsim.federation.codecs import Codec
-from fedsim.language.spec import Spec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection, changes

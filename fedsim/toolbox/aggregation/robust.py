@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.arrays import Floats
-from fedsim.errors import ScenarioError
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import ScenarioError
 from fedsim.federation import Server
 from fedsim.federation.codecs import Codec
 from fedsim.learning.functions import Function, pure

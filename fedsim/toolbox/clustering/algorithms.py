@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.errors import SimulationError
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
+from fedsim.common.errors import SimulationError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
 from fedsim.toolbox.clustering.similarity import Matrix
 
 Labels = NDArray[np.int64]

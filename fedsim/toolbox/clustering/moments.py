@@ -4,9 +4,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Epochs, Iterations, OnlyWith, Spec
-from fedsim.language.units import PositiveSeconds
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Epochs, Iterations, OnlyWith, Spec
+from fedsim.common.units import PositiveSeconds
 
 
 class Once(Spec):

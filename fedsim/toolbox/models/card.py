@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.common.model_cost import ModelCost, operation
 from fedsim.learning.architecture import Shape, Tensor, matching
 from fedsim.learning.models import PartedModel
-from fedsim.model_cost import ModelCost, operation
 
 if TYPE_CHECKING:
     from fedsim.learning.objectives import Objective

@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from fedsim.errors import FedsimError, ScenarioError
+from fedsim.common.errors import FedsimError, ScenarioError
+from fedsim.common.model_cost import COLUMNS, ModelCost, Operations
 from fedsim.learning.architecture import Shape
 from fedsim.learning.draws import generators_kept
 from fedsim.learning.modules import copied, example, outputs_of, samples_dtype
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.spec import Trainer, TrainingSpec
-from fedsim.model_cost import COLUMNS, ModelCost, Operations
 
 _SMALL, _LARGE = 2, 4  # batches, whose difference is the part per sample
 _PHASES = ("forward", "backward", "update")

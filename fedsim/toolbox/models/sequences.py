@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedsim.data.federated import TokenShape
+from fedsim.learning.data.federated import TokenShape
 
 
 class LSTMModule(nn.Module):

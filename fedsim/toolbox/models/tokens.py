@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.data.federated import TokenShape
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.learning.architecture import Shape
+from fedsim.learning.data.federated import TokenShape
 from fedsim.learning.models import TorchModel
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.federated import Dataset, FederatedData, Index, Shard
-from fedsim.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
-from fedsim.errors import DataError, ScenarioError, nearest, shown
-from fedsim.files import read_keyed_json, reading, sought
-from fedsim.language.notes import note
-from fedsim.streams import Streams
+from fedsim.common.errors import DataError, ScenarioError, nearest, shown
+from fedsim.common.files import read_keyed_json, reading, sought
+from fedsim.common.notes import note
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import Dataset, FederatedData, Index, Shard
+from fedsim.learning.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device, as JSON has it for a key

@@ -6,9 +6,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats, Ints
-from fedsim.data.federated import Dataset, FederatedData, Index, Normalise
-from fedsim.data.partitions import (
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.sizes import Sizes, UniformSizes
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normalise
+from fedsim.learning.data.partitions import (
     Partition,
     deal_evenly,
     deal_test_alike,
@@ -18,9 +21,6 @@ from fedsim.data.partitions import (
     require_classes,
     require_devices,
 )
-from fedsim.errors import ScenarioError
-from fedsim.language.sizes import Sizes, UniformSizes
-from fedsim.streams import Streams
 
 _LEAST_PER_CLASS = 2  # images of a device (``femnist``)
 _FIRST_OF_CLASS = 5  # samples of each of its classes that a device has at least (``power-law``)

@@ -5,11 +5,11 @@ from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import Measured, ModelAssignment
+from fedsim.common.errors import ScenarioError
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Header, Instruction, LocalResult, Peer, PeerMessage, Server, TaskEnd
 from fedsim.federation.client import RunInfo
-from fedsim.language.units import PositiveSeconds
+from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.world.population import PopulationSpec

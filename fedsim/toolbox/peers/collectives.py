@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 
 import simpy
 
-from fedsim.environment import ProcessGenerator
-from fedsim.errors import SimulationError, nearest
-from fedsim.language.units import Bytes
+from fedsim.clock.environment import ProcessGenerator
+from fedsim.common.errors import SimulationError, nearest
+from fedsim.common.units import Bytes
 from fedsim.world.processes.world import World, quantity
 
 CollectiveKind = Literal["ring", "tree", "butterfly", "server"]

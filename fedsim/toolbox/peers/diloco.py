@@ -4,13 +4,13 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError, SimulationError
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.spec import OnlyWith
+from fedsim.common.training import Places, Training
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, Partial, Peer, RunInfo
-from fedsim.language.spec import OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerClient, PeerHalf, PeerParams, Peers
 from fedsim.toolbox.peers.collectives import collective
-from fedsim.training import Places, Training
 from fedsim.world.population import PopulationSpec
 
 

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal, Self, TypeVar
 import networkx
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.spec import Spec
 from fedsim.federation import Contents, Header, Peer
-from fedsim.language.spec import Spec
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 

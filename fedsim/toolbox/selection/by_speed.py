@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.spec import Spec
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats, Floats32
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.arrays import Floats, Floats32
+from fedsim.common.spec import Spec
+from fedsim.common.training import Training
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
-from fedsim.language.spec import Spec
-from fedsim.language.units import PositiveSeconds
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
-from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
+from fedsim.common.arrays import Floats
+from fedsim.common.spec import OnlyWith
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
-from fedsim.language.spec import OnlyWith
-from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.parts.selection import Among, Ids, Selection
 from fedsim.toolbox.selection import drawn
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.common.spec import OnlyWith, Spec
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, Server, TaskEnd
-from fedsim.language.spec import OnlyWith, Spec
-from fedsim.language.units import PositiveSeconds
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
 from fedsim.toolbox.selection import drawn

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.data.federated import Raw
-from fedsim.data.sources import checked_labels, every_fifth
-from fedsim.errors import DataError, nearest, shown
-from fedsim.language.notes import note
+from fedsim.common.errors import DataError, nearest, shown
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import checked_labels, every_fifth
 
 _MOST_CLASSES = 100_000  # labels index tables a class wide: of each device's samples, of outputs
 _CHANNELS = (1, 3, 4)  # of images: grey, colours, colours with transparency

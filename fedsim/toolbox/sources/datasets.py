@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.federated import Raw
-from fedsim.data.sources import Source
-from fedsim.errors import DataError, place_of
-from fedsim.language.imports import find, refuse_unless_allowed
+from fedsim.common.errors import DataError, place_of
+from fedsim.common.imports import find, refuse_unless_allowed
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
 _AGAIN = 512  # items that the same Dataset is asked for a second time

@@ -17,10 +17,10 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsim.data.federated import Raw, Samples
-from fedsim.data.sources import Source, checked_labels
-from fedsim.errors import DataError, ScenarioError, nearest
-from fedsim.files import open_file, read_bytes, replacing, sought
+from fedsim.common.errors import DataError, ScenarioError, nearest
+from fedsim.common.files import open_file, read_bytes, replacing, sought
+from fedsim.learning.data.federated import Raw, Samples
+from fedsim.learning.data.sources import Source, checked_labels
 
 ByteArray = NDArray[np.uint8]
 

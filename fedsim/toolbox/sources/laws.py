@@ -6,11 +6,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.data.federated import Raw
-from fedsim.data.sources import Source, every_fifth
-from fedsim.errors import DataError
-from fedsim.files import read_text, reading, sought
-from fedsim.streams import Streams
+from fedsim.common.errors import DataError
+from fedsim.common.files import read_text, reading, sought
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source, every_fifth
 
 
 class Text(Source):

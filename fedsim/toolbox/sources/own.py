@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 
-from fedsim.data.federated import Raw
-from fedsim.data.sources import Source
-from fedsim.errors import DataError, nearest
-from fedsim.files import read_bytes, read_json, reading, regular, sought
-from fedsim.language.notes import note
+from fedsim.common.errors import DataError, nearest
+from fedsim.common.files import read_bytes, read_json, reading, regular, sought
+from fedsim.common.notes import note
+from fedsim.learning.data.federated import Raw
+from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
 _MOST_PIXELS = 1 << 24  # of one image: few bytes may unpack to gigabytes

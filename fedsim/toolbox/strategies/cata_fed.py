@@ -7,16 +7,16 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Ints
-from fedsim.errors import ScenarioError
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs
+from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
-from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
 from fedsim.toolbox.deadlines import Relative
-from fedsim.training import Limit, Part, Training
 from fedsim.world.task import Computation
 
 _MOST_EPOCHS = 1000  # of an adaptive client in a round

@@ -7,15 +7,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs, OnlyWith
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
-from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
-from fedsim.training import Training
 
 
 class CFLParams(GroupedParams):

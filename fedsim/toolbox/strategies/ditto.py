@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 

@@ -7,14 +7,14 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from fedsim.common.spec import Epochs
+from fedsim.common.training import Training
+from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
-from fedsim.language.spec import Epochs
-from fedsim.language.units import PositiveSeconds
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.strategies.tifl import Tiered
-from fedsim.training import Training
 
 
 class FedATParams(StrategyParams):

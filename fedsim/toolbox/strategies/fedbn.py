@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.learning.architecture import STATISTICS, Tensor
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams

@@ -4,13 +4,13 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import changes
 from fedsim.strategies.round_params import SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Training
 
 
 class FedDRParams(SynchronousParams):

@@ -4,13 +4,13 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Training
 
 
 class FedDynParams(AggregatingParams):

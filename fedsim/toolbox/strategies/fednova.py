@@ -3,9 +3,9 @@
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import OnlyWith
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server
-from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedprox import FedProx, FedProxClient, FedProxParams

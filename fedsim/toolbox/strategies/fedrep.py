@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from fedsim.common.spec import Epochs
+from fedsim.common.training import Training
 from fedsim.federation import Device, Instruction, PreviousResult, RunInfo
-from fedsim.language.spec import Epochs
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.strategies.fedper import FedPerParams
-from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.language.spec import Epochs
+from fedsim.common.spec import Epochs
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.toolbox.clustering.algorithms import kmeans
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams

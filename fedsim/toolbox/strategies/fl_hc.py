@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.language.registry import Registry
+from fedsim.common.registry import Registry
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.toolbox.clustering.algorithms import Hierarchical
 from fedsim.toolbox.clustering.moments import AfterRounds

@@ -6,18 +6,18 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats, Floats32
-from fedsim.errors import SimulationError
+from fedsim.common.arrays import Floats, Floats32
+from fedsim.common.errors import SimulationError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Epochs
+from fedsim.common.training import Limit, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Epochs
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
-from fedsim.training import Limit, Training
 from fedsim.world.task import Computation
 
 

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats32
-from fedsim.errors import ScenarioError
+from fedsim.common.arrays import Floats32
+from fedsim.common.errors import ScenarioError
+from fedsim.common.training import CutBy, Places, Training, complement
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, RunInfo, Server
 from fedsim.learning.functions import pure, spliced
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.strategies.sizes import CutClient, CutModels, CutParams, by_name, leading
-from fedsim.training import CutBy, Places, Training, complement
 
 
 class FLoRAParams(CutParams):

@@ -7,16 +7,16 @@ import networkx as nx
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats, Floats32
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.arrays import Floats, Floats32
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Server, TaskEnd
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.toolbox.clustering.similarity import length
-from fedsim.training import Training
 
 DevicePair = tuple[int, int]
 

@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Ints
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.arrays import Ints
+from fedsim.common.registry import Registry
 from fedsim.federation import Contents, Device, Header, Instruction, Server, TaskEnd
-from fedsim.language.registry import Registry
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedsim.common.training import CutBy, Places
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.strategies.sizes import CutModels, CutParams
-from fedsim.training import CutBy, Places
 
 
 @pure

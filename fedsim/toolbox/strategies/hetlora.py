@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.common.training import CutBy
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.strategies.sizes import CutModels, CutParams, by_name
-from fedsim.training import CutBy
 
 
 class HetLoRAParams(CutParams):

@@ -4,13 +4,13 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.common.training import Training
 from fedsim.federation import Carried, Device, Instruction, TaskEnd
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import Weighted
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Training
 
 
 class HierFAVGParams(SelectingParams, CombiningParams):

@@ -5,13 +5,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from fedsim.common.spec import Epochs, OnlyWith
+from fedsim.common.training import Limit, Training
 from fedsim.federation import BEST, Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
-from fedsim.language.spec import Epochs, OnlyWith
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.toolbox.clustering.moments import ShiftTest
 from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
-from fedsim.training import Limit, Training
 from fedsim.world.task import Computation, Evaluate, Train
 
 

@@ -7,11 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Epochs
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Epochs
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
 from fedsim.strategies.synchronous import SynchronousClient
@@ -19,7 +20,6 @@ from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical
 from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
 from fedsim.toolbox.clustering.similarity import Matrix, cosine_matrix, loss_distance, loss_gap, row_distances, shown_pairs
 from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, PlainDeadline, Preset
-from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
 _BY_LOSSES = ("lcfl", "loss-gap")

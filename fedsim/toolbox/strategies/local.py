@@ -2,12 +2,12 @@
 
 from typing import Any, ClassVar, Literal
 
-from fedsim.errors import ScenarioError
-from fedsim.evaluation.evaluator import ModelAssignment
+from fedsim.common.errors import ScenarioError
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
+from fedsim.federation.evaluator import ModelAssignment
 from fedsim.strategies.round_params import SelectingParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
-from fedsim.training import Training
 
 
 class LocalParams(SelectingParams):

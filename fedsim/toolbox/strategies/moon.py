@@ -4,12 +4,12 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.training import Contrast, Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult, RunInfo
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient
-from fedsim.training import Contrast, Training
 
 
 class MOONParams(AggregatingParams):

@@ -5,12 +5,12 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult, PreviousResult
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.toolbox.strategies.personal import OwnModelClient, Personal
-from fedsim.training import Training
 from fedsim.world.task import Computation, Train
 
 

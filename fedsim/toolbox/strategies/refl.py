@@ -6,9 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
-from fedsim.arrays import Floats
+from fedsim.common.arrays import Floats
+from fedsim.common.spec import OnlyWith
 from fedsim.federation import TaskEnd
-from fedsim.language.spec import OnlyWith
 from fedsim.learning.functions import weighted_sum
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes

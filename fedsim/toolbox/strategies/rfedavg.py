@@ -7,16 +7,16 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats, Floats32, Ints
+from fedsim.common.arrays import Floats, Floats32, Ints
+from fedsim.common.spec import OnlyWith
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
-from fedsim.language.spec import OnlyWith
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import canonical, greedy_clusters, kmeans, members, threshold
 from fedsim.toolbox.clustering.similarity import cosine_matrix, shown_pairs
-from fedsim.training import Training
 from fedsim.world.task import Computation
 
 

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError, nearest
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.training import CutBy, Places, Training, places_of
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Partial, RunInfo, Server
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import CutBy, Places, Training, places_of
 
 
 class CutParams(AggregatingParams):

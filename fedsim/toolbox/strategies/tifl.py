@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import OnlyWith
+from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
-from fedsim.language.spec import OnlyWith
 from fedsim.strategies.base import P, Strategy
 from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.training import Training
 from fedsim.world.task import Computation, Evaluate, Train
 
 _TEST_CLIENTS = 5  # of each tier

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedsim.errors import ScenarioError, nearest
-from fedsim.language.spec import Spec
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.spec import Spec
 from fedsim.learning.spec import Trainer
 
 if TYPE_CHECKING:

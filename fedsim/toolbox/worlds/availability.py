@@ -12,14 +12,14 @@ import numpy as np
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from fedsim.arrays import Flags, Floats, Ints
-from fedsim.errors import DataError, ScenarioError
-from fedsim.files import SOUGHT, sought
-from fedsim.language.notes import note
-from fedsim.language.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
-from fedsim.language.wording import in_words
-from fedsim.simulation import on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import on_grid
+from fedsim.common.arrays import Flags, Floats, Ints
+from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.files import SOUGHT, sought
+from fedsim.common.notes import note
+from fedsim.common.streams import Streams
+from fedsim.common.units import CLOCK_END_S, TICK_S, PositiveSeconds, Seconds
+from fedsim.common.wording import in_words
 from fedsim.toolbox.worlds.published import recorded_phones
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import DAY_S, Calendar, seconds_of_day

@@ -7,12 +7,12 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
-from fedsim.arrays import Floats
-from fedsim.errors import DataError, shown
-from fedsim.files import read_toml, sought
-from fedsim.language.notes import note
-from fedsim.language.wording import in_words
-from fedsim.streams import Streams
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import DataError, shown
+from fedsim.common.files import read_toml, sought
+from fedsim.common.notes import note
+from fedsim.common.streams import Streams
+from fedsim.common.wording import in_words
 from fedsim.toolbox.worlds.published import fedscale_capacities, is_pickle
 from fedsim.world.device_kinds import Capacity, CapacityModel
 from fedsim.world.distributions import DeviceTable

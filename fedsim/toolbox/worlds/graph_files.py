@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.errors import ScenarioError, nearest, shown
-from fedsim.files import read_keyed_json
-from fedsim.language.notes import note
-from fedsim.language.units import LinkRate, Seconds
+from fedsim.common.errors import ScenarioError, nearest, shown
+from fedsim.common.files import read_keyed_json
+from fedsim.common.notes import note
+from fedsim.common.units import LinkRate, Seconds
 
 if TYPE_CHECKING:
     import networkx

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import ScenarioError, SimulationError, nearest
-from fedsim.files import sought
-from fedsim.language.spec import Spec
-from fedsim.language.units import LinkRate, Seconds
-from fedsim.simulation import Simulation
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import ScenarioError, SimulationError, nearest
+from fedsim.common.files import sought
+from fedsim.common.spec import Spec
+from fedsim.common.units import LinkRate, Seconds
 from fedsim.toolbox.worlds.graph_files import read_graph
 from fedsim.world.columns import ALL
 from fedsim.world.network.endpoints import SERVER, in_ticks

@@ -9,11 +9,11 @@ import numpy as np
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from fedsim.arrays import Floats
-from fedsim.errors import ScenarioError
-from fedsim.language.units import PerSecond, PositiveSeconds, Seconds
-from fedsim.simulation import TICK_S, on_grid
-from fedsim.streams import Streams
+from fedsim.clock.simulation import TICK_S, on_grid
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
+from fedsim.common.units import PerSecond, PositiveSeconds, Seconds
 from fedsim.world.distributions import FileColumn
 from fedsim.world.lifetimes import Turnover
 

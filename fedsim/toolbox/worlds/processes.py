@@ -8,9 +8,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import simpy
 from pydantic import Field, model_validator
 
-from fedsim.environment import ProcessGenerator
-from fedsim.language.units import BytesPerSecond, PositiveSeconds
-from fedsim.simulation import Record
+from fedsim.clock.environment import ProcessGenerator
+from fedsim.clock.simulation import Record
+from fedsim.common.units import BytesPerSecond, PositiveSeconds
 from fedsim.world.processes.base import Process
 from fedsim.world.processes.world import Hold, World
 

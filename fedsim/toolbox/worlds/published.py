@@ -14,8 +14,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, ClassVar
 
-from fedsim.errors import nearest, shown
-from fedsim.files import read_keyed_json, regular
+from fedsim.common.errors import nearest, shown
+from fedsim.common.files import read_keyed_json, regular
 
 _PICKLE = b"\x80"  # the first byte of all but the oldest form
 _PLAIN = (

@@ -15,10 +15,10 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, ValidationInfo, field_validator
 
-from fedsim.arrays import Floats
-from fedsim.errors import ScenarioError, nearest
-from fedsim.files import read_toml, sought
-from fedsim.simulation import Simulation
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Floats
+from fedsim.common.errors import ScenarioError, nearest
+from fedsim.common.files import read_toml, sought
 from fedsim.world.device_kinds import Figure
 from fedsim.world.distributions import DeviceTable
 from fedsim.world.network.endpoints import SERVER

@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import SimulationError, nearest
-from fedsim.simulation import TICK_S, on_grid
+from fedsim.clock.simulation import TICK_S, on_grid
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import SimulationError, nearest
 from fedsim.world.columns import ALL, each
 from fedsim.world.network.protocol import Transport
 

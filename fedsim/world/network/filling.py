@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fedsim.arrays import Flags, Floats, Ints
+from fedsim.common.arrays import Flags, Floats, Ints
 
 _ROUNDING = 4  # ends that differ by so many last bits of a float64 are one
 

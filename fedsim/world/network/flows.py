@@ -17,9 +17,9 @@ from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Any
 
-from fedsim.arrays import Floats, Ints
-from fedsim.errors import SimulationError
-from fedsim.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
+from fedsim.common.arrays import Floats, Ints
+from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, Endpoints
 from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport

@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal, TypeVar
 import numpy as np
 from pydantic import Field
 
-from fedsim.arrays import Floats
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import Bytes, PositiveBytes, Seconds
-from fedsim.streams import Streams
+from fedsim.common.arrays import Floats
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.units import Bytes, PositiveBytes, Seconds
 
 FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 

@@ -4,12 +4,12 @@ import math
 from pathlib import Path
 from typing import Annotated, Literal
 
-from fedsim.arrays import Floats
-from fedsim.language.registry import Registry
-from fedsim.language.spec import Spec
-from fedsim.language.units import LinkRate, Seconds
-from fedsim.simulation import Simulation
-from fedsim.streams import Streams
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Floats
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.common.units import LinkRate, Seconds
 from fedsim.world.distributions import Constant, RateDistribution, TimeDistribution
 from fedsim.world.network.flows import Network
 from fedsim.world.network.protocol import Fluid, ProtocolSpec, Transport

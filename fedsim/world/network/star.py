@@ -8,8 +8,8 @@ import math
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
-from fedsim.arrays import Floats
-from fedsim.simulation import Simulation
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Floats
 from fedsim.world.network.endpoints import SERVER
 from fedsim.world.network.filling import Route, Sharing
 from fedsim.world.network.flows import Flow, Network

@@ -7,8 +7,8 @@ from typing import Any, Self
 
 import simpy
 
-from fedsim.environment import CUT, NORMAL, Alarm, Environment
-from fedsim.simulation import on_grid
+from fedsim.clock.environment import CUT, NORMAL, Alarm, Environment
+from fedsim.clock.simulation import on_grid
 from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import Field, create_model
 
-from fedsim.errors import ScenarioError
-from fedsim.language.imports import named
-from fedsim.language.registry import Registry, keys_of
-from fedsim.language.spec import Spec
+from fedsim.common.errors import ScenarioError
+from fedsim.common.imports import named
+from fedsim.common.registry import Registry, keys_of
+from fedsim.common.spec import Spec
 
 if TYPE_CHECKING:
     from fedsim.world.processes.world import World

@@ -15,11 +15,11 @@ import numpy as np
 import simpy
 from pydantic import TypeAdapter, ValidationError
 
-from fedsim.environment import Alarm, Environment, ProcessGenerator
-from fedsim.errors import CheckpointError, FedsimError, ScenarioError, SimulationError, place_of, told
-from fedsim.language.units import Bytes, Flops, Seconds
-from fedsim.simulation import on_grid
-from fedsim.streams import Streams
+from fedsim.clock.environment import Alarm, Environment, ProcessGenerator
+from fedsim.clock.simulation import on_grid
+from fedsim.common.errors import CheckpointError, FedsimError, ScenarioError, SimulationError, place_of, told
+from fedsim.common.streams import Streams
+from fedsim.common.units import Bytes, Flops, Seconds
 from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.network.endpoints import SERVER, Direction

@@ -4,8 +4,9 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-import fedsim
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
+
+import fedsim
 from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent

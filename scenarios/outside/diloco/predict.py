@@ -5,9 +5,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+from fedsim.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
 from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent

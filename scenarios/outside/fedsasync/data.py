@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from fedsim.data.spec import DataSpec
+from fedsim.learning.data.spec import DataSpec
 
 NAMES = {"mnist": ("ylecun/mnist", "image"), "cifar10": ("uoft-cs/cifar10", "img")}
 FEATURES = '{{"info": {{"features": {{"{image}": {{"_type": "Image"}}, "label": {{"dtype": "int64", "_type": "Value"}}}}}}}}'

@@ -7,8 +7,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import fedsim
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
+
+import fedsim
 
 HERE = Path(__file__).resolve().parent
 SEEDS = (1, 2, 3)

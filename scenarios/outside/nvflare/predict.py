@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-import fedsim
 from fedsim.scenarios.outside.nvflare.app import MODULE
 from fedsim.scenarios.outside.rows import Prediction, given, show, write
+
+import fedsim
 
 HERE = Path(__file__).resolve().parent
 DRAWS = range(1, 201)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
+from fedsim.scenarios.outside import rows as tables
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from fedsim.common.training import Batching
 from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
-from fedsim.scenarios.outside import rows as tables
 from fedsim.toolbox.models import profile as counted
-from fedsim.training import Batching
 from fedsim.world.device_kinds import Rooflines, find_kind
 
 HERE = Path(__file__).resolve().parent

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from scipy.stats import ttest_1samp, ttest_rel
 
 import fedsim
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.lab.compare.answer import Answer, answers, usual_target
 from fedsim.lab.compare.explore import fronts, heat_map, in_words
 from fedsim.lab.compare.lines import ComparedLine, Lines

@@ -9,7 +9,7 @@ import networkx
 import pytest
 
 import fedsim
-from fedsim.errors import RunFolderError
+from fedsim.common.errors import RunFolderError
 from fedsim.lab.compare.critical_path import (
     AFTER,
     SHARED,

@@ -12,7 +12,7 @@ import pytest
 import tomli_w
 
 import fedsim
-from fedsim.errors import RunFolderError, ScenarioError
+from fedsim.common.errors import RunFolderError, ScenarioError
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.published import Published, Reading, as_printed, beside_published
 from fedsim.lab.compare.show import to_markdown

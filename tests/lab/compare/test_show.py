@@ -15,7 +15,7 @@ from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
 from fedsim.lab.compare.show import print_short, shown
 from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
-from fedsim.output.terminal import Console
+from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
 from tests.lab.conftest import rows_of

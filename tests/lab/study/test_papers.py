@@ -17,9 +17,9 @@ from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.study.conduct import Conductor
 from fedsim.lab.study.folder import write_study
 from fedsim.lab.study.plan import Study, read_study
-from fedsim.overrides import at
-from fedsim.scenario import Scenario
-from fedsim.shipped import shipped_titles
+from fedsim.running.overrides import at
+from fedsim.running.scenario import Scenario
+from fedsim.running.shipped import shipped_titles
 from fedsim.strategies import STRATEGIES
 from fedsim.strategies.parts.server import OPTIMISERS
 from tests.calls import done

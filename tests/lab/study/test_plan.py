@@ -13,16 +13,16 @@ import pytest
 
 import fedsim
 from fedsim.analysis.accuracy import draw_accuracy, draw_costs
-from fedsim.data.spec import DataSpec
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.study.folder import index_of
 from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import StudySpec
+from fedsim.learning.data.spec import DataSpec
 from fedsim.records.reading import RunFolder
-from fedsim.streams import Streams
 from tests.lab.conftest import finish, write
 
 

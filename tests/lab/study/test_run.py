@@ -20,7 +20,7 @@ from fedsim.lab.compare.show import write_tables
 from fedsim.lab.study import pool
 from fedsim.lab.study.folder import locked
 from fedsim.lab.study.pool import Ended, RunOrder, StudyProgress
-from fedsim.output.terminal import Console
+from fedsim.lab.terminal import Console
 from fedsim.testing import quiet_world
 from tests import children
 from tests.calls import call, done

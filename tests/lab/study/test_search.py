@@ -12,7 +12,7 @@ import pytest
 
 import fedsim
 from fedsim.analysis.report.gather import gather
-from fedsim.errors import ScenarioError
+from fedsim.common.errors import ScenarioError
 from fedsim.lab.compare.show import write_tables
 from fedsim.lab.reading.study_folder import is_done
 from fedsim.lab.study.conduct import try_to_build

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedsim.errors import SimulationError
+from fedsim.common.errors import SimulationError
 from fedsim.toolbox.clustering import similarity
 from fedsim.toolbox.clustering.algorithms import (
     Dbscan,

@@ -14,12 +14,12 @@ import pytest
 from pydantic import ValidationError
 
 import fedsim
-from fedsim.errors import ScenarioError, SimulationError
-from fedsim.executors import Inline
+from fedsim.clock.executors import Inline
+from fedsim.common.errors import ScenarioError, SimulationError
+from fedsim.common.training import Training
 from fedsim.running.runner import Job
 from fedsim.testing import ScenarioTables, StrategyContract, assert_sound, quiet_world
 from fedsim.toolbox.peers.rounds import Topology
-from fedsim.training import Training
 
 Models = np.ndarray[Any, Any]
 SLOW = {"kind": "star", "device": {"up": "100 kB/s", "latency": "10 ms"}}

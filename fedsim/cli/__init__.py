@@ -1,0 +1,109 @@
+"""The command line: each verb parses its options, calls the library, and prints. No other room imports it.
+
+Exit status: 0 done; 1 failed; 2 a mistake in the scenario or on the command line; 130 interrupted, and what there was is kept.
+"""
+
+import asyncio
+import atexit
+import gc
+import signal
+import threading
+from contextlib import closing, nullcontext
+from functools import partial
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import click
+
+from fedsim.cli import options
+from fedsim.cli.beginning import BEGINNING
+from fedsim.cli.explaining import EXPLAINING
+from fedsim.cli.showing import SHOWING
+from fedsim.cli.studying import STUDYING
+from fedsim.common.harmless import say, visible
+from fedsim.running.mistakes import INTERRUPTED
+from fedsim.running.signals import end_at_once, interrupted_once, let_go, signals
+from fedsim.version import __version__
+
+_WATCHED_S = 2.0  # of real time, between two pictures of a run that is watched
+
+
+class _Group(click.Group):
+    """Verbs with sanitised messages for mistakes on the command line."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.UsageError as error:
+            raise click.UsageError(visible(error.format_message()), error.ctx) from None
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="fedsim")
+def main() -> None:
+    """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
+    if threading.current_thread() is threading.main_thread():  # SIGTERM and SIGHUP end a command as Ctrl-C does
+        for number in signals()[1:]:
+            click.get_current_context().call_on_close(partial(signal.signal, number, signal.signal(number, _end)))
+    before = gc.get_threshold()
+    click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
+    gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
+    atexit.register(gc.freeze)  # nor need they be looked through when the process ends
+
+
+def _end(number: int, frame: Any) -> None:
+    let_go(number)
+    signal.default_int_handler(number, frame)
+
+
+for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
+    main.add_command(_verb)
+
+
+@main.command("run", short_help="Run a scenario and write a run folder.")
+@options.SCENARIO
+@options.out("The run folder to make.", required=True)
+@options.SEED
+@options.CHANGES
+@click.option("--executor", default="threads", show_default=True, help="Where learning is computed: inline, threads, ray.")
+@options.WORKERS
+@options.ADDRESS
+@click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
+@options.ALLOW_CODE
+@options.WATCH
+@options.PORT
+@options.QUIET
+@options.one_message
+def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int | None, quiet: bool, **given: Any) -> int:
+    """Run SCENARIO and write a run folder."""
+    from fedsim.clock.executors import make_executor
+    from fedsim.lab.terminal import Console, RunProgress, summary_lines
+    from fedsim.records.folder import SCENARIO
+    from fedsim.records.live import EVERY_S
+    from fedsim.running.runner import Job, end_soon
+    from fedsim.running.scenario import load
+
+    at_port = options.port_of(watch, port)
+    if watch:
+        from fedsim.analysis.watch import watching  # loads what draws
+    read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=options.tell_dropped(quiet))
+    with closing(make_executor(given["executor"], given["workers"], given["address"], read.training.device)) as where:
+        job = Job(read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S)
+        if not quiet:
+            say(*read.stop.notes, *read.strategy.notes, err=True)
+            progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
+            job.simulation.listen(progress.take, kinds=("round", "task-end"))
+            job.simulation.at_close(progress.close)
+            if job.checkpointer is not None:
+                job.checkpointer.tell = progress.saved
+        with watching(out, at_port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
+            result = asyncio.run(job.execute())
+    interrupted = result.summary["status"] == "interrupted"
+    if not quiet:
+        say(*summary_lines(result.summary), f"written to {out}")
+        if job.checkpointer is not None and interrupted:
+            code = " --allow-code" if allow_code else ""
+            again = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
+            say(f"interrupted; to go on: {again}", err=True)
+    return INTERRUPTED if interrupted else 0

@@ -1,0 +1,134 @@
+"""The verbs that explain runs that are there: ``compare``, ``why`` and ``whatif``."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.cli.options import ALLOW_CODE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
+from fedsim.common.errors import ScenarioError
+from fedsim.common.harmless import say
+from fedsim.running.mistakes import INTERRUPTED
+
+
+@click.command("compare", short_help="Put runs and studies side by side.")
+@RUNS
+@click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
+@click.option(
+    "--target",
+    "targets",
+    multiple=True,
+    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was reached; may be repeated.",
+)
+@click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
+@click.option("--goal", help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or budget.")
+@click.option("--budget", multiple=True, metavar="KEY=VALUE", help="Rank by accuracy within time='20 min', bytes='3 GB'.")
+@click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
+@click.option("--csv", "form", flag_value="csv", help="Print CSV.")
+@click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
+@click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
+@one_message
+def compare_command(runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any) -> None:
+    """Put RUNS side by side: run folders, and folders of studies."""
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.measures import read_goal
+    from fedsim.lab.compare.show import as_text, compare_published, print_short, print_to
+    from fedsim.lab.compare.table import Comparison
+    from fedsim.lab.terminal import Console
+
+    aim, budget = read_goal(goal, how["budget"])
+    _refuse_unused(published, form, whole, goal, how)
+    if published is None and form is None and not whole:
+        lines = read_lines(runs, how["baseline"], aim, budget).begun()
+        print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
+        say("All figures: --all, --markdown and --csv print them.")
+        return
+    if published is not None and len(runs) > 1:
+        raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
+    if published is None:
+        lines = read_lines(runs, how["baseline"], aim, budget).begun()
+        tables = Comparison(lines, how["targets"], how["ledger"]).tables()
+    else:
+        tables = compare_published(runs[0], published)
+    if form is None:
+        print_to(Console(), tables)
+    else:
+        say(*as_text(tables, form).removesuffix("\n").split("\n"))
+
+
+def _refuse_unused(published: str | None, form: str | None, whole: bool, goal: str | None, how: Mapping[str, Any]) -> None:
+    """Refuse options that would change nothing that is printed."""
+    if published is not None:
+        given = {"--target": how["targets"], "--budget": how["budget"], "--baseline": how["baseline"], "--goal": goal}
+        given["--ledger paper"] = how["ledger"] == "paper"
+        unused = [name for name, value in given.items() if value]
+        if unused:
+            raise ScenarioError(f"{unused[0]} changes nothing with --published, whose file says what is shown; leave it out")
+    elif goal is not None and (whole or form is not None):
+        every = "--all" if form is None else f"--{form}"
+        raise ScenarioError(f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of the two")
+
+
+@click.command("why", short_help="Explain how long the rounds of a run took.")
+@RUN_FOLDER
+@click.option("--round", "number", type=click.IntRange(min=0), metavar="N", help="One round: each step that it waited for.")
+@one_message
+def why_command(run: Path, number: int | None) -> None:
+    """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
+    from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words, totals_table
+    from fedsim.lab.compare.show import print_to
+    from fedsim.lab.terminal import Console
+    from fedsim.records.reading import RunFolder
+
+    paths = CriticalPaths(RunFolder(run))
+    if number is None:
+        say(*run_in_words(paths))
+        print_to(Console(), [totals_table({run.name: paths})])
+    else:
+        say(*round_in_words(paths, number))
+        print_to(Console(), [path_table(paths.round(number))])
+
+
+@click.command("whatif", short_help="Run a run again with a change; show what it changed.")
+@RUN_FOLDER
+@changes("The change", required=True)
+@out("The changed run's folder; by default RUN.whatif beside RUN.")
+@WORKERS
+@ALLOW_CODE
+@one_message
+def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool) -> int:
+    """Run the scenario of RUN again with a change, in the same world, and show what that changed, side by side.
+
+    Beside the folders a page has both timelines, on one axis of time.
+    """
+    from fedsim.analysis.report import write_report
+    from fedsim.lab.compare.critical_path import CriticalPaths, totals_table
+    from fedsim.lab.compare.lines import read_lines
+    from fedsim.lab.compare.show import print_short, print_to
+    from fedsim.lab.compare.table import Comparison
+    from fedsim.lab.loading import run as run_scenario
+    from fedsim.lab.terminal import Console
+    from fedsim.records.folder import SCENARIO
+    from fedsim.records.reading import RunFolder
+    from fedsim.running.scenario import load
+
+    before = RunFolder(run)
+    after = out or run.resolve().with_name(f"{run.resolve().name}.whatif")
+    read = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped())
+    result = run_scenario(read, after, workers=workers)
+    if result.summary["status"] == "interrupted":
+        return INTERRUPTED
+    say(f"what if {', '.join(changes)}:")
+    both = before, RunFolder(after)
+    found = [one.summary["accuracy"]["best"] for one in both]
+    common = math.floor(min(found) * 20) / 20 if None not in found else 0.0  # a target that both reach
+    print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
+    print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in both})])
+    page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
+    say(f"written to {after}; both timelines are in {page}")
+    return 0
+
+
+EXPLAINING = (compare_command, why_command, whatif_command)

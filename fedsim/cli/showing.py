@@ -1,0 +1,139 @@
+"""The verbs that audit runs, show and export them, and fit worlds to logs."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import click
+
+from fedsim.cli.options import ALLOW_CODE, FOLDER, PORT, RUN_FOLDER, RUNS, WATCH, one_message, out, port_of
+from fedsim.common.errors import ScenarioError
+from fedsim.common.harmless import say
+
+
+@click.command("audit", short_help="Check that the records of a run fit together.")
+@RUN_FOLDER
+@ALLOW_CODE
+@click.option("--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers.")
+@one_message
+def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
+    """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
+    from fedsim.lab.audit.declared import UNCHECKED
+    from fedsim.lab.audited import audit_run
+    from fedsim.records.reading import RunFolder
+
+    findings, parts = audit_run(run, allow_code=allow_code)
+    if RunFolder(run).summary["status"] == "failed":
+        say("the run failed: its records end at the error, and are checked up to there")
+    for name, problems in findings.items():
+        say(f"{'ok  ' if not problems else 'FAIL'} {name}")
+        say(*(f"       {problem}" for problem in problems[:5]))
+        if len(problems) > 5:
+            say(f"       and {len(problems) - 5} more")
+    say(*(f"not checked: {part}" for part in parts))
+    if unchecked:
+        say(*(f"not checked: {name} ({reason})" for name, reason in UNCHECKED.items()))
+    return 1 if any(findings.values()) else 0
+
+
+@click.command("trace", short_help="Write a run for Perfetto, as Chrome trace JSON.")
+@RUN_FOLDER
+@out("The file; by default trace.json beside the run folder.")
+@one_message
+def trace_command(run: Path, out: Path | None) -> None:
+    """Write RUN as Chrome trace JSON, which opens in Perfetto."""
+    from fedsim.lab.trackers.trace import write_trace
+    from fedsim.records.reading import RunFolder
+
+    path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
+    count = write_trace(RunFolder(run), path)
+    say(f"written {count} trace events to {path}")
+
+
+_ABSENT = "where LOG has no such column."
+
+
+@click.command("calibrate", short_help="Fit a world to the log of a real deployment.")
+@click.argument("log", type=FOLDER)
+@out("The folder for the scenario and its tables.", required=True)
+@click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
+@click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
+@click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
+@click.option("--epochs", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT} Default: 1.")
+@click.option("--latency", metavar="TIME", help="Of each client, if known: '20 ms'.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["fluid", "tcp", "bbr"]),
+    help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
+)
+@one_message
+def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: Any, latency: Any, **fit: Any) -> None:
+    """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
+    from fedsim.common.units import Bytes, Seconds, read_quantity
+    from fedsim.lab.calibrate import calibrate
+    from fedsim.lab.calibrate.log import LogDefaults
+
+    sized = None if size is None else read_quantity("--bytes", size, Bytes)
+    latency_s = None if latency is None else read_quantity("--latency", latency, Seconds)
+    say(*calibrate(log, out, LogDefaults(sized, samples, epochs), latency=latency_s, **fit))
+
+
+@click.command("report", short_help="Write runs and studies as one HTML page.")
+@RUNS
+@out("The HTML file; by default FOLDER.report.html beside the first folder.")
+@WATCH
+@PORT
+@one_message
+def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int | None) -> None:
+    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline.
+
+    They may still go on. With --watch nothing is written; Ctrl-C ends it.
+    """
+    from fedsim.analysis.report import write_report
+    from fedsim.analysis.watch import watch as serve
+
+    at_port = port_of(watch, port)
+    if watch:
+        if out is not None:
+            raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
+        serve(runs, lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True), threading.Event(), at_port)
+    else:
+        path = write_report(runs, out)
+        say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
+
+
+@click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")
+@RUNS
+@out("The folder to point TensorBoard at.", required=True)
+@one_message
+def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
+    """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
+    from fedsim.lab.trackers.exports import write_tensorboard
+
+    say(*(f"written {path}" for path in write_tensorboard(runs, out)))
+
+
+@click.command("mlflow", short_help="Tell MLflow of runs or studies.")
+@RUNS
+@click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
+@one_message
+def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
+    """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
+    from fedsim.lab.trackers.exports import write_mlflow
+
+    say(*(f"written {name}" for name in write_mlflow(runs, out)))
+
+
+@click.command("wandb", short_help="Write runs or studies for W&B, here alone.")
+@RUNS
+@out("The folder; its 'wandb' holds the runs.", required=True)
+@click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
+@one_message
+def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
+    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
+    from fedsim.lab.trackers.exports import write_wandb
+
+    say(*(f"written {path}" for path in write_wandb(runs, out, project)))
+
+
+SHOWING = (audit_command, trace_command, calibrate_command, report_command, tensorboard_command, mlflow_command, wandb_command)

@@ -1,0 +1,1 @@
+"""One simulated clock on SimPy, and real work that is computed while the clock stands still. Imports ``common``."""

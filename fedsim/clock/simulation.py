@@ -1,0 +1,304 @@
+"""The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
+
+Within one instant the order is that of ``fedsim.clock.environment``. While real work is joined no event is processed, so that
+the run is the same to the bit whatever time the work takes.
+
+Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97 days). Later times are as far
+apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
+"""
+
+import asyncio
+import gc
+import math
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any, NamedTuple, Protocol
+
+import simpy
+from simpy.events import EventPriority
+
+from fedsim.clock.environment import LAST, NORMAL, SERVE, SETTLE, Alarm, Environment, Join, Name, ProcessGenerator
+from fedsim.clock.executors import Executor, Inline
+from fedsim.common.errors import SimulationError
+from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
+
+_WAITS = "a handler waits for something that is no value of this run; use server.timer to wait, server.value for results"
+_TICKS_PER_SECOND = 1 / TICK_S
+_BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
+_NOTHING_LEFT = "nothing left to happen"
+_OBJECTS = 50_000  # that are made between two looks for garbage
+_INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real clock
+
+
+def on_grid(seconds: float) -> float:
+    """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64 lies on one."""
+    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
+
+
+def on_grid_after(seconds: float) -> float:
+    """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
+    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
+
+
+def tie_s(now: float) -> float:
+    """Largest distance of two times around ``now`` that ought to be one (s): each is a sum of a few that were rounded."""
+    return 8 * max(TICK_S, math.ulp(now))
+
+
+class Record(NamedTuple):
+    """One thing that happened: when (simulated seconds), what, and what that kind of event needs."""
+
+    time: float
+    kind: str
+    fields: dict[str, Any]
+
+
+Sink = Callable[[Record], None]
+Handler = Callable[[], Awaitable[None]]
+
+_make_record = tuple.__new__  # half the time of the constructor that NamedTuple writes
+
+
+class Blueprint(Protocol):
+    """Anything that can put a world and its server into an empty simulation; ``Scenario`` is one."""
+
+    def install(self, simulation: "Simulation") -> Any:
+        """Build everything into ``simulation``: processes, first wake-ups, sinks. What it returns is kept for the caller."""
+
+
+_running: list[tuple[int, int, int]] = []  # of each run that goes on: the thresholds of the garbage collector before it
+
+
+@contextmanager
+def _rare_collections() -> Iterator[None]:
+    """While any run goes on, Python looks for cycles of garbage rarely: there are few, and it takes a quarter of the time."""
+    before = _running[0] if _running else gc.get_threshold()
+    _running.append(before)
+    if 0 < before[0] < _OBJECTS:
+        gc.set_threshold(_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        _running.pop()
+        if not _running:
+            gc.set_threshold(*before)
+
+
+class Simulation:
+    """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a bare clock.
+
+    Args:
+        blueprint: what to build into it (a ``Scenario``), or None.
+        executor: where real work runs; by default in this thread.
+
+    Attributes:
+        env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run`` below.
+        now: the simulated time (s), read only; a faster ``env.now``.
+        settled: whether the run stands between two instants (it may be saved there), or is over.
+        working: whether the executor does real work in this thread now.
+        end: the time (s) after which nothing happens.
+        ended: fires with the reason when the run is over; ``env.run(until=simulation.ended)``.
+        idle: called between two instants; whether nothing to come matters.
+
+    Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
+    """
+
+    def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
+        self.env = Environment()
+        self.env.moved = self._move
+        self.now, self.end, self.ended = 0.0, CLOCK_END_S, self.env.event()
+        self.executor: Executor = Inline() if executor is None else executor
+        self.stopped: str | None = None
+        self.settled = self.working = self._over = self._interrupted = False
+        self._sinks: list[Sink] = []
+        self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
+        self._finals: list[Callable[[], None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self._watched: deque[Record] | None = None
+        self._between: list[Callable[[], None]] = []
+        self.idle: Callable[[], bool] | None = None
+        self.installed: Any = None if blueprint is None else blueprint.install(self)
+
+    def _move(self, now: float) -> None:
+        if self.ended.callbacks and (now == math.inf or (self.idle is not None and self.idle())):
+            self.stop(_NOTHING_LEFT)
+        elif now < math.inf:
+            self.now = now
+
+    @property
+    def world(self) -> Any:
+        """The ``fedsim.plugin.World`` for processes that are started from Python."""
+        if self.installed is None:
+            raise SimulationError("there is no world in a bare clock; give Simulation a scenario, or use fedsim.build_world")
+        return self.installed.processes.world
+
+    def process(self, generator: ProcessGenerator) -> simpy.Process:
+        """Start a SimPy process in this instant; the run raises what the process does not catch."""
+        process = self.env.process(generator)
+        process.callbacks.append(_raise_failure)
+        return process
+
+    def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
+        """Set an alarm: call a function at a time (s)."""
+        return self.env.at(name, when, callback, priority)
+
+    def unsettle(self, solve: Callable[[], None]) -> None:
+        """Call ``solve`` after the world's events of this instant."""
+        self.env.call(solve, SETTLE)
+
+    def post(self, handler: Handler) -> None:
+        """Run a handler of the server in this instant, after the world's events; it may await real work alone."""
+        if not self._over:
+            self.env.call(lambda: self._handle(handler().__await__()), SERVE)
+
+    def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
+        """Start real work on the executor, for ``join``; ``alone``: with nothing else in its process."""
+        self.working = True
+        try:
+            return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
+        finally:
+            self.working = False
+
+    def join(self, work: "Future[Any]") -> Join:
+        """The result of ``work``, at this very instant: the clock stands still until it is there."""
+        return self.env.join(work)
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        """Record an event; its fields are JSON-able."""
+        self.record(kind, fields)
+
+    def record(self, kind: str, fields: dict[str, Any]) -> None:
+        """Like ``emit``, but takes ownership of ``fields``."""
+        record = _make_record(Record, (self.now, kind, fields))
+        for sink in (*self._sinks, *self._sinks_of.get(kind, ())):
+            sink(record)
+        if self._watched is not None:
+            self._watched.append(record)
+
+    def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
+        """Call ``sink`` with every record as it is emitted, or with those of ``kinds`` alone, after the sinks of all kinds."""
+        for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
+            sinks.append(sink)
+
+    def at_end(self, final: Callable[[], None]) -> None:
+        """Call ``final`` at the end of the run, while records are still taken but no message is handled."""
+        self._finals.append(final)
+
+    def at_close(self, close: Callable[[], None]) -> None:
+        """Call ``close`` after the run, however it ends; nothing is recorded any more."""
+        self._closers.append(close)
+
+    def stop(self, reason: str) -> None:
+        """End the run when this instant is over. The first reason counts."""
+        if self.stopped is None:
+            self.stopped = reason
+            self.env.call(lambda: self.ended.succeed(self.stopped), LAST)
+
+    def interrupt(self) -> None:
+        """Stop after this instant, as ``interrupted`` unless the run ends in it anyway."""
+        self._interrupted = True
+
+    # Snapshots, between two instants.
+
+    def between_instants(self, action: Callable[[], None]) -> None:
+        """Call ``action`` once when this instant is over and before time moves on (or the run ends)."""
+        self._between.append(action)
+
+    def alarms(self) -> list[tuple[str, int, float]]:
+        """Kind, number and time (s) of every alarm to come, in order. ``SimulationError``: there are other events."""
+        found = []
+        for event in self.env.alarms():
+            if not isinstance(event, Alarm) or event.when <= self.now:
+                why = "the instant is not over" if isinstance(event, Alarm) else f"{event!r} has no name"
+                raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
+            found.append((*event.name, event.when))
+        return found
+
+    async def run(self) -> str:
+        """Run to the end; returns the reason given to ``stop``, or ``"nothing left to happen"``."""
+        async for _ in self._drive():
+            pass
+        return self.stopped or _NOTHING_LEFT
+
+    async def __aiter__(self) -> AsyncIterator[Record]:
+        self._watched = deque()
+        async for _ in self._drive():
+            while self._watched:
+                yield self._watched.popleft()
+        while self._watched:
+            yield self._watched.popleft()
+
+    async def _drive(self) -> AsyncIterator[None]:
+        """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
+        try:
+            with _rare_collections():
+                breath, instants = time.perf_counter(), 0
+                while await self._goes_on():
+                    instants += 1
+                    if self._watched or instants >= _INSTANTS_A_LOOK:
+                        instants = 0
+                        yield
+                        self.env.trim()
+                        if time.perf_counter() - breath > _BREATH_S:
+                            await asyncio.sleep(0)
+                            breath = time.perf_counter()
+                    self.env.step()  # to the next instant
+                self._over = True  # no message is handled any more
+                for final in (lambda: None, *self._finals):  # the first event is that of the end itself
+                    final()
+                    while self.env.peek() <= self.now:
+                        self.env.step()
+        finally:
+            self.settled = True
+            for close in self._closers:
+                close()
+
+    async def _goes_on(self) -> bool:
+        """Finish this instant; returns whether another one follows."""
+        env, due = self.env, self.env.advance()
+        while env.pending is not None:
+            (work, go_on), env.pending = env.pending, None
+            with suppress(Exception):  # it is raised where it is joined
+                await asyncio.wrap_future(work)
+            go_on()
+            due = env.advance()
+        if self._between:
+            self.settled = True
+            while self._between:
+                self._between.pop(0)()
+            self.settled = False
+        if self._interrupted:
+            self.stop("interrupted")
+        if self.stopped is not None or due == math.inf or (self.idle is not None and self.idle()):
+            return False
+        if due > CLOCK_END_S:
+            self.stop(f"the end of the clock ({CLOCK_END_S:g} s)")
+            return False
+        return True
+
+    def _handle(self, handler: Generator[Any, None, None]) -> None:
+        """Go on with a handler, to its end or its next wait."""
+        self.env.handling = True
+        try:
+            waited = next(handler)
+            while not isinstance(waited, Join):  # the error arises in the handler itself, so that it says where
+                waited = handler.throw(SimulationError(_WAITS))
+        except StopIteration:
+            return
+        finally:
+            self.env.handling = False
+        self.env.pending = waited.work, partial(self._handle, handler)
+
+
+def _raise_failure(process: simpy.events.Event) -> None:
+    """SimPy raises a copy of what a process does not catch; the exception itself says where it was raised."""
+    if not process.ok:
+        error: Any = process.value
+        raise error
+
+
+__all__ = ["TICK_S", "Alarm", "Blueprint", "Environment", "Join", "Record", "Simulation", "on_grid", "on_grid_after", "tie_s"]

@@ -1,0 +1,40 @@
+"""The end of a run."""
+
+import math
+
+from pydantic import Field, model_validator
+
+from fedsim.common.spec import Spec
+from fedsim.common.units import EXACT_S, Seconds, show_seconds
+
+MORE_IS_BETTER = {"perplexity": False, "mse": False, "rmse": False, "f1": True, "auc": True}
+"""Built-in test metrics besides accuracy: name -> whether higher values are better."""
+
+
+class StopSpec(Spec):
+    """``[stop]``: the end of a run, at the first condition that is met."""
+
+    rounds: int | None = Field(default=None, ge=1)
+    """after so many aggregations."""
+    simulated_time: Seconds | None = None
+    """at this simulated time."""
+    accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
+    """at the first evaluation that reaches it (0..1)."""
+    metrics: dict[str, float] = Field(default_factory=dict)
+    """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a better one."""
+
+    @model_validator(mode="after")
+    def _some_end(self) -> "StopSpec":
+        if self.rounds is None and self.simulated_time is None:
+            raise ValueError("a run needs an end: give 'rounds' or 'simulated_time'")
+        if self.simulated_time is not None and self.simulated_time <= 0:
+            raise ValueError("'simulated_time' must be above 0 s")
+        return self
+
+    @property
+    def notes(self) -> list[str]:
+        """Notes printed before a run that is too long for exact times."""
+        if self.simulated_time is None or self.simulated_time <= EXACT_S:
+            return []
+        until = f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns are added up exactly"
+        return [f"{until}; at its end times are {math.ulp(self.simulated_time) * 1e9:.0f} ns apart"]

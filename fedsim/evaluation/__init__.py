@@ -1,1 +1,0 @@
-"""Quality of models and groupings, seen from outside: no simulated time, no bytes."""

@@ -1,0 +1,125 @@
+"""The audit: checks whether a run folder is possible and consistent. It uses only the folder, never the engine.
+
+Each check is one function over the folder's tables (``Evidence``) that yields problems; ``audit`` runs all of them.
+"""
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from fedsim.common.errors import FedsimError
+from fedsim.common.imports import from_file
+from fedsim.lab.audit import (
+    books,
+    combined,
+    declared,
+    energy,
+    figures,
+    hosts,
+    layout,
+    limits,
+    links,
+    pace,
+    peers,
+    population,
+    processes,
+    secure,
+    story,
+    wire,
+    world,
+)
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.records.reading import RunFolder
+
+CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
+    "every file is there, whole and as it was sealed": books.sealed,
+    "the records are those that were fingerprinted": books.records_intact,
+    "the run ended as the summary says": books.ended_so,
+    "the models are those that were fingerprinted": books.models_intact,
+    "the scenario is the one that was run": books.scenario_agrees,
+    "time never runs backwards": story.time_order,
+    "every task begins, takes its steps in order and ends once": story.task_lives,
+    "no device does two things at once": story.one_place,
+    "rounds begin with the clients that they ask": story.rounds_begin,
+    "deadlines are those of the scenario": story.deadlines_as_said,
+    "deadlines held": story.deadlines,
+    "every valid update was aggregated once": story.aggregated_once,
+    "updates are as old as their aggregations say": story.rounds_of_updates,
+    "rounds agree with their tasks": story.round_counts,
+    "transfers agree with the records": books.transfers_agree,
+    "no more bytes arrived than were sent": books.delivered_at_most_sent,
+    "headers were counted as the protocol says": books.headers_counted,
+    "ledger, transfers and summary agree": books.ledgers_agree,
+    "devices agree with the records": limits.devices_agree,
+    "devices came and left as table and records say": population.lifetimes_agree,
+    "tasks and devices keep their groups": population.groups_agree,
+    "the devices' tests add up to the last round's": population.tests_agree,
+    "devices could be reached when the seed says": population.availability_as_drawn,
+    "devices worked only while they could be reached": limits.reachable,
+    "each message has the bytes that models, parts and codecs make": wire.bytes_as_said,
+    "links and cells are those of the scenario": links.layout_as_said,
+    "no link carried more than it can": links.within_capacity,
+    "no message took longer than its links explain": pace.within_time,
+    "devices sent to those that topology, draws and all-reduces say": peers.peers_as_said,
+    "the run kept to the scenario's limits": limits.limits_kept,
+    "the models are those of the scenario and the strategy": limits.models_as_said,
+    "the tensors of models are those of the scenario": layout.tensors_as_said,
+    "updates weigh what the strategy's rule gives them": combined.weights_as_said,
+    "edge servers weigh what their samples give them": combined.edges_as_said,
+    "secure aggregation exchanged what it says": secure.secure_as_said,
+    "epsilon follows from noise and rounds": combined.privacy_as_said,
+    "the devices are those that the scenario and its seed make": world.devices_as_drawn,
+    "data shifted as the scenario says": population.shifts_as_said,
+    "clients were asked for the scenario's epochs": world.epochs_as_said,
+    "epochs agree with their ends": world.epochs_agree,
+    "training took as long as samples and speed say": world.durations_agree,
+    "hosts shared their cores": hosts.hosts_shared,
+    "tasks waited for workers only while all were taken": hosts.workers_as_said,
+    "tasks on hosts started up as the scenario says": hosts.started_up,
+    "outages came when the scenario and its seed say": processes.outages_as_said,
+    "uploads queued for the scenario's slots": processes.slots_as_said,
+    "devices were slowed as the scenario says": processes.paces_as_said,
+    "the records of processes are all there": processes.acts_counted,
+    "the summary's accuracy is that of the rounds": figures.accuracies_agree,
+    "the summary's metrics are those of the rounds": figures.metrics_agree,
+    "figures are possible": figures.figures_possible,
+    "energy is counted as the scenario says": world.energy_as_said,
+    "meters agree with the records": books.meters_agree,
+    "what the scenario does not count has no figures": books.nothing_uncounted,
+    "energy adds up over phases, devices and rounds": energy.energy_adds_up,
+    "no battery was below zero, or gave what it did not hold": energy.batteries_hold,
+    "parts of one's own find nothing wrong": declared.own_parts_agree,
+}
+
+MOST_FINDINGS = 10_000
+"""Findings listed for one check: one record too many can make all that follow wrong."""
+
+
+def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
+    """Run every check on the run folder at ``path``; returns the problems of each, an empty list for a check that passes.
+
+    ``allow_code``: whether the meters that its scenario names by import path are imported, to count again.
+
+    Raises ``RunFolderError``: there is no run folder.
+    """
+    evidence = Evidence(RunFolder(path))
+    with from_file(allow_code):
+        return {name: _findings(check, evidence) for name, check in CHECKS.items()}
+
+
+def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
+    """Findings of a check; a folder too damaged to check is a finding too."""
+    found: list[str] = []
+    try:
+        with np.errstate(all="ignore"):  # numbers that are none are findings: they agree with no book
+            findings = check(evidence)
+            found += islice(findings, MOST_FINDINGS)
+            if next(findings, None) is not None:
+                found.append(f"more than these {MOST_FINDINGS} findings, which are not listed")
+    except FedsimError as error:
+        found.append(str(error))
+    except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        found.append(f"cannot be checked: the folder is damaged ({type(error).__name__}: {error})")
+    return found

@@ -1,0 +1,208 @@
+"""The coverage of the audit and its gaps, in one place; and the checks that parts of one's own bring with them.
+
+A part that a scenario names by import path may have a static method ``check_run(run, section)``, which takes the run folder
+(``fedsim.plugin.RunFolder``) and the part's table in the scenario, and yields a sentence for each problem. Parts without one
+are listed as unchecked.
+"""
+
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.imports import named
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.records.reading import RunFolder
+
+Section = Mapping[str, Any]
+OwnPart = tuple[str, str, Section]
+"""Its key in the scenario, its import path, and its table."""
+
+_COUNTED_AGAIN = "meters."
+
+_VALUES = "values of learning, which nothing else in the folder has"
+_NO_TRACE = "changes values of learning alone, no time and no byte"
+_DECIDES = "a decision by values of learning, or by what a server knew"
+_UNUSED = "a bound that the run has not reached"
+_OF_DATA = "which samples a device holds is not in the folder"
+
+UNCHECKED: Mapping[str, str] = {
+    "summary: fedsim": "the version that wrote the folder",
+    "summary: name": "a label",
+    "summary: wall_s": "real time",
+    "summary: estimates": "words",
+    "summary: accuracy.fine_tuned": _VALUES,
+    "events.parquet: group": "of records that are of no task",
+    "aggregate: group": "of records that are of no task",
+    "aggregate: weights": "which updates robust aggregations choose, and weights that follow from values",
+    "assign: why": "words",
+    "battery: flat": "whether a device works is in its tasks",
+    "round-start: selected": "where edge servers ask",
+    "shift: device": _OF_DATA,
+    "shift: partner": _OF_DATA,
+    "step-end of evaluate: models": "its time is checked where the speed of tests is known",
+    "step-end of train: asked": "of strategies that train otherwise than for local_epochs",
+    "clustering: *": _DECIDES,
+    "cluster: *": _DECIDES,
+    "cluster-criteria: *": _DECIDES,
+    "cluster-split: *": _DECIDES,
+    "cosines: *": _VALUES,
+    "latency-tiers: *": _DECIDES,
+    "malicious: *": "who attacks changes values alone",
+    "non-finite: *": _VALUES,
+    "reported: *": _VALUES,
+    "reweighting: *": _DECIDES,
+    "shift-test: *": _DECIDES,
+    "split: *": _DECIDES,
+    "stage: *": _DECIDES,
+    "tier*: *": _DECIDES,
+    "rounds.parquet: loss": _VALUES,
+    "devices.parquet: test_samples": "where the mean over devices does not weigh them",
+    "scenario: name": "a label",
+    "scenario: data.*": _OF_DATA,
+    "scenario: model.lora.alpha": _NO_TRACE,
+    "scenario: model.file": "first weights",
+    "scenario: training.*": _NO_TRACE,
+    "scenario: objective.*": _NO_TRACE,
+    "scenario: malicious.*": _NO_TRACE,
+    "scenario: evaluation.*": "when and how accuracy is measured",
+    "scenario: checkpoint.*": "a saved run is the same run",
+    "scenario: drift.*": "which devices shift, and when",
+    "scenario: server.*": "how long a server computes, and waits for lost clients",
+    "scenario: stop.*": _UNUSED,
+    "scenario: messages.*.error_feedback": _NO_TRACE,
+    "scenario: messages.*.encodes": _NO_TRACE,
+    "scenario: messages.*.encode_rate": "it is checked that steps follow each other, not how long encoding takes",
+    "scenario: network.server.*": "links that were never full, and where the protocol is not fluid",
+    "scenario: network.cell.*": "links that were never full, and where the protocol is not fluid",
+    "scenario: network.protocol.*": "how a connection starts, and how it shares a link",
+    "scenario: network.device.latency.*": "where edge servers or regions add to it",
+    "scenario: network.edge.*": "links that were never full",
+    "scenario: energy.battery.charging.*": "when a device was plugged in; its charge is in its books alone",
+    "scenario: energy.battery.restart": "when a device works again is in its tasks",
+    "scenario: energy.carbon.zones.*.share": "how devices are dealt over zones; each is in energy.parquet",
+    "scenario: population.availability.*": "other phases than those of kind renewal, and with lifetimes or batteries",
+    "scenario: strategy.clients_per_round": "more clients than were there",
+    "scenario: strategy.over_selection": "more clients than were there",
+    "scenario: strategy.concurrency": "more clients than were there",
+    "scenario: strategy.participation": "more clients than were there",
+    "scenario: strategy.kappa2": "edge rounds may end early",
+    "scenario: strategy.retry": "how long a server waits for clients",
+    "scenario: strategy.every": "how long a server waits between rounds",
+    "scenario: strategy.local_epochs": "of strategies that train otherwise than for local_epochs",
+    "scenario: strategy.deadline.*": "rules that follow from the tasks before",
+    "scenario: strategy.selection.*": "whom a round asks",
+    "scenario: strategy.server.*": _NO_TRACE,
+    "scenario: strategy.moment.*": _DECIDES,
+    "scenario: strategy.clusterer.*": _DECIDES,
+    "scenario: strategy.aggregation.clip": _NO_TRACE,
+    "scenario: strategy.aggregation.divide_by": _NO_TRACE,
+    "scenario: strategy.aggregation.adaptive.*": _NO_TRACE,
+    "scenario: strategy.aggregation.share": _NO_TRACE,
+    "scenario: strategy.secure_aggregation.threshold": "whether a sum could be read is in its weights",
+    "scenario: strategy.secure_aggregation.mask_rate": "how long a server computes",
+    "scenario: strategy.secure_aggregation.patience": _UNUSED,
+    "scenario: strategy.mu": _NO_TRACE,
+    "scenario: strategy.lam": _NO_TRACE,
+    "scenario: strategy.rho": _NO_TRACE,
+    "scenario: strategy.eta*": _NO_TRACE,
+    "scenario: strategy.outer_*": _NO_TRACE,
+    "scenario: strategy.mixing": _NO_TRACE,
+    "scenario: strategy.start": _NO_TRACE,
+}
+"""Columns, fields of records, entries and keys that no check covers, as patterns, and why.
+
+A table's column is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``; with ``summary:`` and ``scenario:`` entries and keys.
+"""
+
+
+PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "strategy": {
+        "messages, weights, limits and models": (
+            *("cata-fed", "cfl", "ditto", "fedasync", "fedat", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn"),
+            *("fedgroup", "fednova", "fedper", "fedprox", "fedrep", "fesem", "fesem-mig", "fl-hc", "flexcfl", "flora", "fpfc"),
+            *("heterofl", "hierfavg", "hypcluster", "ifca", "ifca-mig", "lcfl", "local", "moon", "pfedme", "scaffold", "tifl"),
+        ),
+        "messages and their receivers, limits and models": ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd"),
+        "messages, limits and models; weights follow from values": ("hetlora", "refl", "rfedavg"),
+        "limits alone; its messages and weights are the app's": ("flower",),
+    },
+    "aggregation": {
+        "weights": ("first", "mean", "median", "private", "trimmed-mean", "weighted"),
+        "how many updates weigh something": ("bulyan", "krum", "multi-krum"),
+    },
+    "codec": {"bytes": ("bfloat16", "float16", "int8", "plain", "qsgd", "random-k", "sign", "top-k")},
+    "process of the world": {
+        "times": ("edge-outage", "link-outage"),
+        "slots": ("upload-slots",),
+        "devices and factors": ("heat",),
+    },
+    "deadline": {"time": ("fixed",), "that rounds keep to what is recorded": ("quantile", "relative")},
+    "selection": {
+        "numbers of clients": (
+            *("favor", "fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),
+        )
+    },
+    "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},
+    "attack": {"nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")},
+}
+"""What the audit checks of the parts that ship, by family. A new part stands here, with a check or with the words why not."""
+
+
+def is_unchecked(name: str) -> bool:
+    """Whether a column, field, entry or key is declared as unchecked."""
+    return any(fnmatchcase(name, pattern) for pattern in UNCHECKED)
+
+
+def own_parts(scenario: Section) -> list[OwnPart]:
+    """The parts that a scenario names by import path."""
+    return [*_own_parts(scenario, "")]
+
+
+def _own_parts(section: Any, key: str) -> Iterator[OwnPart]:
+    if isinstance(section, list):
+        for number, entry in enumerate(section):
+            yield from _own_parts(entry, f"{key}{number}.")
+    elif isinstance(section, Mapping):
+        for name in ("kind", "factory"):
+            path = section.get(name)
+            if isinstance(path, str) and ":" in path:
+                yield f"{key}{name}", path, section
+        for name, entry in section.items():
+            yield from _own_parts(entry, f"{key}{name}.")
+
+
+def own_parts_agree(evidence: Evidence) -> Iterator[str]:
+    """Parts of one's own that have a check of runs find no problem; without their code they are left out."""
+    for key, path, section in own_parts(evidence.run.scenario):
+        check = _check_of(path, key)
+        if check is None:
+            continue
+        try:
+            problems = [*check(evidence.run, section)]
+        except Exception as error:  # code of a user's own
+            problems = [f"its check failed ({type(error).__name__}: {error})"]
+        yield from (f"{key} = {path!r}: {problem}" for problem in problems)
+
+
+def _check_of(path: str, key: str) -> Any:
+    try:
+        return getattr(named(path, key), "check_run", None)
+    except ScenarioError:
+        return None  # its code may not be imported, or cannot be here
+
+
+def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
+    """The parts of one's own of which no check covers what they have done, a sentence each; and whether all can be imported."""
+    found: list[str] = []
+    all_here = True
+    for key, path, _ in own_parts(run.scenario):
+        try:
+            part = named(path, key)
+        except ScenarioError:
+            all_here = False
+            found.append(f"{key} = {path!r}: its code is not allowed, or not here")
+            continue
+        if not key.startswith(_COUNTED_AGAIN) and getattr(part, "check_run", None) is None:
+            found.append(f"{key} = {path!r}: it has no check_run")
+    return found, all_here

@@ -1,0 +1,143 @@
+"""Sources of samples: the base of all, scikit-learn's digits, FedProx's synthetic data, and the registry."""
+
+import gzip
+from abc import abstractmethod
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from fedsim.common.errors import DataError, ScenarioError
+from fedsim.common.files import regular
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Spec
+from fedsim.common.streams import Streams
+from fedsim.learning.data.federated import Dataset, Pool, Raw, TokenShape
+
+_MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
+
+
+class Source(Spec):
+    """A data set that is as it is, whatever the population."""
+
+    kind: str
+    known: ClassVar[tuple[tuple[int, ...], int] | None] = None
+    """Shape of one sample and number of classes, where they are known without the files."""
+
+    @abstractmethod
+    def load(self, root: Path | None) -> Raw:
+        """Read the data set; ``DataError`` if files are missing or malformed. ``root``: ``data.root``."""
+
+    def surplus(self, raw: Raw, column: str | None) -> list[str]:
+        """Columns of the user's file that nothing uses and that must not be there; ``column`` is ``data.column``."""
+        return []
+
+    def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
+        """Shape of one sample and number of classes."""
+        if self.known is not None:
+            return self.known
+        raw = self.load(root)
+        shape = tuple(raw.x_train.shape[1:])
+        return TokenShape.of(shape, raw.vocabulary) if raw.vocabulary else shape, raw.classes
+
+
+def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
+    """Labels as int64; one outside 0..classes-1 raises ``DataError``."""
+    outside = labels[(labels < 0) | (labels >= classes)]
+    if len(outside):
+        raise DataError(f"'{path}' has the label {outside[0]}; allowed are 0 to {classes - 1}")
+    return labels.astype(np.int64)
+
+
+def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Marks every fifth sample of each class, in the given order, as a test sample; bool [n]."""
+    marks = np.zeros(len(labels), dtype=bool)
+    for label in np.unique(labels):
+        marks[np.flatnonzero(labels == label)[4::5]] = True
+    return marks
+
+
+class Digits(Source):
+    """1,442 + 355 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's ``load_digits``)."""
+
+    kind: Literal["digits"] = "digits"
+    known = (1, 8, 8), 10
+
+    def load(self, root: Path | None) -> Raw:
+        rows = _rows()
+        x, y = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)  # what goes out below are copies
+        test = every_fifth(y)
+        return Raw("digits", x[~test], y[~test], x[test], y[test], classes=10, peak=16.0)
+
+
+@cache
+def _rows() -> NDArray[np.uint8]:
+    """64 pixels and the label of each digit, from scikit-learn's own file: importing scikit-learn takes more than a second."""
+    package = find_spec("sklearn")
+    file = Path((package and package.origin) or "/").parent / "datasets" / "data" / "digits.csv.gz"
+    if file.is_file():
+        with gzip.open(regular(file), "rt", encoding="ascii") as lines:
+            return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
+    from sklearn.datasets import load_digits  # a scikit-learn that keeps its file elsewhere
+
+    return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
+
+
+class Synthetic(Spec):
+    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
+
+    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v, Sigma) with v_j ~ N(B, 1) and
+    Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is ``synthetic``, which has the number of each device's samples.
+    """
+
+    kind: Literal["synthetic"] = "synthetic"
+    alpha: float = Field(default=1.0, ge=0.0, le=1e6)
+    """standard deviation between the devices' models."""
+    beta: float = Field(default=1.0, ge=0.0, le=1e6)
+    """standard deviation between the devices' places."""
+    features: int = Field(default=60, ge=1, le=1_000_000)
+    """length of a sample."""
+    classes: int = Field(default=10, ge=2, le=100_000)
+    """number of classes."""
+
+    def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
+        """Samples of devices of such ``sizes``, int64 [devices], one after the other; no device's depend on the others."""
+        numbers = int(sizes.sum()) * self.features + self.features * self.classes
+        if numbers > _MOST_NUMBERS:
+            raise ScenarioError(
+                f"data.source.features is {self.features} for {sizes.sum()} samples and {self.classes} classes, {numbers} "
+                f"numbers; allowed are at most {_MOST_NUMBERS}"
+            )
+        parts = [self._draw_device(int(size), streams.generator("world/data/synthetic", k)) for k, size in enumerate(sizes)]
+        x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+        return Dataset("synthetic", Pool(x, y, self.classes), len(y))
+
+    def _draw_device(self, size: int, generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        u, place = generator.normal(0.0, [self.alpha, self.beta])
+        centre = generator.normal(place, 1.0, self.features)
+        weights = generator.normal(u, 1.0, (self.features, self.classes))
+        bias = generator.normal(u, 1.0, self.classes)
+        spread = np.arange(1, self.features + 1) ** -0.6  # the square root of Sigma's diagonal
+        x = centre + spread * generator.standard_normal((size, self.features))
+        return x.astype(np.float32), np.argmax(x @ weights + bias, axis=1)
+
+
+_TOOLS = "fedsim.toolbox.sources"
+_OTHERS = {
+    "text": (f"{_TOOLS}.laws:Text", "characters of a text as tokens, a window of one speaker's lines each"),
+    "linear": (f"{_TOOLS}.laws:LinearLaw", "a linear law with noise: y = x W + b + e"),
+    "mnist": (f"{_TOOLS}.images:Mnist", "60,000 + 10,000 hand-written digits of 28x28 pixels, from IDX files"),
+    "fashion": (f"{_TOOLS}.images:Fashion", "60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from IDX files"),
+    "cifar10": (f"{_TOOLS}.images:Cifar10", "50,000 + 10,000 colour images of 32x32 pixels, from the binary batches"),
+    "emnist": (f"{_TOOLS}.images:Emnist", "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files"),
+    "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
+    "huggingface": (f"{_TOOLS}.own:HuggingFace", "a folder that the 'save_to_disk' of Hugging Face's data sets has written"),
+    "dataset": (f"{_TOOLS}.datasets:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
+}
+_HERE = Registry.of("source", Digits, Synthetic)
+SOURCES = Registry("source", "fedsim.learning.data.sources:Source", {**_HERE.known, **_OTHERS})
+SourceSpec = Annotated[Source, SOURCES]

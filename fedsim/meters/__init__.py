@@ -1,7 +1,0 @@
-"""Quantities counted besides bytes: energy, money, and the user's own, as columns of rounds and devices (``base.Meter``)."""
-
-from fedsim.meters.energy import EnergyMeter
-from fedsim.meters.spec import Bill
-
-OF_SECTIONS = (EnergyMeter, Bill)
-"""The meters that have a section of the scenario; their columns are always there, empty where they do not count."""

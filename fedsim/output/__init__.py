@@ -1,1 +1,0 @@
-"""Output for people: sanitised text, tables and progress on a terminal."""

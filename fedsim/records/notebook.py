@@ -1,0 +1,45 @@
+"""Display of runs and scenarios in a notebook: a few facts, as a line or a small table."""
+
+import html
+from collections.abc import Mapping
+from typing import Any
+
+from fedsim.common.harmless import clean, visible
+from fedsim.common.units import show_bytes, show_seconds
+from fedsim.records.ledger import total
+
+
+def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The main results of a run, name -> text."""
+    accuracy, moved = summary["accuracy"], summary["bytes"]
+    best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+    return {
+        "scenario": str(summary["name"]),
+        "strategy": strategy_of(summary),
+        "seed": str(summary["seed"]),
+        "status": f"{summary['status']} ({summary['stopped']})",
+        "rounds": str(summary["rounds"]),
+        "accuracy": best,
+        **{name: f"{told['best']} at best" for name, told in summary.get("metrics", {}).items()},
+        "simulated time": show_seconds(summary["simulated_s"]),
+        "moved": f"{show_bytes(total(moved))}, {show_bytes(moved['wasted'])} of it wasted",
+    }
+
+
+def strategy_of(summary: Mapping[str, Any]) -> str:
+    """The kind of a run's strategy, with the algorithm that it runs, if any: ``flower (FedAdam)``."""
+    algorithm = summary.get("algorithm")
+    return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
+
+
+def as_line(what: str, facts: Mapping[str, str]) -> str:
+    """Facts as a representation: ``<fedsim run: scenario small, strategy fedavg>``."""
+    return visible(f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>")
+
+
+def as_html(title: str, facts: Mapping[str, str]) -> str:
+    """A small table; what it shows may come from files of any origin."""
+    left = 'style="text-align:left"'
+    cells = ((html.escape(key), html.escape(clean(value, 400))) for key, value in facts.items())
+    rows = "".join(f"<tr><th {left}>{key}</th><td {left}>{value}</td></tr>" for key, value in cells)
+    return f"<table><caption>{html.escape(clean(title, 400))}</caption>{rows}</table>"

@@ -1,0 +1,87 @@
+"""``Scenario``: the description of a run, read from TOML and written back with every default."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import ValidationError
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import ScenarioError, shown
+from fedsim.common.harmless import clean
+from fedsim.common.imports import from_file
+from fedsim.common.wording import explain
+from fedsim.records.notebook import as_html, as_line
+from fedsim.running.overrides import apply_changes, read_toml
+from fedsim.running.sections import OF_LEARNING, Sections
+from fedsim.running.shipped import found, is_study
+
+
+class Scenario(Sections):
+    """The description of a whole run."""
+
+    def __init__(self, **sections: Any) -> None:
+        try:
+            super().__init__(**sections)
+        except ValidationError as error:
+            raise ScenarioError(explain(error, sections)) from None
+
+    def install(self, simulation: Simulation) -> Any:
+        """Build this scenario into an empty simulation."""
+        from fedsim.running.assembly import assemble
+
+        return assemble(self, simulation)
+
+    def __repr__(self) -> str:
+        return as_line(f"scenario {clean(self.name)!r}", self._facts())
+
+    def _repr_html_(self) -> str:
+        return as_html(f"scenario {self.name}", self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        ends = self.stop.model_dump(mode="json", exclude_none=True)
+        return {
+            "strategy": self.strategy.kind,
+            "model": self.model.kind if self.learning == "on" else "none",
+            "data": f"{self.data.source.kind}, {self.data.partition.kind}",
+            "devices": str(self.population.devices),
+            "network": self.network.kind,
+            "seed": str(self.seed),
+            "until": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in ends.items()),
+        }
+
+    def to_toml(self) -> str:
+        """The scenario with every default written out; reading it gives the same scenario."""
+        unused = set(OF_LEARNING) if self.strategy.brings_learning else None
+        return tomli_w.dumps(self.model_dump(mode="python", exclude=unused, exclude_none=True))
+
+
+def load(
+    path: str | Path,
+    changes: Sequence[str] = (),
+    seed: int | None = None,
+    *,
+    allow_code: bool = False,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Scenario:
+    """Read a scenario file.
+
+    Args:
+        path: a TOML file, which may extend another one (``extends``), or the name of a shipped scenario.
+        changes: overrides ``key.path=value``; a value is TOML, or else plain text; an empty value removes the key.
+        seed: overrides the file's seed.
+        allow_code: whether to import code that the file names by import path (``fedsim.common.imports``).
+        tell: called with a message for each key dropped because ``changes`` alter the ``kind`` of its table.
+
+    Raises:
+        ScenarioError: the file cannot be read, or describes something that cannot be run.
+    """
+    if not isinstance(path, str | Path):
+        raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")
+    sections = read_toml(found(path), "scenario")
+    if is_study(sections):
+        raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
+    with from_file(allow_code):
+        apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
+        return Scenario(**sections)

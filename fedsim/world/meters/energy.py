@@ -1,0 +1,216 @@
+"""The ledger of energy: joules by device and phase, and their carbon, read off the records.
+
+``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A tail is the time for which
+the radio stays awake after a transfer, until the device's next one, even beyond the run's end. Energy is booked when its phase
+is over. The server's side has two books, ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.world.meters.base import Column, Meter, Step
+
+TABLE, SETTING = "energy.parquet", "energy.json"
+PHASES = ("idle", "compute", "receive", "send", "tail")
+PLACES = ("server", "edge")
+COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
+"""Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays awake (s)."""
+DAY_S, _HOUR_S = 86_400.0, 3_600.0
+COMPUTING = ("train", "evaluate", "compute", "decode", "encode")  # the steps for which a device computes
+_MOVING = {"download": "receive", "upload": "send"}
+
+
+class Zone:
+    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``: its time of the day at 0 s."""
+
+    def __init__(self, hours: list[float], offset: float) -> None:
+        self._hours, self._offset = hours, offset
+        self._flat = len(set(hours)) == 1
+        self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
+
+    def grams(self, joules: float, start: float, end: float) -> float:
+        """Emissions (g) of ``joules`` drawn evenly from ``start`` to ``end`` (s); all at once if these are the same."""
+        if self._flat:
+            return joules * self._hours[0]
+        if end <= start:
+            return joules * self._hours[int((start + self._offset) % DAY_S // _HOUR_S)]
+        return joules * (self._summed(end) - self._summed(start)) / (end - start)
+
+    def _summed(self, time: float) -> float:
+        days, rest = divmod(time + self._offset, DAY_S)
+        hour = int(rest // _HOUR_S)
+        return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]
+
+
+class EnergyMeter(Meter):
+    """Joules and grams, booked as the records come.
+
+    Args:
+        columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
+        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and ``edge`` (``idle_w``,
+            ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
+    """
+
+    round_columns = (
+        Column("joules", "J", "drawn since the round before ended: a phase is booked when it is over"),
+        Column("grams", "g", "of CO2 of these"),
+    )
+    device_columns = (Column("joules", "J", "drawn in all phases"),)
+    tables: ClassVar = {
+        TABLE: {"device": int, "zone": int}
+        | dict.fromkeys((*COEFFICIENTS, "capacity_j", "initial_j", "charge_w"), float)
+        | dict.fromkeys((*(f"{phase}_j" for phase in PHASES), "grams"), float)
+    }
+    fixed = ("columns", "setting", "_zones")
+
+    def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
+        self.columns, self.setting = columns, setting
+        self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
+        self._grams = np.zeros(len(columns["zone"]))
+        self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
+        self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
+        self.wasted = 0.0  # of tasks whose work was not used: not done, or without an epoch that counts
+        self.grams: float | None = 0.0 if self._zones else None
+        self._places_since = 0.0
+        self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
+        self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
+        self._at_edges: dict[int, float] = {}  # joules of tasks whose updates are at an edge server, and may be lost there
+        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin (s), its task, whether that is wasted
+
+    def totals(self, time: float) -> dict[str, float | None]:
+        self._settle(time, over=False)
+        return {"joules": math.fsum(self.by_phase.values()), "grams": self.grams}
+
+    def close(self, time: float) -> None:
+        self._settle(time, over=True)
+
+    def summary(self) -> dict[str, Any]:
+        joules, grams = math.fsum(self.by_phase.values()), {} if self.grams is None else {"grams": self.grams}
+        return {"joules": joules, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
+
+    def of_devices(self) -> dict[str, NDArray[np.float64]]:
+        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``; float64 [devices] each."""
+        books = {f"{phase}_j": values for phase, values in self._books.items()}
+        return books | {"joules": sum(self._books.values(), np.zeros(len(self._grams))), "grams": self._grams}
+
+    def files(self) -> dict[str, Any]:
+        """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
+        return {TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()}, SETTING: self.setting}
+
+    def _book(self, device: int, phase: str, joules: float, start: float, end: float) -> None:
+        self._books[phase][device] += joules
+        self.by_phase[phase] += joules
+        if self.grams is not None:
+            grams = self._zones[self.columns["zone"].item(device)].grams(joules, start, end)
+            self._grams[device] += grams
+            self.grams += grams
+
+    def _book_places(self, places: Sequence[str], draw: str, amount: float, start: float, end: float) -> None:
+        """Book ``amount`` times a coefficient for places of the server's side, in the first zone."""
+        for place in places:
+            joules = self.setting[place][draw] * amount
+            self.by_phase[place] += joules
+            if self.grams is not None:
+                self.grams += self._zones[0].grams(joules, start, end)
+
+    def _draws(self, device: int, name: str) -> float:
+        return self.columns[name].item(device)  # type: ignore[no-any-return]
+
+    def _settle(self, time: float, *, over: bool) -> None:
+        """Book the server's idle power up to ``time`` (s), and tails that are through, all of them if the run is ``over``."""
+        self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
+        self._places_since = time
+        for device, (begin, _, _) in list(self._tails.items()):
+            if over or begin + self._draws(device, "tail_s") <= time:
+                self._end_tail(device, math.inf if over else time)
+
+    def _end_tail(self, device: int, time: float) -> None:
+        """End a tail at ``time`` (s), or when its duration is over."""
+        if (tail := self._tails.pop(device, None)) is not None:
+            begin, task, is_wasted = tail
+            end = min(time, begin + self._draws(device, "tail_s"))
+            joules = self._draws(device, "tail_w") * (end - begin)
+            self._book(device, "tail", joules, begin, end)
+            self._charge(task, joules, is_wasted)
+
+    def _charge(self, task: int, joules: float, is_wasted: bool = False) -> None:
+        """Add joules to a task, or to the waste where it has ended and is wasted."""
+        if task in self._tasks:
+            begin, drawn = self._tasks[task]
+            self._tasks[task] = begin, drawn + joules
+        elif is_wasted:
+            self.wasted += joules
+        elif task in self._at_edges:
+            self._at_edges[task] += joules
+
+    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
+        self._tasks[fields["task"]] = time, 0.0
+
+    def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
+        if fields["step"] in _MOVING:
+            self._end_tail(fields["device"], time)
+
+    def on_step(self, ended: Step) -> None:
+        start, time, device, task, step, outcome, fields = ended
+        if step in COMPUTING:
+            phase, joules = "compute", self._draws(device, "compute_w") * fields.get("core_s", time - start)
+        elif step in _MOVING:
+            phase, moved = _MOVING[step], fields["delivered"]
+            joules = self._draws(device, f"{phase}_w") * (time - start) + self._draws(device, f"{phase}_j_byte") * moved
+            of_edge = "sender" in fields or "receiver" in fields
+            if of_edge:
+                self._at_edges[task] = 0.0
+            self._book_places(("edge",) if of_edge else PLACES, "j_byte", moved, start, time)
+            if self._draws(device, "tail_w") and outcome != "battery":
+                self._tails[device] = time, task, False
+        else:
+            return
+        if step == "train" and not fields["epochs"]:
+            self._idlers[task] = True
+        if outcome == "battery":
+            self._end_tail(device, time)
+        self._book(device, phase, joules, start, time)
+        self._charge(task, joules)
+
+    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
+        task, device = fields["task"], fields["device"]
+        begin, drawn = self._tasks.pop(task)
+        is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
+        idle = self._draws(device, "idle_w") * (time - begin)
+        joules = drawn + idle
+        if is_wasted:
+            self.wasted += joules
+            self._at_edges.pop(task, None)
+        elif task in self._at_edges:
+            self._at_edges[task] = joules
+        if device in self._tails and self._tails[device][1] == task:
+            self._tails[device] = (*self._tails[device][:2], is_wasted)
+        self._book(device, "idle", idle, begin, time)
+
+    def on_battery(self, time: float, fields: dict[str, Any]) -> None:
+        if fields["flat"]:
+            self._end_tail(fields["device"], time)
+
+    def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
+        self._book_places(("edge" if "edge" in fields else "server",), "update_j", len(fields["tasks"]), time, time)
+
+    def on_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        self._book_places(PLACES, "j_byte", fields["delivered"], fields["start"], time)
+
+    def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
+        """Counts the energy of tasks whose updates are lost at an edge server as wasted, including their radios' tails."""
+        lost = fields["tasks"]
+        self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
+        for device, (begin, task, _) in self._tails.items():
+            if task in lost:
+                self._tails[device] = begin, task, True
+
+    def on_round(self, time: float, fields: dict[str, Any]) -> None:
+        self._at_edges = {task: joules for task, joules in self._at_edges.items() if task in self._tasks}
+
+    def on_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
+        self._book_places(("server",), "j_byte", fields["bytes"], time, time)

@@ -1,0 +1,147 @@
+"""The bill of ``[costs]``, and meters of the user's own, which a scenario names by import path."""
+
+import math
+from functools import cache
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from pydantic import Field, create_model
+
+from fedsim.common.errors import FedsimError, ScenarioError, place_of, told
+from fedsim.common.registry import Registry, keys_of
+from fedsim.common.spec import Spec
+from fedsim.world.meters.base import Column, Meter, MeterContext, Transfer
+
+Price = Annotated[float, Field(ge=0.0, le=1e12)]
+
+_HOUR_S, _GB = 3600.0, 1e9
+_ITEMS = ("hours", "gigabytes", "requests", "tasks")
+
+
+class Prices(Spec):
+    """Rates of an endpoint of a kind, in the currency of the bill."""
+
+    per_hour: Price = 0.0
+    """an hour of its work: of a device during tasks, of others from the start of the run."""
+    per_gigabyte: Price = 0.0
+    """10^9 bytes that leave it, with headers."""
+    per_request: Price = 0.0
+    """a message that it sends, whole or cut short."""
+
+
+class DevicePrices(Prices):
+    """Rates of a device."""
+
+    per_task: Price = 0.0
+    """each task, however it ends."""
+
+
+class CostsSpec(Spec):
+    """``[costs]``: prices by kind of endpoint. Messages between parts of the server, which are on no link, cost nothing."""
+
+    currency: str = Field(default="USD", min_length=1, max_length=20)
+    """in which all prices are."""
+    device: DevicePrices = DevicePrices()
+    """what each device costs."""
+    edge: Prices | None = None
+    """what each edge server (or cell) costs."""
+    server: Prices = Prices()
+    """what the server costs."""
+
+    def build(self, context: MeterContext) -> "Bill":
+        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
+        if self.edge is not None and context.places is None:
+            raise ScenarioError('costs.edge is given, but network.kind has no cells; allowed with "tree" and "graph" only')
+        return Bill(context, self)
+
+
+class Bill(Meter):
+    """The costs of a run, booked when a task or a message is over; hours of the server's side as they pass."""
+
+    round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
+    device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)
+    fixed = ("_prices", "_rates", "_places")
+
+    def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
+        self._prices = prices
+        self._rates = {"device": prices.device, "edge": prices.edge or Prices(), "server": prices.server}
+        self._places = {"edge": context.places or 0, "server": 1}
+        self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
+        self._devices = np.zeros(context.devices)
+        self._begins: dict[int, float] = {}
+
+    def on_task_start(self, time: float, fields: dict[str, Any]) -> None:
+        self._begins[fields["task"]] = time
+
+    def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
+        hours = (time - self._begins.pop(fields["task"])) / _HOUR_S
+        self._book("device", "hours", self._prices.device.per_hour * hours, fields["device"])
+        self._book("device", "tasks", self._prices.device.per_task, fields["device"])
+
+    def on_transfer(self, ended: Transfer) -> None:
+        source, destination = (name.partition(" ")[0] for name in (ended.source, ended.destination))
+        source, destination = (kind if kind in ("device", "edge") else "server" for kind in (source, destination))
+        if source == destination == "server":
+            return
+        rates, device = self._rates[source], ended.device if source == "device" else None
+        self._book(source, "gigabytes", rates.per_gigabyte * ended.wire_bytes / _GB, device)
+        self._book(source, "requests", rates.per_request, device)
+
+    def totals(self, time: float) -> dict[str, float | None]:
+        self.close(time)
+        return {"cost": self._total()}
+
+    def close(self, time: float) -> None:
+        for kind, count in self._places.items():
+            self._booked[kind]["hours"] = self._rates[kind].per_hour * count * time / _HOUR_S
+
+    def of_devices(self) -> dict[str, Any]:
+        return {"cost": self._devices}
+
+    def summary(self) -> dict[str, Any]:
+        by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
+        by_item = {item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS}
+        return {"currency": self._prices.currency, "total": self._total(), "by_kind": by_kind, "by_item": by_item}
+
+    def _total(self) -> float:
+        return math.fsum(amount for items in self._booked.values() for amount in items.values())
+
+    def _book(self, kind: str, item: str, amount: float, device: int | None) -> None:
+        self._booked[kind][item] += amount
+        if device is not None:
+            self._devices[device] += amount
+
+
+class MeterSpec(Spec):
+    """A meter that a scenario names, and its parameters."""
+
+    made: ClassVar[type[Meter]] = Meter
+
+    kind: str
+
+    def build(self, context: MeterContext) -> Meter:
+        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of what the scenario says."""
+        given = {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
+        try:
+            return self.made(context, **given)
+        except FedsimError:
+            raise
+        except Exception as error:
+            raise ScenarioError(f"the meter {self.kind!r} cannot be made{place_of(error)}: {told(error)}") from error
+
+
+class _MeterRegistry(Registry):
+    def spec(self, kind: str, key: str = "kind") -> type[Spec]:
+        return _of_class(self.find(kind, key), kind)
+
+
+@cache
+def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
+    keys, is_open = keys_of(found)
+    if is_open:
+        raise ScenarioError(f"kind is {kind!r}, whose __init__ takes '**'; allowed are parameters by name: each is a key")
+    base = type(found.__name__, (MeterSpec,), {"made": found, "__doc__": found.__doc__, "__module__": found.__module__})
+    return create_model(found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys)
+
+
+METERS = _MeterRegistry("meter", "fedsim.world.meters.base:Meter", {})

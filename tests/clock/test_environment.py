@@ -1,0 +1,215 @@
+"""The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a bare clock and in a world."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import pytest
+import simpy
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simpy.core import EmptySchedule
+from simpy.events import Interruption
+
+import fedsim
+from fedsim.clock.simulation import Simulation
+
+Trace = list[tuple[Any, ...]]
+Program = Callable[[simpy.Environment, Trace], None]
+END = 300.0
+
+SCENARIO: dict[str, Any] = {
+    "learning": "off",
+    "model": {"kind": "size", "bytes": "1 kB", "flops_per_sample": 1.0},
+    "population": {
+        "devices": 8,
+        "speed": "10 samples/s",
+        "samples": {"low": 50, "high": 100},
+        "availability": {"kind": "renewal", "mean_on": "20 s", "mean_off": "5 s"},
+    },
+    "network": {"kind": "star", "server": {"up": "1 kB/s"}, "device": {"up": "400 B/s", "latency": "30 ms"}},
+    "strategy": {"clients_per_round": 4, "deadline": "12 s"},
+    "stop": {"simulated_time": "400 s"},
+}
+
+
+def plain(program: Program) -> Trace:
+    trace: Trace = []
+    env = simpy.Environment()
+    program(env, trace)
+    env.run(until=END)
+    return trace
+
+
+def played(way: str, simulation: Simulation, program: Program) -> Trace:
+    trace: Trace = []
+    program(simulation.env, trace)
+    if way == "run":
+        simulation.env.run(until=END)
+    elif way == "asyncio":
+        simulation.wake(("stop", 0), END, lambda: simulation.stop("enough"))
+        asyncio.run(simulation.run())
+    while way == "step" and simulation.env.peek() < END:
+        simulation.env.step()
+    return [row for row in trace if row[0] < END]
+
+
+WAYS = ["run", "step", "asyncio"]
+
+
+_DELAYS = st.sampled_from([0, 0.5, 1, 1, 2, 3.25, 7])
+_NUMBERS = st.integers(0, 3)
+_WAITS = st.one_of(
+    st.tuples(st.just("timeout"), _DELAYS),
+    st.tuples(st.just("event"), _NUMBERS),
+    st.tuples(st.just("process"), _NUMBERS),
+    st.tuples(st.just("slot"), _NUMBERS),
+    st.tuples(st.just("get"), _NUMBERS),
+)
+_STEPS = st.one_of(
+    st.tuples(st.just("timeout"), _DELAYS),
+    _WAITS,
+    st.tuples(st.sampled_from(["any", "all"]), st.lists(_WAITS, max_size=3)),
+    st.tuples(st.sampled_from(["succeed", "fail", "interrupt", "put", "start"]), _NUMBERS),
+)
+_PROGRAMS = st.lists(st.lists(_STEPS, min_size=1, max_size=6), min_size=4, max_size=6)
+
+
+def random_program(programs: list[list[Any]]) -> Program:
+    def program(env: simpy.Environment, trace: Trace) -> None:
+        events = [env.event() for _ in range(4)]
+        slots = [simpy.Resource(env), simpy.PriorityResource(env, 2), simpy.PreemptiveResource(env), simpy.Resource(env)]
+        stores = [simpy.Store(env, 1) for _ in range(4)]
+        running: list[simpy.Process] = []
+
+        def made(number: int, what: str, value: Any) -> Any:
+            if what in ("any", "all"):
+                return (env.any_of if what == "any" else env.all_of)([made(number, *one) for one in value])
+            if what == "process":
+                return env.timeout(0) if value == number else running[value]
+            ways = {"event": events.__getitem__, "slot": lambda at: slots[at].request(), "get": lambda at: stores[at].get()}
+            return env.timeout(value, value) if what == "timeout" else ways[what](value)
+
+        def act(number: int, what: str, value: int) -> None:
+            if what == "start":
+                if len(running) < 12:
+                    running.append(env.process(life(len(running), programs[value])))
+            elif what == "interrupt":
+                if running[value].is_alive and running[value] is not env.active_process:
+                    running[value].interrupt(number)
+            elif what == "put":
+                stores[value].put(number)
+            elif not events[value].triggered:
+                if what == "succeed":
+                    events[value].succeed(number)
+                else:
+                    events[value].fail(ValueError(number)).defused = True
+
+        def life(number: int, steps: list[Any]) -> Iterator[Any]:
+            for what, value in steps:
+                try:
+                    if what in ("succeed", "fail", "interrupt", "put", "start"):
+                        act(number, what, value)
+                        found: Any = None
+                    else:
+                        found = yield made(number, what, value)
+                    found = len(found.todict()) if hasattr(found, "todict") else found
+                    trace.append((env.now, number, what, found if isinstance(found, int | float) else None))
+                except (simpy.Interrupt, ValueError) as error:
+                    cause = getattr(error, "cause", error.args)
+                    told = cause if isinstance(cause, int | tuple) else "preempted"
+                    trace.append((env.now, number, type(error).__name__, told))
+
+        for number, steps in enumerate(programs):
+            running.append(env.process(life(number, steps)))
+
+    return program
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs=_PROGRAMS)
+def test_any_program_gives_the_same_trace(programs: list[list[Any]]) -> None:
+    program = random_program(programs)
+    expected = plain(program)
+    for way in WAYS:
+        assert played(way, Simulation(), program) == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_programs_in_a_world_at_work(way: str) -> None:
+    """Processes of a strategy's devices, and these beside them: each queues, gives way, sends and is interrupted."""
+    steps: list[list[Any]] = [
+        [("slot", 2), ("timeout", 7), ("any", [("event", 1), ("timeout", 3.25)]), ("succeed", 1), ("put", 0), ("start", 1)] * 6,
+        [("timeout", 1), ("interrupt", 0), ("get", 0), ("all", [("timeout", 2), ("process", 2)]), ("start", 2)],
+        [("slot", 1), ("put", 0), ("timeout", 0.5), ("fail", 3), ("event", 1), ("start", 3)],
+        [("event", 3), ("slot", 2), ("timeout", 40), ("interrupt", 0), ("start", 1)],
+    ]
+    program, simulation, world = random_program(steps), Simulation(fedsim.Scenario(**SCENARIO)), []
+    simulation.listen(world.append)
+    expected = plain(program)
+    assert len(expected) > 15
+    assert {"Interrupt", "ValueError"} <= {row[2] for row in expected}
+    assert played(way, simulation, program) == expected
+    assert len(world) > 200
+
+
+LEARNS = {"data": {"source": "digits"}, "population": {"devices": 3}, "strategy": {"clients_per_round": 2}}
+
+
+@pytest.mark.parametrize("sections", [SCENARIO, LEARNS], ids=["learning off", "learning"])
+def test_a_scenario_runs_by_its_environment_alone(sections: dict[str, Any]) -> None:
+    """The records are those of ``simulation.run()``, which real work is awaited for; a process of one's own sees the end."""
+    seen: list[list[Any]] = [[], []]
+    simulations = [Simulation(fedsim.Scenario(**sections | {"stop": {"rounds": 5}})) for _ in seen]
+    for simulation, records in zip(simulations, seen, strict=True):
+        simulation.listen(records.append)
+    asyncio.run(simulations[0].run())
+    end = simulations[1].env.run(until=simulations[1].ended)
+    assert end == simulations[1].stopped == simulations[0].stopped == "5 rounds"
+    assert [record for record in seen[0] if record.kind == "round"] == [r for r in seen[1] if r.kind == "round"] != []
+    assert asyncio.run(simulations[1].run()) == end  # what is open then ends as ever
+    assert seen[0] == seen[1]
+
+
+def test_a_run_in_which_nothing_is_left_has_ended() -> None:
+    simulation = Simulation()
+    simulation.env.timeout(3)
+    assert simulation.env.run(until=simulation.ended) == "nothing left to happen"
+    simulation.env.run()
+    assert (simulation.env.now, simulation.env.peek()) == (3, inf)
+    with pytest.raises(EmptySchedule):
+        simulation.env.step()
+
+
+def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Devices at work are SimPy processes, at every instant; what ends them early are its interrupts."""
+    made: dict[type, list[Any]] = {}
+
+    def noted(owner: type) -> None:
+        inner, found = owner.__init__, made.setdefault(owner, [])  # type: ignore[misc]
+        monkeypatch.setattr(owner, "__init__", lambda self, *given: (found.append(self), inner(self, *given))[1])
+
+    noted(simpy.Process)
+    noted(Interruption)
+    simulation, records = Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])), Counter[str]()
+    run, inner = simulation.installed, simulation.env.moved
+    assert inner is not None
+    most = 0
+
+    def moved(when: float) -> None:
+        nonlocal most
+        lives = {id(process) for process in made[simpy.Process] if process.is_alive}
+        assert lives == {id(task.process) for task in run.tasks.running.values()}
+        assert len(lives) == sum(run.tasks._busy)
+        most = max(most, len(lives))
+        inner(when)
+
+    simulation.env.moved = moved
+    simulation.listen(lambda record: records.update([record.fields.get("outcome", "") + " " + record.kind]))
+    asyncio.run(simulation.run())
+    cut = sum(records[f"{cause} task-end"] for cause in ("late", "lost", "left"))
+    assert (records[" task-start"], most) == (600, 20)
+    assert len(made[simpy.Process]) == records[" task-start"]
+    assert len(made[Interruption]) == cut > 50

@@ -1,0 +1,76 @@
+"""Quantities: read, refused, written back to the very same number."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
+
+from fedsim.common import units
+from fedsim.common.units import CLOCK_END_S, Bytes, BytesPerSecond, PerSecond, PositiveSeconds, SamplesPerSecond, Seconds
+
+TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
+
+
+def test_times_and_other_quantities() -> None:
+    times = {"90 s": 90.0, "2 h": 7200.0, "40 ms": 0.04, "1.5e3 s": 1500.0, "20min": 1200.0}
+    assert {text: TIME.validate_python(text) for text in times} == times
+    assert [RATE.validate_python(text) for text in ("40 Mbit/s", "1 Gbit/s", "3 kB/s")] == [5e6, 1.25e8, 3000.0]
+    assert TypeAdapter(SamplesPerSecond).validate_python("400 samples/s") == 400
+    assert TypeAdapter(PerSecond).validate_python("30 /h") == pytest.approx(30 / 3600)
+
+
+OTHER_SCRIPTS = ("\uff19\uff10 s", "\u0669\u0660 s", "1e\uff12 s")
+
+
+@pytest.mark.parametrize("wrong", [90, 90.0, "90", "90 sec", "s", "-1 s", "", "nan s", None, [], "90 Mbit/s", *OTHER_SCRIPTS])
+def test_what_is_not_a_time_is_refused_with_the_units_that_are(wrong: object) -> None:
+    with pytest.raises(ValidationError, match=r"min|negative"):
+        TIME.validate_python(wrong)
+
+
+@pytest.mark.parametrize("quantity", [Seconds, PositiveSeconds, Bytes, BytesPerSecond, SamplesPerSecond, PerSecond])
+@pytest.mark.parametrize("number", ["1e-320", "1e-40", "1e40", "1e300", "1e400", "inf"])
+def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: Any, number: str) -> None:
+    names = {Seconds: "s", PositiveSeconds: "s", Bytes: "B", BytesPerSecond: "B/s", SamplesPerSecond: "samples/s"}
+    unit = names.get(quantity, "/s")
+    if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
+        assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf
+        return
+    with pytest.raises(ValidationError, match=rf"is (0 {unit}, or )?\S+ {unit} to \S+ {unit}"):
+        TypeAdapter(quantity).validate_python(f"{number} {unit}")
+
+
+def test_what_is_waited_for_moves_the_clock_even_at_its_end() -> None:
+    with pytest.raises(ValidationError, match=r"above 0 s; allowed is 0\.001 s to"):
+        TypeAdapter(PositiveSeconds).validate_python("1 us")
+    assert CLOCK_END_S + TypeAdapter(PositiveSeconds).validate_python("1 ms") > CLOCK_END_S
+
+
+@given(st.just(0.0) | st.floats(min_value=1e-3, max_value=1e10))
+def test_written_back_it_reads_the_same(value: float) -> None:
+    for adapter in (TIME, RATE):
+        assert adapter.validate_python(adapter.dump_python(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        (BytesPerSecond, "1 mbps", "Mbit/s"),
+        (BytesPerSecond, "1 MBps", "MB/s"),
+        (BytesPerSecond, "1 KB/s", "kB/s"),
+        (Seconds, "3 sec", "s"),
+        (Seconds, "3 hours", "h"),
+    ],
+)
+def test_a_unit_as_others_write_it_is_answered_with_ours(kind: Any, text: str, meant: str) -> None:
+    with pytest.raises(ValidationError, match=rf"did you mean '{meant}'\?"):
+        TypeAdapter(kind).validate_python(text)
+
+
+def test_for_people() -> None:
+    assert units.show_seconds(3725) == "1 h 02 min"
+    assert units.show_seconds(12.34) == "12.3 s"
+    assert units.show_bytes(1.264e6) == "1.26 MB"

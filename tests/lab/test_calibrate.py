@@ -1,0 +1,264 @@
+"""fedsim calibrate, as a user meets it: a known world is found again; real rounds, of the kept study too, are predicted."""
+
+import json
+import socket
+import threading
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from click.testing import CliRunner, Result
+
+import fedsim
+from fedsim.cli import main
+from fedsim.lab.calibrate import calibrate
+from fedsim.lab.calibrate.log import LogDefaults, read_log, took
+from fedsim.world.network.protocol import Tcp
+from tests.conftest import module_at
+from tests.lab.test_log import DEVICES, round_s, rounds, written
+
+REAL = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
+WORLD: dict[str, Any] = {
+    "seed": 5,
+    "learning": "off",
+    "model": {"kind": "size", "bytes": "2 MB"},
+    "population": {
+        "devices": 12,
+        "samples": {"low": 50, "high": 300},
+        "speed": {"kind": "lognormal", "median": "30 samples/s", "spread": 1.8},
+    },
+    "network": {
+        "kind": "star",
+        "server": {"up": "20 Mbit/s"},
+        "device": {
+            "down": {"kind": "lognormal", "median": "20 Mbit/s", "spread": 1.6},
+            "up": {"kind": "lognormal", "median": "8 Mbit/s", "spread": 1.6},
+        },
+    },
+    "strategy": {"kind": "fedavg", "clients_per_round": 7, "local_epochs": 2},
+    "stop": {"rounds": 24},
+}
+
+
+def call(*words: object) -> Result:
+    return CliRunner().invoke(main, ["calibrate", *map(str, words)])
+
+
+def calibrated(log: Path, out: Path, *words: object) -> str:
+    result = call(log, "--out", out, *words)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def table(path: Path) -> dict[str, np.ndarray[Any, Any]]:
+    columns = pd.read_csv(path)
+    return {name: columns[name].to_numpy(float) for name in columns if name != "client"}
+
+
+def of_devices(run: Path) -> dict[str, np.ndarray[Any, Any]]:
+    columns = pd.read_parquet(run / "devices.parquet")
+    return {name: columns[name].to_numpy() for name in ("speed", "link_down", "link_up", "samples")}
+
+
+def errors(run: Path) -> np.ndarray[Any, Any]:
+    found = table(run / "rounds.csv")
+    held = found["held_out"] == 1
+    assert 0 < held.sum() < len(held)
+    return np.asarray(np.abs(found["predicted"] / found["measured"] - 1)[held])
+
+
+def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    run, out = made(WORLD, tmp_path / "run"), tmp_path / "out"
+    calibrated(run, out)
+    true, found = of_devices(run), table(out / "clients.csv")
+    np.testing.assert_allclose(found["speed"], true["speed"], rtol=0.02)
+    np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
+    np.testing.assert_array_equal(found["samples"], true["samples"])
+    assert np.median(np.abs(found["up"] / true["link_up"] - 1)) < 0.02  # the fastest are always held up by the server's link
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
+    assert scenario.network.server.down == np.inf  # type: ignore[union-attr]
+    said = scenario.strategy.model_dump()
+    assert (said["clients_per_round"], said["local_epochs"]) == (7, 2)
+    assert errors(out).mean() < 0.01
+
+
+def of_tcp(server: dict[str, str]) -> dict[str, Any]:
+    device = WORLD["network"]["device"] | {"latency": "40 ms"}
+    return WORLD | {"network": WORLD["network"] | {"protocol": "tcp", "server": server, "device": device}}
+
+
+def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    """Links by what is on the wire, with slow start taken off; the protocol is the run's, and is written."""
+    everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
+    run, out = made(of_tcp({}) | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
+    calibrated(run, out, "--latency", "40 ms", "--by-client")
+    true, found = of_devices(run), table(out / "clients.csv")
+    np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
+    np.testing.assert_allclose(found["up"], true["link_up"], rtol=0.02)
+    assert errors(out).max() < 0.01
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.protocol == Tcp()
+    again = fedsim.run(scenario, tmp_path / "again")
+    before = pd.read_parquet(run / "rounds.parquet")["time"]
+    np.testing.assert_allclose(again.rounds["time"], before, rtol=0.02)
+    calibrated(run, out, "--latency", "40 ms", "--protocol", "fluid")
+    assert (table(out / "clients.csv")["up"] < 0.96 * true["link_up"]).all()  # as if headers were not there
+
+
+def test_a_limit_at_the_server_is_found_behind_tcp(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    """Shares differ by chance there, so that it is found by what all send together."""
+    run, out = made(of_tcp({"up": "20 Mbit/s"}) | {"stop": {"rounds": 12}}, tmp_path / "run"), tmp_path / "out"
+    calibrated(run, out, "--latency", "40 ms", "--by-client")
+    scenario = fedsim.load(out / "scenario.toml")
+    assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
+    assert errors(out).mean() < 0.03
+
+
+def test_a_buffered_server_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+    population = WORLD["population"] | {"jitter": 0.1}
+    strategy = {"kind": "fedbuff", "concurrency": 5, "buffer": 4, "local_epochs": 2}
+    run, out = made(WORLD | {"population": population, "strategy": strategy}, tmp_path / "run"), tmp_path / "out"
+    told = calibrated(run, out)
+    scenario = fedsim.load(out / "scenario.toml")
+    said = scenario.strategy.model_dump()
+    assert (said["kind"], said["concurrency"], said["buffer"]) == ("fedbuff", 5, 4)
+    jitter = tomllib.loads((out / "scenario.toml").read_text())["population"]["jitter"]
+    assert jitter == pytest.approx(0.1, rel=0.3)  # of a hundred trainings
+    line = next(line for line in told.splitlines() if "updates/s" in line)
+    assert float(line.rpartition("error ")[2].rstrip("%")) < 10
+
+
+@pytest.mark.parametrize("name", ["own", "cell", "own20ms", "small20ms", "equal"])
+def test_real_rounds_are_predicted(name: str, tmp_path: Path) -> None:
+    if not REAL.is_dir():
+        pytest.skip("needs the logs of real rounds, shared/oracles/realrun")
+    size = json.loads((REAL / "worlds.json").read_text())[name]["bytes"]
+    told = calibrated(REAL / f"{name}-cubic.csv", tmp_path / "out", "--bytes", f"{size} B", "--samples", 100)
+    assert "columns that are not used: retrans, srtt_us" in told
+    assert errors(tmp_path / "out").mean() < 0.01
+
+
+def test_rounds_without_noise(tmp_path: Path) -> None:
+    path = written(tmp_path / "a log.csv", rounds(9))
+    assert "all clients are in every round" in calibrated(path, tmp_path / "out")
+    found = table(tmp_path / "out" / "rounds.csv")
+    assert np.flatnonzero(found["held_out"]).tolist() == [2, 5, 8]
+    np.testing.assert_allclose(found["predicted"], round_s(), rtol=1e-6)
+    np.testing.assert_allclose(found["measured"], round_s(), rtol=1e-6)
+    scenario = fedsim.load(tmp_path / "out" / "scenario.toml")
+    assert scenario.population.devices == 3
+    assert scenario.population.speed.median == pytest.approx(np.prod([device[0] for device in DEVICES]) ** (1 / 3), rel=1e-4)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["log.csv", "--bytes", "2"], "'2'"),
+        (["log.csv", "--latency", "2 parsecs"], "a time is a number and a unit out of"),
+        (["log.csv", "--protocol", "udp"], "tcp"),
+        (["folder"], "is not a run folder"),
+    ],
+)
+def test_mistakes(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written(tmp_path / "log.csv", rounds(3))
+    (tmp_path / "folder").mkdir()
+    result = call(*words, "--out", "out")
+    assert result.exit_code == 2
+    assert message in result.output
+    assert not (tmp_path / "out").exists()
+
+
+STUDY = Path(__file__).resolve().parents[2] / "scenarios" / "validation"
+WORLDS: dict[str, dict[str, Any]] = tomllib.loads((STUDY / "worlds.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def testbed() -> ModuleType:
+    return module_at(STUDY / "testbed.py")
+
+
+def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
+    pairs = [socket.socketpair() for _ in world["clients"]]
+    clients = [threading.Thread(target=testbed.client, args=(world, number, pair[1])) for number, pair in enumerate(pairs)]
+    for client in clients:
+        client.start()
+    served = {testbed._ORDER.unpack(testbed._receive(pair[0], testbed._ORDER.size))[0]: pair[0] for pair in pairs}
+    testbed.write(path, testbed.Server(world, served).serve())
+    for client in clients:
+        client.join()
+    for pair in pairs:
+        for end in pair:
+            end.close()
+
+
+def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testbed, "_PAUSE_S", 0.0)
+    world = {"bytes": 200_000, "rounds": 4, "clients": [{"train": 0.02}, {"train": 0.05}]}
+    played(testbed, world, tmp_path / "rounds.csv")
+    log = read_log(tmp_path / "rounds.csv", LogDefaults())
+    assert log.synchronous
+    assert log.tasks.number.tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (log.rounds.end - log.rounds.start >= 0.05).all()
+    assert (took(log.tasks.train)[log.tasks.client == 0] >= 0.02).all()
+    assert set(log.tasks.up.amount) == {200_000}
+
+    played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
+    log = read_log(tmp_path / "versions.csv", LogDefaults())
+    assert log.rounds.number.tolist() == [0, 1, 2, 3]
+    assert 12 <= len(log.tasks.client) <= 13  # four versions of three, and who is at work at the end
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_kept_logs_are_of_their_worlds(name: str) -> None:
+    world, log = WORLDS[name], read_log(STUDY / "logs" / f"{name}.csv", LogDefaults())
+    assert (STUDY / "logs" / f"{name}.csv").stat().st_size < 20_000
+    assert log.clients == tuple(str(number) for number in range(len(world["clients"])))
+    assert len(log.rounds.number) == world["rounds"]
+    assert log.synchronous == ("buffer" not in world)
+    assert set(log.tasks.down.amount) == {world["bytes"]}
+    assert len(json.loads((STUDY / "logs" / "index.json").read_text())[name]["load"]) == 2
+    for number, client in enumerate(world["clients"]):
+        own = log.tasks[log.tasks.client == number]
+        if "train" in client:
+            assert np.median(took(own.train)) == pytest.approx(client["train"], abs=0.01)
+        for way, steps in (("down", own.down), ("up", own.up)):  # no link carries more than it can, but for a burst
+            least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (client[way] * 125e3)
+            assert took(steps).min() > least
+
+
+@pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"])
+def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Path) -> None:
+    calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", LogDefaults())
+    apart = {"fair": 0.06, "twelve": 0.08, "twelve-torch": 0.09}  # as far as rounds of these are from each other
+    assert errors(tmp_path / "out").mean() < apart.get(name, 0.02)
+
+
+@pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
+def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By preset ``tcp``, with nothing fitted but how long trainings take."""
+    compare = module_at(STUDY / "compare.py")
+    monkeypatch.setattr(compare, "SEEDS", range(1, 2))
+    monkeypatch.setattr(compare, "PROTOCOLS", ("tcp",))
+    found = list(compare.compared(name, WORLDS[name], tmp_path))
+    assert abs(found[0].errors).mean() < 0.02
+    assert f"| {name} | tcp |" in compare.table(found)
+    assert len(compare.draw(found).axes) == 2
+
+
+def test_the_page_of_evidence_has_every_study_of_others_measurements() -> None:
+    evidence = module_at(STUDY.parent / "outside" / "evidence.py")
+    page = (STUDY.parents[1] / "docs" / "validation.md").read_text()
+    for path in sorted((STUDY.parent / "outside").glob("*/predicted.csv")):
+        rows = [evidence.Row(path.parent.name, of) for of in evidence.read(path)]
+        assert rows
+        assert all(row.of.predicted >= 0 for row in rows)
+        assert "rule" in (path.parent / "README.md").read_text()
+        assert path.parent.name in page
+        assert len(evidence.table(rows)) > 2
