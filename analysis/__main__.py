@@ -1,4 +1,6 @@
-"""``python -m analysis RUN...``: draw every picture that applies, beside the run folders, never inside them."""
+"""``python -m analysis RUN...``: draw every picture that applies, beside the run folders, never
+inside them.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -8,7 +10,14 @@ import click
 from matplotlib.figure import Figure
 
 from fedsim.analysis.pictures import OF_ANY, OF_ONE, OF_SEVERAL
-from fedsim.analysis.style import FORMATS, NothingToDrawError, PictureError, as_file_name, run_names, save
+from fedsim.analysis.style import (
+    FORMATS,
+    NothingToDrawError,
+    PictureError,
+    as_file_name,
+    run_names,
+    save,
+)
 from fedsim.common.errors import nearest
 from fedsim.common.harmless import say
 from fedsim.records.reading import RunFolder
@@ -19,14 +28,28 @@ KINDS = (*OF_ONE, "accuracy", "costs", "fairness", "energy")
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--out", type=click.Path(path_type=Path), help="The folder for the pictures; by default RUN-figures beside RUN.")
-@click.option("--only", metavar="KINDS", help=f"Draw only these, with commas between: {', '.join(KINDS)}.")
-@click.option("--format", "formats", default=",".join(FORMATS), show_default=True, help="File formats, with commas between.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="The folder for the pictures; by default RUN-figures beside RUN.",
+)
+@click.option(
+    "--only", metavar="KINDS", help=f"Draw only these, with commas between: {', '.join(KINDS)}."
+)
+@click.option(
+    "--format",
+    "formats",
+    default=",".join(FORMATS),
+    show_default=True,
+    help="File formats, with commas between.",
+)
 @explained("analysis")
 def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: str) -> None:
-    """Draw the timelines, clusters, groups and traffic of each RUN, and the accuracy, fairness and traffic of all side by side.
+    """Draw the timelines, clusters, groups and traffic of each RUN, and the accuracy, fairness
+    and traffic of all side by side.
 
-    Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in ``traffic-purposes``.
+    Runs of one scenario with several seeds are one line with a band in ``costs``, and one bar in
+    ``traffic-purposes``.
     """
     endings = _chosen("--format", formats, FORMATS)
     wanted = KINDS if only is None else _chosen("--only", only, KINDS)
@@ -42,7 +65,9 @@ def main(runs: tuple[Path, ...], out: Path | None, only: str | None, formats: st
 
 
 def _pictures(runs: Sequence[RunFolder]) -> Iterator[tuple[str, str, Callable[[], Figure]]]:
-    names = [f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)]
+    names = [
+        f"-{place}-{as_file_name(name)}" for place, name in enumerate(run_names(runs), start=1)
+    ]
     for run, name in zip(runs, names if len(runs) > 1 else [""], strict=True):
         for kind, picture in OF_ONE.items():
             yield kind, f"{kind}{name}", partial(picture.draw, run)
@@ -54,7 +79,9 @@ def _chosen(option: str, text: str, allowed: Sequence[str]) -> list[str]:
     words = [word.strip().lower() for word in text.split(",")]
     for word in words:
         if word not in allowed:
-            raise PictureError(f"{option} is {text!r}; allowed are {', '.join(allowed)}{nearest(word, allowed)}")
+            raise PictureError(
+                f"{option} is {text!r}; allowed are {', '.join(allowed)}{nearest(word, allowed)}"
+            )
     return words
 
 

@@ -22,8 +22,13 @@ from fedsim.lab.reading.history import NO_GROUP, History
 from fedsim.records.folder import EVENTS, ROUNDS
 from fedsim.records.reading import RunFolder
 
-_ROW_IN, _LEAST_IN, _MOST_IN = 0.13, 2.4, 7.4  # the rows' height: so much a device, within these limits
-_SIZES_IN, _AGREEMENT_IN, _FRAME_IN = 1.6, 1.3, 1.9
+# the rows' height: so much a device, within these limits
+_ROW_IN = 0.13
+_LEAST_IN = 2.4
+_MOST_IN = 7.4
+_SIZES_IN = 1.6
+_AGREEMENT_IN = 1.3
+_FRAME_IN = 1.9
 _NAMED_ROWS = 60  # with more, rows are too thin to be named
 _GAPPED_ROWS = 150
 _MOST_NAMED = 20  # more groups are not named in the legend
@@ -37,14 +42,18 @@ _AGREEMENT: dict[str, dict[str, Any]] = {
 
 @style.styled
 def draw_membership(run: RunFolder) -> Figure:
-    """A row a device, its colour the group that it is in; marks show moves, shifts of data, newcomers and leavers. Below it
-    stand the sizes of the groups, and how well they agree with the true ones where these are known.
+    """A row a device, its colour the group that it is in; marks show moves, shifts of data,
+    newcomers and leavers. Below it stand the sizes of the groups, and how well they agree with the
+    true ones where these are known.
 
-    Rows are ordered by last group, then first assignment; at most 1,500 are shown, evenly spread. Sizes count all devices.
+    Rows are ordered by last group, then first assignment; at most 1,500 are shown, evenly
+    spread. Sizes count all devices.
     """
     history = History(run)
     if history.moves.empty or not history.end:
-        raise style.NothingToDrawError(f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw")
+        raise style.NothingToDrawError(
+            f"{str(run.path)!r} never puts a device into a group, so there is no membership to draw"
+        )
     order = history.order()
     shown = order[style.evenly(len(order), MOST_LANES)]
     agreement = run.table(ROUNDS).select(["time", *_AGREEMENT]).to_pandas().dropna()
@@ -54,18 +63,24 @@ def draw_membership(run: RunFolder) -> Figure:
     heights = {"rows": float(np.clip(len(shown) * _ROW_IN, _LEAST_IN, _MOST_IN))}
     heights |= {"sizes": _SIZES_IN} | ({"agreement": _AGREEMENT_IN} if len(agreement) else {})
     figure = Figure(figsize=(style.WIDTH_IN, sum(heights.values()) + _FRAME_IN))
-    panels = figure.subplot_mosaic([[name] for name in heights], sharex=True, height_ratios=list(heights.values()))
+    panels = figure.subplot_mosaic(
+        [[name] for name in heights], sharex=True, height_ratios=list(heights.values())
+    )
     rows = panels["rows"]
     rows.set_xlim(0, history.end / unit.size)  # of all panels
     handles = _draw_rows(rows, history, shown, unit.size)
     if len(splits):
         handles.append(Line2D([], [], label="a group splits", **_SPLIT))
-        style.across(panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT)
+        style.across(
+            panels.values(), np.unique(splits) / unit.size, zorder=2, gid="splits", **_SPLIT
+        )
     _name_rows(rows, history, shown, heights["rows"])
     _draw_sizes(panels["sizes"], history, unit.size)
     if panel := panels.get("agreement"):
         for name, look in _AGREEMENT.items():
-            handles += panel.plot(agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look)
+            handles += panel.plot(
+                agreement["time"] / unit.size, agreement[name], linewidth=1.6, gid=name, **look
+            )
         panel.set_ylim(min(0.0, float(agreement[list(_AGREEMENT)].min().min()) * 1.1) - 0.04, 1.04)
         panel.set_ylabel("agreement\nwith truth", fontsize=10)
         panel.grid()
@@ -79,16 +94,27 @@ def draw_membership(run: RunFolder) -> Figure:
 
 
 def _draw_rows(panel: Axes, history: History, shown: Ints, unit: float) -> list[Artist]:
-    """Draw each device's stays as bars, and marks where something happened to it; returns the legend's entries."""
+    """Draw each device's stays as bars, and marks where something happened to it; returns the
+    legend's entries.
+    """
     row = pd.Series(np.arange(len(shown), dtype=float), index=shown)
     half = 0.42 if len(shown) <= _GAPPED_ROWS else 0.5
     stays = history.stays[history.stays["device"].isin(shown)]
     handles: list[Artist] = []
     for group in [*history.groups, NO_GROUP]:
-        own, colour = stays[stays["group"] == group], _colour(group)
+        own = stays[stays["group"] == group]
+        colour = _colour(group)
         if len(own):
             rows = own["device"].map(row)
-            style.bars(panel, own["start"] / unit, own["end"] / unit, rows, half, gid=f"group-{group}", facecolor=colour)
+            style.bars(
+                panel,
+                own["start"] / unit,
+                own["end"] / unit,
+                rows,
+                half,
+                gid=f"group-{group}",
+                facecolor=colour,
+            )
         if len(own) if group == NO_GROUP else len(history.groups) <= _MOST_NAMED:
             handles.append(Patch(label=group_name(group), facecolor=colour))
     panel.set_ylim(len(shown) - 0.5, -0.5)
@@ -100,7 +126,9 @@ def _colour(group: int) -> str:
 
 
 def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> None:
-    """Name devices on the left if there is room, and on the right the last groups with their sizes."""
+    """Name devices on the left if there is room, and on the right the last groups with their
+    sizes.
+    """
     if len(shown) <= _NAMED_ROWS:
         panel.set_yticks(range(len(shown)), [str(device) for device in shown], fontsize=7)
         panel.tick_params(axis="y", length=0, pad=6)  # room for marks at the very beginning
@@ -112,7 +140,15 @@ def _name_rows(panel: Axes, history: History, shown: Ints, height: float) -> Non
     blocks = [int(group) for group in pd.unique(groups)]
     middles = np.array([np.flatnonzero(groups == group).mean() for group in blocks])
     edges = np.flatnonzero(np.diff(groups)) + 0.5
-    panel.hlines(edges, 0, 1, transform=panel.get_yaxis_transform(), color=style.BLACK, linewidth=0.7, zorder=2)
+    panel.hlines(
+        edges,
+        0,
+        1,
+        transform=panel.get_yaxis_transform(),
+        color=style.BLACK,
+        linewidth=0.7,
+        zorder=2,
+    )
     labels = style.spread(middles, len(shown) * 0.17 / height)
     labels -= max(0.0, labels.max(initial=0) - (len(shown) - 0.5))
     for group, y in zip(blocks, labels, strict=True):
@@ -125,7 +161,15 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
     base = np.zeros(len(times))
     for group, (at, members) in sizes.items():
         top = base + members[np.searchsorted(at, times, side="right") - 1]
-        panel.fill_between(times / unit, base, top, step="post", linewidth=0, gid=f"size-{group}", facecolor=_colour(group))
+        panel.fill_between(
+            times / unit,
+            base,
+            top,
+            step="post",
+            linewidth=0,
+            gid=f"size-{group}",
+            facecolor=_colour(group),
+        )
         panel.step(times / unit, top, where="post", color="white", linewidth=0.8)
         base = top
     panel.step(times / unit, base, where="post", color=style.BLACK, linewidth=1.0)
@@ -136,7 +180,10 @@ def _draw_sizes(panel: Axes, history: History, unit: float) -> None:
 
 # The tree of clusters.
 
-_LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN = 0.85, 2.6, 9.0  # the tree's height: so much a leaf, within these limits
+# the tree's height: so much a leaf, within these limits
+_LEAF_IN = 0.85
+_LEAST_TREE_IN = 2.6
+_MOST_TREE_IN = 9.0
 _TREE_FRAME_IN = 1.6
 _CROWDED = 12  # with more leaves there is no room for words about each split
 _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
@@ -144,10 +191,11 @@ _OUTLINE = [patheffects.withStroke(linewidth=3.0, foreground="white")]
 
 @dataclass
 class TreeCluster:
-    """A cluster from its creation (``born``) to its split or the run's end, in ended rounds, ``split_round`` included.
+    """A cluster from its creation (``born``) to its split or the run's end, in ended rounds,
+    ``split_round`` included.
 
-    A child may keep its parent's number. ``members`` counts those at its creation, a root's at its split. ``told`` has the
-    time and norms of the split.
+    A child may keep its parent's number. ``members`` counts those at its creation, a root's at
+    its split. ``told`` has the time and norms of the split.
     """
 
     group: int
@@ -167,36 +215,48 @@ def read_splits(history: History) -> list[TreeCluster]:
     roots: list[TreeCluster] = []
     known: dict[int, TreeCluster] = {}
     for row in history.data("cluster-split"):
-        group, data, number = int(row["group"]), row["data"], int(row["round"])
+        group = int(row["group"])
+        data = row["data"]
+        number = int(row["round"])
         counts = [len(part) for part in data["members"]]
         if group not in known:
             roots.append(TreeCluster(group, 0, sum(counts)))
         parent = known.get(group, roots[-1])
         if parent.children:
-            raise RunFolderError(f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice")
+            raise RunFolderError(
+                f"{EVENTS} of {str(history.run.path)!r} is damaged: group {group} is split twice"
+            )
         norms = (("mean norm", data.get("mean_norm")), ("largest", data.get("max_norm")))
         words = [f"{word} {norm:.3g}" for word, norm in norms if norm is not None]
         parent.told = ", ".join([f"round {number} ({show_seconds(row['time'])})", *words])
         parent.split_round = number + 1
-        parent.children = [TreeCluster(int(at), number + 1, count) for at, count in zip(data["children"], counts, strict=True)]
+        parent.children = [
+            TreeCluster(int(at), number + 1, count)
+            for at, count in zip(data["children"], counts, strict=True)
+        ]
         known |= {cluster.group: cluster for cluster in (parent, *parent.children)}
     return roots
 
 
 @style.styled
 def draw_split_tree(run: RunFolder) -> Figure:
-    """A tree over the rounds: each cluster from its making to its split, with its members and its last accuracy.
+    """A tree over the rounds: each cluster from its making to its split, with its members and
+    its last accuracy.
 
-    They are CFL's bipartitions (Sattler et al. 2020). A line's width grows with its members. The legend has the round, time and
-    the two deciding norms of each numbered split.
+    They are CFL's bipartitions (Sattler et al. 2020). A line's width grows with its members. The
+    legend has the round, time and the two deciding norms of each numbered split.
     """
     history = History(run)
     roots = read_splits(history)
     if not roots:
-        raise style.NothingToDrawError(f"{str(run.path)!r} never splits a cluster, so there is no tree to draw")
+        raise style.NothingToDrawError(
+            f"{str(run.path)!r} never splits a cluster, so there is no tree to draw"
+        )
     clusters = [cluster for root in roots for cluster in root.below()]
     leaves = [cluster for cluster in clusters if not cluster.children]
-    splits = sorted((one for one in clusters if one.children), key=lambda one: (one.split_round, one.group))
+    splits = sorted(
+        (one for one in clusters if one.children), key=lambda one: (one.split_round, one.group)
+    )
     height = float(np.clip(len(leaves) * _LEAF_IN, _LEAST_TREE_IN, _MOST_TREE_IN))
     figure = Figure(figsize=(style.WIDTH_IN, height + _TREE_FRAME_IN))
     tree = figure.subplots()
@@ -204,41 +264,90 @@ def draw_split_tree(run: RunFolder) -> Figure:
     _tell_leaves(tree, leaves, history.population, height)
     handles: list[Artist] = []
     for number, one in enumerate(splits if len(leaves) <= _CROWDED else [], start=1):
-        centred: dict[str, Any] = {"ha": "center", "va": "center_baseline", "color": "white", "weight": "bold", "zorder": 5}
+        centred: dict[str, Any] = {
+            "ha": "center",
+            "va": "center_baseline",
+            "color": "white",
+            "weight": "bold",
+            "zorder": 5,
+        }
         tree.text(one.split_round or 0, places[id(one)], str(number), fontsize=8, **centred)
-        handles.append(Line2D([], [], marker="o", linestyle="", color=style.BLACK, label=f"{number}: {one.told}"))
+        handles.append(
+            Line2D(
+                [], [], marker="o", linestyle="", color=style.BLACK, label=f"{number}: {one.told}"
+            )
+        )
     tree.set_xlabel("rounds that have ended")
     style.whole_ticks(tree.xaxis, 12)
     tree.set_xlim(0, int(run.summary["rounds"]))
-    counts = f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
+    counts = (
+        f"{style.counted(len(splits), 'split')}, {style.counted(len(leaves), 'cluster')} in the end"
+    )
     return style.finished(figure, [run], handles, counts)
 
 
-def _draw_tree(panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int) -> dict[int, float]:
+def _draw_tree(
+    panel: Axes, clusters: list[TreeCluster], leaves: list[TreeCluster], rounds: int
+) -> dict[int, float]:
     """Draw clusters as lines, leaves one below the other; returns the row of each by its id."""
-    most, crowded = max(cluster.members for cluster in clusters), len(leaves) > _CROWDED
+    most = max(cluster.members for cluster in clusters)
+    crowded = len(leaves) > _CROWDED
     places = {id(leaf): float(place) for place, leaf in enumerate(leaves)}
     butt: dict[str, Any] = {"solid_capstyle": "butt"}
     for cluster in reversed(clusters):  # children before their parents
         width = 1.5 + 12.5 * cluster.members / most
-        end, colour = float(cluster.split_round or rounds), style.group_colour(cluster.group)
+        end = float(cluster.split_round or rounds)
+        colour = style.group_colour(cluster.group)
         if cluster.children:
-            colour, ys = style.GREY, [places[id(child)] for child in cluster.children]
+            colour = style.GREY
+            ys = [places[id(child)] for child in cluster.children]
             places[id(cluster)] = sum(ys) / 2
             for child, below in zip(cluster.children, ys, strict=True):
                 thin = min(1.5 + 12.5 * child.members / most, 2.5)
-                panel.plot([end, end], [places[id(cluster)], below], color="#BBBBBB", zorder=1, linewidth=thin, **butt)
+                panel.plot(
+                    [end, end],
+                    [places[id(cluster)], below],
+                    color="#BBBBBB",
+                    zorder=1,
+                    linewidth=thin,
+                    **butt,
+                )
             size = 6 if crowded else 13
-            panel.plot([end], [places[id(cluster)]], "o", color=style.BLACK, zorder=4, gid="split", markersize=size)
+            panel.plot(
+                [end],
+                [places[id(cluster)]],
+                "o",
+                color=style.BLACK,
+                zorder=4,
+                gid="split",
+                markersize=size,
+            )
         y = places[id(cluster)]
-        panel.plot([cluster.born, end], [y, y], gid=f"cluster-{cluster.group}", color=colour, linewidth=width, zorder=2, **butt)
+        panel.plot(
+            [cluster.born, end],
+            [y, y],
+            gid=f"cluster-{cluster.group}",
+            color=colour,
+            linewidth=width,
+            zorder=2,
+            **butt,
+        )
         text = f"{cluster.members:,}" if crowded else style.counted(cluster.members, "device")
-        where: dict[str, Any] = {"va": "top", "fontsize": 9, "path_effects": _OUTLINE, "gid": "members"}
-        panel.annotate(text, (cluster.born, y), (4, -width / 2 - 3), textcoords="offset points", **where)
+        where: dict[str, Any] = {
+            "va": "top",
+            "fontsize": 9,
+            "path_effects": _OUTLINE,
+            "gid": "members",
+        }
+        panel.annotate(
+            text, (cluster.born, y), (4, -width / 2 - 3), textcoords="offset points", **where
+        )
     return places
 
 
-def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float) -> None:
+def _tell_leaves(
+    panel: Axes, leaves: list[TreeCluster], population: pd.DataFrame, height: float
+) -> None:
     panel.set_ylim(len(leaves) - 0.4, -0.75)
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
@@ -248,5 +357,8 @@ def _tell_leaves(panel: Axes, leaves: list[TreeCluster], population: pd.DataFram
     for place, leaf in enumerate(leaves):
         own = population.loc[groups == leaf.group, "accuracy"].astype(float)
         told = f"accuracy {own.mean():.3f}" if own.notna().any() else "not tested"
-        text = f"group {leaf.group}: {style.counted(len(own), 'device')}{chr(10) if size > 8 else ', '}{told}"
+        text = (
+            f"group {leaf.group}: "
+            f"{style.counted(len(own), 'device')}{chr(10) if size > 8 else ', '}{told}"
+        )
         style.write_beside(panel, place, text, 10, fontsize=size, gid="leaf")

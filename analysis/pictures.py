@@ -1,4 +1,6 @@
-"""Every kind of picture by name, with its function and the words that stand beside it in a report."""
+"""Every kind of picture by name, with its function and the words that stand beside it in a
+report.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,7 +19,9 @@ from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic
 
 
 class PictureKind(NamedTuple):
-    """A kind of picture: its function, which raises ``NothingToDrawError`` where it does not apply, and a heading."""
+    """A kind of picture: its function, which raises ``NothingToDrawError`` where it does not
+    apply, and a heading.
+    """
 
     draw: Callable[..., Figure]
     title: str

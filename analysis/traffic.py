@@ -1,7 +1,8 @@
 """Bytes by direction and purpose, over simulated time and in total, with the wasted part.
 
-A byte is wasted when its task did not end as ``done``, or trained no epoch that counts, as in ``fedsim.records.ledger``. Bytes
-between parts of the server's side belong to no task and are never wasted; the ledger counts them as up.
+A byte is wasted when its task did not end as ``done``, or trained no epoch that counts, as in
+``fedsim.records.ledger``. Bytes between parts of the server's side belong to no task and are never
+wasted; the ledger counts them as up.
 """
 
 from collections.abc import Sequence
@@ -33,23 +34,35 @@ _HUES = {
     "server": ("#332288", "#AA8866"),
 }
 _WAYS = {"down": "↓ down", "up": "↑ up", "peer": "⇄ peer", "server": "↔ within the server"}
-_WASTED: dict[str, Any] = {"facecolor": "white", "edgecolor": style.VERMILLION, "hatch": "////", "linewidth": 0.8}
+_WASTED: dict[str, Any] = {
+    "facecolor": "white",
+    "edgecolor": style.VERMILLION,
+    "hatch": "////",
+    "linewidth": 0.8,
+}
 _POINTS = 800  # more points than pixels only make the SVG large
-_BAR_IN, _FRAME_IN = 0.62, 2.0
+_BAR_IN = 0.62
+_FRAME_IN = 2.0
 
 _Kind = tuple[str, str]  # direction and purpose
 
 
 @style.styled
 def draw_traffic(run: RunFolder) -> Figure:
-    """Bytes moved so far by direction and purpose, over simulated time and in total; what is hatched was wasted."""
+    """Bytes moved so far by direction and purpose, over simulated time and in total; what is
+    hatched was wasted.
+    """
     parts = read_parts(run)
     if parts.empty or parts["bytes"].sum() == 0:
-        raise style.NothingToDrawError(f"{str(run.path)!r} moved no bytes, so there is no traffic to draw")
+        raise style.NothingToDrawError(
+            f"{str(run.path)!r} moved no bytes, so there is no traffic to draw"
+        )
     colours = _colours(parts)
     figure = Figure(figsize=(style.WIDTH_IN, max(5.6, len(colours) * _BAR_IN + _FRAME_IN)))
     over_time, totals = figure.subplots(1, 2, width_ratios=(3, 2))
-    handles: list[Artist] = [Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()]
+    handles: list[Artist] = [
+        Patch(facecolor=colour, label=_label(kind)) for kind, colour in colours.items()
+    ]
     handles.append(Patch(label="wasted: its task was late, lost, cut off or idle", **_WASTED))
     _plot_over_time(over_time, parts, colours)
     _plot_totals(totals, parts, colours)
@@ -57,31 +70,53 @@ def draw_traffic(run: RunFolder) -> Figure:
 
 
 def read_parts(run: RunFolder) -> pd.DataFrame:
-    """Each part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``, ``bytes``, ``wasted``."""
+    """Each part of a message: ``end`` (s), ``direction`` (down, up, peer, server), ``purpose``,
+    ``bytes``, ``wasted``.
+    """
     rows = run.table(TRANSFERS).to_pandas()
-    history, payloads = History(run), cache(parse_json)
+    history = History(run)
+    payloads = cache(parse_json)
     trained = history.steps.query("step == 'train' and data.notna()")
-    idle = {task for task, data in zip(trained["task"], trained["data"], strict=True) if not parsed(data)["epochs"]}
+    idle = {
+        task
+        for task, data in zip(trained["task"], trained["data"], strict=True)
+        if not parsed(data)["epochs"]
+    }
     lost = {task for row in history.data("updates-lost") for task in row["data"]["tasks"]}
     done = set(history.tasks.query("outcome == 'done'")["task"]) - idle - lost
     outside = rows["device"].notna() | (rows["wire_bytes"] > 0) | (rows["direction"] == "peer")
     ways = rows["direction"].astype(str).where(outside, "server")
-    columns = (rows["end"], ways, rows["delivered"], rows["task"], rows["device"].notna(), rows["payloads"])
+    columns = (
+        rows["end"],
+        ways,
+        rows["delivered"],
+        rows["task"],
+        rows["device"].notna(),
+        rows["payloads"],
+    )
     parts = [
         (end, way, purpose, size, of_device and task not in done)
         for end, way, delivered, task, of_device, text in zip(*columns, strict=True)
         for purpose, size in split_by_purpose(payloads(text), delivered).items()
     ]
-    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype({"wasted": bool})
+    return pd.DataFrame(parts, columns=["end", "direction", "purpose", "bytes", "wasted"]).astype(
+        {"wasted": bool}
+    )
 
 
 def _colours(parts: pd.DataFrame) -> dict[_Kind, str]:
     """The colour of each kind of traffic: by direction, the largest first."""
-    sums = parts.groupby(["direction", "purpose"])["bytes"].sum().sort_values(ascending=False, kind="stable")
+    sums = (
+        parts.groupby(["direction", "purpose"])["bytes"]
+        .sum()
+        .sort_values(ascending=False, kind="stable")
+    )
     return {
         (way, str(purpose)): hues[place] if place < len(hues) else style.GREY
         for way, hues in _HUES.items()
-        for place, purpose in enumerate(purpose for direction, purpose in sums.index if direction == way)
+        for place, purpose in enumerate(
+            purpose for direction, purpose in sums.index if direction == way
+        )
     }
 
 
@@ -92,18 +127,32 @@ def _label(kind: _Kind) -> str:
 def _plot_over_time(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) -> None:
     """Draw stacked areas: the useful bytes of each kind, and the wasted ones on top."""
     end = float(parts["end"].max())
-    time, size = style.unit_for(end, style.TIMES), style.unit_for(float(parts["bytes"].sum()), style.BYTES)
+    time = style.unit_for(end, style.TIMES)
+    size = style.unit_for(float(parts["bytes"].sum()), style.BYTES)
     moments = np.linspace(0.0, end, _POINTS)
     useful = dict([*parts[~parts["wasted"]].groupby(["direction", "purpose"])])
-    layers = [(useful[kind], {"color": colour, "linewidth": 0}) for kind, colour in colours.items() if kind in useful]
+    layers = [
+        (useful[kind], {"color": colour, "linewidth": 0})
+        for kind, colour in colours.items()
+        if kind in useful
+    ]
     base = np.zeros_like(moments)
     for own, look in [*layers, (parts[parts["wasted"]], _WASTED)]:
-        moved = own.groupby("end")["bytes"].sum().cumsum().reindex(moments, method="ffill", fill_value=0.0)
+        moved = (
+            own.groupby("end")["bytes"]
+            .sum()
+            .cumsum()
+            .reindex(moments, method="ffill", fill_value=0.0)
+        )
         top = base + moved.to_numpy() / size.size
         panel.fill_between(moments / time.size, base, top, **look)
         base = top
     panel.plot(moments / time.size, base, color=style.BLACK, linewidth=1.2)
-    panel.set(xlabel=f"simulated time ({time.name})", ylabel=f"moved so far ({size.name})", title="over time")
+    panel.set(
+        xlabel=f"simulated time ({time.name})",
+        ylabel=f"moved so far ({size.name})",
+        title="over time",
+    )
     panel.set(xlim=(0, end / time.size or 1.0), ylim=(0, None))  # transfers may take no time
     panel.grid()
 
@@ -117,7 +166,9 @@ def _plot_totals(panel: Axes, parts: pd.DataFrame, colours: dict[_Kind, str]) ->
         panel.barh(place, useful / unit.size, color=colour, height=0.6)
         if wasted:
             panel.barh(place, wasted / unit.size, left=useful / unit.size, height=0.6, **_WASTED)
-        panel.text(0, place - 0.36, f"{_label(kind)}   {_amount(useful + wasted, wasted)}", va="bottom")
+        panel.text(
+            0, place - 0.36, f"{_label(kind)}   {_amount(useful + wasted, wasted)}", va="bottom"
+        )
     panel.set_yticks([])
     panel.spines["left"].set_visible(False)
     panel.set_ylim(len(colours) - 0.5, -0.75)
@@ -133,28 +184,52 @@ def _amount(total: float, wasted: float) -> str:
 
 # Purposes, of several runs: as bytes really moved, and as the papers count them.
 
-_FIXED = {"model": style.SKY, "update": style.BLUE}  # what nearly every strategy sends looks the same in every picture
-_OTHERS = (style.GREEN, style.ORANGE, style.PURPLE, style.VERMILLION, style.YELLOW, "#332288", "#882255", "#999933")
+# what nearly every strategy sends looks the same in every picture
+_FIXED = {"model": style.SKY, "update": style.BLUE}
+_OTHERS = (
+    style.GREEN,
+    style.ORANGE,
+    style.PURPLE,
+    style.VERMILLION,
+    style.YELLOW,
+    "#332288",
+    "#882255",
+    "#999933",
+)
 
 
 @style.styled
-def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] | None = None) -> Figure:
-    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a scenario.
+def draw_purposes_compared(
+    runs: Sequence[RunFolder], series: Sequence[Series] | None = None
+) -> Figure:
+    """Bytes by purpose, all that moved and as papers count them, the mean of the seeds of a
+    scenario.
 
-    One bar per series, by default the runs of a scenario: both directions together, with a line over the range of seeds.
+    One bar per series, by default the runs of a scenario: both directions together, with a line
+    over the range of seeds.
     """
     series = group_by_scenario(runs) if series is None else series
-    table = [pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(0.0) for one in series]
+    table = [
+        pd.DataFrame([run.summary["bytes"]["by_purpose"] for run in one.runs], dtype=float).fillna(
+            0.0
+        )
+        for one in series
+    ]
     most = max(float(seeds.sum(axis=1).max()) for seeds in table)
     if not most:
-        raise style.NothingToDrawError("none of these runs moved any bytes, so there is no traffic to draw")
+        raise style.NothingToDrawError(
+            "none of these runs moved any bytes, so there is no traffic to draw"
+        )
     colours = _colours_of_purposes(pd.DataFrame([seeds.mean() for seeds in table]))
     unit = style.unit_for(most, style.BYTES)
     figure = Figure(figsize=(style.WIDTH_IN, 2.6 + 0.5 * len(series)))
     panels = figure.subplots(1, 2, sharey=True, sharex=True)
     looks = {purpose: {"color": colour} for purpose, colour in colours.items()}
     paper = [purpose for purpose in colours if purpose not in NOT_IN_PAPER]
-    titles = ("everything that moved (strict)", "models and updates only, as the papers count (paper)")
+    titles = (
+        "everything that moved (strict)",
+        "models and updates only, as the papers count (paper)",
+    )
     for panel, kept, title in zip(panels, (list(colours), paper), titles, strict=True):
         for place, seeds in enumerate(table):
             own = seeds.reindex(columns=kept, fill_value=0.0)
@@ -164,7 +239,10 @@ def draw_purposes_compared(runs: Sequence[RunFolder], series: Sequence[Series] |
         panel.xaxis.set_major_locator(MaxNLocator(nbins=7))
     name_bars(panels[0], [one.label for one in series])
     panels[0].set_xlim(0, most / unit.size * 1.22)  # room for what is written beside the bars
-    handles = [Patch(facecolor=colour, label=style.short(purpose, 24)) for purpose, colour in colours.items()]
+    handles = [
+        Patch(facecolor=colour, label=style.short(purpose, 24))
+        for purpose, colour in colours.items()
+    ]
     return style.finished(figure, runs, handles)
 
 

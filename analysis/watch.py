@@ -1,6 +1,8 @@
-"""The report of unfinished runs and studies, rebuilt as they grow and served on the loopback address only.
+"""The report of unfinished runs and studies, rebuilt as they grow and served on the loopback
+address only.
 
-The surrounding page polls every other second, and takes the new report unless the reader is using the old one.
+The surrounding page polls every other second, and takes the new report unless the reader is
+using the old one.
 """
 
 import json
@@ -38,8 +40,10 @@ _HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; font-src data:; "
-        "connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none'; form-action 'none'"
+        "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src "
+        "data:; font-src data:; "
+        "connect-src 'self'; frame-src 'self'; frame-ancestors 'self'; base-uri 'none'; "
+        "form-action 'none'"
     ),
 }
 
@@ -47,13 +51,18 @@ _HEADERS = {
 class Growing:
     """The newest report of folders of runs or studies, which may not exist yet.
 
-    ``page`` is the report as HTML, empty at first. ``state``, for the surrounding page, has its ``version`` and ``title``, and
-    a line for people, ``says``.
+    ``page`` is the report as HTML, empty at first. ``state``, for the surrounding page, has its
+    ``version`` and ``title``, and a line for people, ``says``.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        self._paths, self._seen, self.page = list(paths), list[tuple[str, int]](), ""
-        self.state: dict[str, Any] = {"version": 0, "says": "nothing to show yet: the first figures come after some seconds"}
+        self._paths = list(paths)
+        self._seen = list[tuple[str, int]]()
+        self.page = ""
+        self.state: dict[str, Any] = {
+            "version": 0,
+            "says": "nothing to show yet: the first figures come after some seconds",
+        }
 
     def look(self) -> bool:
         """Rebuild the report if something has changed; returns whether it did."""
@@ -63,19 +72,35 @@ class Growing:
         try:
             subject = gather(self._paths)
             self.page = build(subject, live=True)
-        except (FedsimError, OSError) as error:  # a run was just replacing or removing what was read: look again
+        except (
+            FedsimError,
+            OSError,
+        ) as error:  # a run was just replacing or removing what was read: look again
             self.state = self.state | {"says": str(error)}
             return False
         self._seen = now
-        count, summary = len(subject.runs), subject.runs[0].summary
-        says = f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
-        self.state = {"version": self.state["version"] + 1, "says": says, "title": f"Live: {subject.title}"}
+        count = len(subject.runs)
+        summary = subject.runs[0].summary
+        says = (
+            f"{count} runs" if count > 1 else f"{summary['status']}, {summary['rounds']:,} rounds"
+        )
+        self.state = {
+            "version": self.state["version"] + 1,
+            "says": says,
+            "title": f"Live: {subject.title}",
+        }
         return True
 
     def _stamps(self) -> list[tuple[str, int]]:
         """The time of each run's last summary."""
-        patterns, found = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}"), []
-        for summary in (summary for path in self._paths for pattern in patterns for summary in sorted(path.glob(pattern))):
+        patterns = (SUMMARY, f"{LIVE}/{SUMMARY}", f"runs/*/seed-*/{SUMMARY}")
+        found = []
+        for summary in (
+            summary
+            for path in self._paths
+            for pattern in patterns
+            for summary in sorted(path.glob(pattern))
+        ):
             with suppress(OSError):  # it was removed meanwhile
                 found.append((str(summary), summary.stat().st_mtime_ns))
         return found
@@ -107,7 +132,8 @@ class _BoundedServer(ThreadingHTTPServer):
 def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
     """A server of the growing report at a port of the loopback address (0 for any that is free).
 
-    At most 32 connections are open at a time, of which another one ends the oldest. One that is silent for 10 s is closed.
+    At most 32 connections are open at a time, of which another one ends the oldest. One that is
+    silent for 10 s is closed.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -130,7 +156,9 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
                 "/report": ("text/html; charset=utf-8", growing.page),
                 "/state": ("application/json", json.dumps(growing.state)),
             }
-            if self.headers.get("Host") not in {f"{name}:{made.server_port}" for name in (HOST, "localhost")}:
+            if self.headers.get("Host") not in {
+                f"{name}:{made.server_port}" for name in (HOST, "localhost")
+            }:
                 self.send_error(403, "only 127.0.0.1 and localhost are answered")
                 return
             if self.path not in answers:
@@ -154,8 +182,11 @@ def server_of(growing: Growing, port: int = 0) -> ThreadingHTTPServer:
     return made
 
 
-def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0) -> None:
-    """Serve the growing report of ``paths`` until it is ``over``, and a little longer for open pages to get the last one.
+def watch(
+    paths: Sequence[Path], told: Callable[[str], None], over: threading.Event, port: int = 0
+) -> None:
+    """Serve the growing report of ``paths`` until it is ``over``, and a little longer for open
+    pages to get the last one.
 
     Calls ``told`` with the address. Port 0 is any free one; ``FedsimError`` if it is taken.
     """
@@ -173,12 +204,15 @@ def watch(paths: Sequence[Path], told: Callable[[str], None], over: threading.Ev
 @contextmanager
 def watching(path: Path, port: int = 0) -> Iterator[None]:
     """Serve the report of this process's run from another process, which ends with this one."""
-    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):  # leaving it closes the pipe
+    # leaving it closes the pipe
+    with start("fedsim.analysis.watch", "main", str(path), str(port), stdin=subprocess.PIPE):
         yield
 
 
 def main() -> None:
-    """Serve the report of a run folder at a port until standard input ends; ``watching`` starts this process."""
+    """Serve the report of a run folder at a port until standard input ends; ``watching`` starts
+    this process.
+    """
     path, port = sys.argv[1:]
     over = threading.Event()
 
@@ -188,6 +222,11 @@ def main() -> None:
 
     threading.Thread(target=wait, daemon=True).start()
     try:
-        watch([Path(path)], lambda address: say(f"watch the run at {address}", err=True), over, int(port))
+        watch(
+            [Path(path)],
+            lambda address: say(f"watch the run at {address}", err=True),
+            over,
+            int(port),
+        )
     except FedsimError as error:
         say(f"fedsim: {error}", err=True)

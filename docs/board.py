@@ -17,15 +17,22 @@ def board() -> Iterator[str]:
     """The kept board of ``fedsim bench``, with what its ranks say."""
     lines = bench.read_board()
     ranked = bench.places(lines)
-    worlds, names = ([*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy"))
+    worlds, names = (
+        [*dict.fromkeys(getattr(line, key) for line in lines)] for key in ("world", "strategy")
+    )
     of = {(line.strategy, line.world): line for line in lines}
-    places = {name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names}
+    places = {
+        name: [ranked[name, world] for world in worlds if (name, world) in ranked] for name in names
+    }
     names.sort(key=lambda name: sum(places[name]) / max(1, len(places[name])))
     apart = max(names, key=lambda name: max(places[name], default=0) - min(places[name], default=0))
     yield (
-        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init worlds/phones`): phones over LTE, boards at "
-        "home, hospitals, cloud regions, cars that come and go, and a campus with edge servers. Each strategy runs until 90 % "
-        "of the test samples are told apart. A row is its place, its mean simulated time until then over "
+        "Six frozen worlds, each a scenario that comes with fedsim (`fedsim init "
+        "worlds/phones`): phones over LTE, boards at "
+        "home, hospitals, cloud regions, cars that come and go, and a campus with edge "
+        "servers. Each strategy runs until 90 % "
+        "of the test samples are told apart. A row is its place, its mean simulated time until "
+        "then over "
         f"{lines[0].seeds} seeds with a 95 % interval, the bytes and the energy."
     )
     yield (
@@ -35,22 +42,39 @@ def board() -> Iterator[str]:
     for world in worlds:
         rows = sorted((ranked.get((name, world), len(names)), name) for name in names)
         yield f"## {_title(world)}"
-        table = [["place", "strategy", "time", "bytes", "energy", "accuracy at the end"], ["---"] * 6]
+        table = [
+            ["place", "strategy", "time", "bytes", "energy", "accuracy at the end"],
+            ["---"] * 6,
+        ]
         for place, name in rows:
             line = of[name, world]
-            cost = [bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"]
+            cost = [
+                bench.interval_of(line) or f"missed in {line.seeds - line.reached} of {line.seeds}"
+            ]
             cost += [
                 "" if line.bytes is None else show_bytes(line.bytes),
                 "" if line.joules is None else show_joules(line.joules),
             ]
-            table.append([str(place), f"`{name}`", *cost, f"{line.accuracy:.3f}" if line.accuracy is not None else ""])
+            table.append(
+                [
+                    str(place),
+                    f"`{name}`",
+                    *cost,
+                    f"{line.accuracy:.3f}" if line.accuracy is not None else "",
+                ]
+            )
         yield "\n".join(map(row_of, table))
     yield (
-        "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in all six, two minutes of one "
-        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new line is a pull request. All "
-        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on two busy cores). The worlds are "
-        "frozen: a line bears the digest of its world's file, and one of another world does not count. Digests of what is "
-        "drawn in them, and of the events of these runs, are checked each time, and what differs is named; they hold on "
+        "## Yours\n\n`fedsim bench ./mine.py:Mine --allow-code` runs a strategy of your own in "
+        "all six, two minutes of one "
+        "core, and places it; `--keep scenarios/worlds/board.csv` puts it on the board: a new "
+        "line is a pull request. All "
+        "of the board again: `fedsim bench all --seeds 5 --keep board.csv` (seven minutes on "
+        "two busy cores). The worlds are "
+        "frozen: a line bears the digest of its world's file, and one of another world does "
+        "not count. Digests of what is "
+        "drawn in them, and of the events of these runs, are checked each time, and what "
+        "differs is named; they hold on "
         "processors with and without AVX. These were made with "
         f"fedsim {', '.join(sorted({line.version for line in lines}))}."
     )

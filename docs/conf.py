@@ -23,12 +23,18 @@ suppress_warnings = [
     "sphinx_gallery.space_in_filename",  # a clone may lie in a folder with a space
     "ref.python",  # attributes of several classes have the same name, such as a task's number
 ]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", *(["sphinx_gallery.gen_gallery"] if GALLERY else [])]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    *(["sphinx_gallery.gen_gallery"] if GALLERY else []),
+]
 exclude_patterns = ["gallery", "notebooks", "sg_execution_times.rst"]
 language = "en"
 
 myst_enable_extensions = ["deflist", "attrs_inline", "dollarmath"]
-html_math_renderer = "mathml"  # browsers set MathML themselves: no script, and nothing from the network
+# browsers set MathML themselves: no script, and nothing from the network
+html_math_renderer = "mathml"
 myst_heading_anchors = 3
 
 toc_object_entries = False  # each name has a heading
@@ -62,9 +68,13 @@ write_all()
 
 
 def setup(app: Any) -> None:
-    """Docstrings are plain text with ``code``: a star or a bar in them is no markup. Formulas are MathML."""
+    """Docstrings are plain text with ``code``: a star or a bar in them is no markup.
+
+    Formulas are MathML.
+    """
     app.add_html_math_renderer("mathml", (_set_inline, None), (_set_block, None))
-    app.connect("autodoc-process-docstring", _as_plain_text, priority=100)  # before napoleon reads its sections
+    # before napoleon reads its sections
+    app.connect("autodoc-process-docstring", _as_plain_text, priority=100)
     app.connect("autodoc-process-signature", _without_keys)
 
 
@@ -79,11 +89,15 @@ def _set_block(translator: Any, node: Any) -> None:
 
 
 def _without_keys(app: Any, what: str, name: str, thing: Any, *_: Any) -> tuple[str, None] | None:
-    """What a scenario says is no call: its keys stand in the docstring, and on pages of their own."""
+    """What a scenario says is no call: its keys stand in the docstring, and on pages of their
+    own.
+    """
     return ("", None) if isinstance(thing, type) and issubclass(thing, Spec) else None
 
 
-def _as_plain_text(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def _as_plain_text(
+    app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     if what == "data":
         lines[:1] = [lines[0].replace("``:", "`` is", 1)]  # else napoleon takes it for a type
     parts = "\n".join(lines).split("``")

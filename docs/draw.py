@@ -1,4 +1,6 @@
-"""Draws the pictures of README and of the first page: ``python docs/draw.py``, half a minute on two cores."""
+"""Draws the pictures of README and of the first page: ``python docs/draw.py``, half a minute on
+two cores.
+"""
 
 import tempfile
 from pathlib import Path
@@ -8,13 +10,24 @@ import fedsim
 from fedsim.cli import main
 
 OUT = Path(__file__).parent / "pictures"
-SMALL = ("population.devices=16", "strategy.clients_per_round=8", "strategy.deadline=80 s", "stop.rounds=5")
+SMALL = (
+    "population.devices=16",
+    "strategy.clients_per_round=8",
+    "strategy.deadline=80 s",
+    "stop.rounds=5",
+)
 VARIANTS = ("fedavg", "scaffold", "fedbuff", "ifca", "flexcfl")
 
 
 def save(figure: Any, name: str) -> None:
     """As PNG, modest in size, on white whatever is around it."""
-    figure.savefig(OUT / f"{name}.png", dpi=75, bbox_inches="tight", facecolor="white", pil_kwargs={"optimize": True})
+    figure.savefig(
+        OUT / f"{name}.png",
+        dpi=75,
+        bbox_inches="tight",
+        facecolor="white",
+        pil_kwargs={"optimize": True},
+    )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
     python docs/execute.py top_k first_run       # those whose names hold one of these
     python docs/execute.py --figures DIR         # and keep their pictures
 
-Each is run as plain Python, in a folder of its own. It ends with 1 if one of them fails, or computes for a minute or more.
+Each is run as plain Python, in a folder of its own. It ends with 1 if one of them fails, or
+computes for a minute or more.
 """
 
 import argparse
@@ -29,7 +30,10 @@ def scripts(words: list[str]) -> list[Path]:
 
 
 def execute(path: Path, figures: Path | None = None) -> tuple[float, float]:
-    """Run one script; returns its seconds of time and of computing. Its pictures are kept in ``figures``."""
+    """Run one script; returns its seconds of time and of computing.
+
+    Its pictures are kept in ``figures``.
+    """
     import matplotlib.pyplot as plt
 
     began, computed = time.perf_counter(), _computed()
@@ -57,7 +61,10 @@ def main() -> int:
     figures = None if options.figures is None else options.figures.absolute()
     chosen = scripts(options.words)
     if not chosen:
-        parser.error(f"no script's name holds {', '.join(options.words)}; there are {', '.join(p.stem for p in scripts([]))}")
+        parser.error(
+            f"no script's name holds {', '.join(options.words)}; there are "
+            f"{', '.join(p.stem for p in scripts([]))}"
+        )
     import matplotlib
 
     matplotlib.use("Agg")
@@ -72,7 +79,10 @@ def main() -> int:
             continue
         print(f"== {path.stem}: {seconds:.1f} s, {computing:.1f} s of computing", flush=True)
         failed += [path.stem] if computing >= MOST_S else []
-    print(f"{len(chosen) - len(failed)} of {len(chosen)} are well" + (f"; not {', '.join(failed)}" if failed else ""))
+    print(
+        f"{len(chosen) - len(failed)} of {len(chosen)} are well"
+        + (f"; not {', '.join(failed)}" if failed else "")
+    )
     return 1 if failed else 0
 
 

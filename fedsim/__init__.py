@@ -1,6 +1,7 @@
 """fedsim: a discrete-event simulator for federated learning.
 
-The public face, and nothing else; everything is loaded when it is first used, so that ``import fedsim`` costs nothing.
+The public face, and nothing else; everything is loaded when it is first used, so that ``import
+fedsim`` costs nothing.
 """
 
 from importlib import import_module
@@ -10,7 +11,13 @@ from fedsim.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from fedsim.clock.simulation import Record, Simulation
-    from fedsim.common.errors import DataError, FedsimError, RunFolderError, ScenarioError, SimulationError
+    from fedsim.common.errors import (
+        DataError,
+        FedsimError,
+        RunFolderError,
+        ScenarioError,
+        SimulationError,
+    )
     from fedsim.lab.loading import LoadedRun, Result, load_run, run, run_async
     from fedsim.lab.study.loaded import LoadedStudy, load_study
     from fedsim.running.scenario import Scenario, load
@@ -23,7 +30,13 @@ _HOMES = {
     "lab.study.loaded": ["load_study", "LoadedStudy"],
     "clock.simulation": ["Simulation", "Record"],
     "world.build": ["build_world"],
-    "common.errors": ["FedsimError", "ScenarioError", "DataError", "RunFolderError", "SimulationError"],
+    "common.errors": [
+        "FedsimError",
+        "ScenarioError",
+        "DataError",
+        "RunFolderError",
+        "SimulationError",
+    ],
 }
 
 __all__ = [  # noqa: RUF022 - by task: run, look at a run, compare, step through a run or a world alone, errors

@@ -1,7 +1,9 @@
-"""The names for authors of strategies, parts, data, meters and processes of the world: ``from fedsim.plugin import ...``.
+"""The names for authors of strategies, parts, data, meters and processes of the world: ``from
+fedsim.plugin import ...``.
 
-A strategy consists of a server half (``Strategy``, or one of its subclasses) and a client half (``Client``), which communicate
-by messages only. The docstring of each class documents its hooks, their arguments, and when they are called.
+A strategy consists of a server half (``Strategy``, or one of its subclasses) and a client half
+(``Client``), which communicate by messages only. The docstring of each class documents its hooks,
+their arguments, and when they are called.
 """
 
 from importlib import import_module
@@ -26,10 +28,27 @@ from fedsim.common.units import (
     Seconds,
     Watts,
 )
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
+from fedsim.federation.client import (
+    BEST,
+    Client,
+    Instruction,
+    LocalResult,
+    PreviousResult,
+    Real,
+    RunInfo,
+)
 from fedsim.federation.clients import Clients
 from fedsim.federation.codecs import Arithmetic, Codec, Coded
-from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd
+from fedsim.federation.contents import (
+    Carried,
+    Contents,
+    Header,
+    Lazy,
+    Opaque,
+    Partial,
+    PeerMessage,
+    TaskEnd,
+)
 from fedsim.federation.devices import Device
 from fedsim.federation.evaluator import Measured
 from fedsim.federation.server import Peer, Server
@@ -53,7 +72,13 @@ from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
 from fedsim.strategies.parts.selection import Selection, SelectionSpec
 from fedsim.strategies.parts.server import ServerOptimiser, ServerOptimiserSpec
-from fedsim.strategies.round_params import AggregatingParams, CombiningParams, RoundParams, SelectingParams, SynchronousParams
+from fedsim.strategies.round_params import (
+    AggregatingParams,
+    CombiningParams,
+    RoundParams,
+    SelectingParams,
+    SynchronousParams,
+)
 from fedsim.strategies.scaffold import Scaffold, ScaffoldParams
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.toolbox.attacks import Attack
@@ -77,7 +102,8 @@ from fedsim.world.task import Evaluate, Pause, Train, Work
 if TYPE_CHECKING:
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-_HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.solvers.context"}  # they load torch
+# they load torch
+_HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.solvers.context"}
 
 __all__ = [  # noqa: RUF022 - by task
     # A strategy: its server half, its client half, and what they send each other.

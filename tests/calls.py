@@ -8,7 +8,9 @@ from fedsim.cli import main
 
 
 def call(*words: object, **how: Any) -> Result:
-    """The result of ``fedsim WORDS...``; an unforeseen exception is in it, unless ``catch_exceptions`` is False."""
+    """The result of ``fedsim WORDS...``; an unforeseen exception is in it, unless
+    ``catch_exceptions`` is False.
+    """
     return CliRunner().invoke(main, [*map(str, words)], **how)
 
 

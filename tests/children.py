@@ -1,4 +1,6 @@
-"""Processes of tests: all that a test has started ends with it, however it ends, and waiting is for events, not for a time."""
+"""Processes of tests: all that a test has started ends with it, however it ends, and waiting is
+for events, not for a time.
+"""
 
 import ctypes
 import os
@@ -13,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 GENEROUS_S = 600.0
-"""What is waited for at most. It ends a test that would hang, and says nothing of how fast anything is."""
+"""What is waited for at most.
+
+It ends a test that would hang, and says nothing of how fast anything is.
+"""
 
 _started: list["subprocess.Popen[Any]"] = []
 ROOT = Path(__file__).resolve().parents[1]
-_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER: what is left without a parent becomes a child of this process
+# PR_SET_CHILD_SUBREAPER: what is left without a parent becomes a child of this process
+_SUBREAPER = 36
 _SPARED = ("resource_tracker", "forkserver")  # Python's own helpers, which serve later tests too
 
 
@@ -39,37 +45,54 @@ def ended(process: "subprocess.Popen[Any]") -> tuple[Any, Any]:
 
 
 def wait_until(ready: Callable[[], object], process: "subprocess.Popen[Any] | None" = None) -> None:
-    """Wait until something is there, or fail if the ``process`` that is to bring it has ended before."""
+    """Wait until something is there, or fail if the ``process`` that is to bring it has ended
+    before.
+    """
     last = time.monotonic() + GENEROUS_S
     while not ready():
         if process is not None and process.poll() is not None and not ready():
-            raise AssertionError(f"it has ended with {process.returncode} before: {process.communicate()}")
+            raise AssertionError(
+                f"it has ended with {process.returncode} before: {process.communicate()}"
+            )
         if time.monotonic() > last:
             raise AssertionError(f"it has not come in {GENEROUS_S:g} s")
         time.sleep(0.02)
 
 
 def python_within(cpu_s: int, code: str) -> "subprocess.CompletedProcess[str]":
-    """Run code in a process that the system ends with SIGXCPU after so much processor time, whatever the machine's load is."""
-    limit = f"import resource; resource.setrlimit(resource.RLIMIT_CPU, ({cpu_s}, resource.RLIM_INFINITY))\n"
+    """Run code in a process that the system ends with SIGXCPU after so much processor time,
+    whatever the machine's load is.
+    """
+    limit = (
+        f"import resource; resource.setrlimit(resource.RLIMIT_CPU, ({cpu_s}, "
+        "resource.RLIM_INFINITY))\n"
+    )
     command = [sys.executable, "-c", limit + code]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S, check=False)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=GENEROUS_S, check=False
+    )
 
 
 def limit_cpu_from_now(cpu_s: int) -> None:
     """End this process with SIGXCPU when it has used so much more processor time."""
     used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))
-    resource.setrlimit(resource.RLIMIT_CPU, (used + cpu_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+    resource.setrlimit(
+        resource.RLIMIT_CPU, (used + cpu_s, resource.getrlimit(resource.RLIMIT_CPU)[1])
+    )
 
 
 def adopt_orphans() -> None:
-    """Have processes whose parent has ended become children of this one, where the system can (Linux)."""
+    """Have processes whose parent has ended become children of this one, where the system can
+    (Linux).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 def descendants() -> dict[int, str]:
-    """All processes that come from this one, by number, with their command lines; only Linux tells."""
+    """All processes that come from this one, by number, with their command lines; only Linux
+    tells.
+    """
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # it has just ended
@@ -77,16 +100,25 @@ def descendants() -> dict[int, str]:
     found: dict[int, str] = {}
     grown = {os.getpid()}
     while grown:
-        grown = {child for child, parent in parents.items() if parent in grown and child not in found}
+        grown = {
+            child for child, parent in parents.items() if parent in grown and child not in found
+        }
         for child in grown:
             with suppress(OSError):
-                found[child] = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                found[child] = (
+                    Path(f"/proc/{child}/cmdline")
+                    .read_bytes()
+                    .replace(b"\0", b" ")
+                    .decode(errors="replace")
+                )
     return found
 
 
 @contextmanager
 def all_end() -> Iterator[None]:
-    """Kill what was started within, in whatever session or by whatever child, when the context is left."""
+    """Kill what was started within, in whatever session or by whatever child, when the context
+    is left.
+    """
     before = set(descendants())
     count = len(_started)
     try:
@@ -105,7 +137,11 @@ def end_others(spared: set[int]) -> None:
     """Kill all processes that come from this one but some; those that are killed start no more."""
     for _ in range(10):
         found = descendants()
-        others = [child for child in found if child not in spared and not any(word in found[child] for word in _SPARED)]
+        others = [
+            child
+            for child in found
+            if child not in spared and not any(word in found[child] for word in _SPARED)
+        ]
         if not others:
             return
         for child in others:

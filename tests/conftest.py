@@ -46,7 +46,9 @@ _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session", autouse=True)
 def _signals_reach_children() -> None:
-    """Children inherit ignored signals, and a shell's background jobs ignore SIGINT, those under nohup SIGHUP."""
+    """Children inherit ignored signals, and a shell's background jobs ignore SIGINT, those under
+    nohup SIGHUP.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -67,13 +69,17 @@ def data_folder() -> Path:
     """The folder of real data: ``$FEDSIM_DATA``, or ``shared/data`` beside the checkout."""
     folder = Path(os.environ.get("FEDSIM_DATA") or _BESIDE)
     if not folder.is_dir():
-        pytest.skip("needs real data: set FEDSIM_DATA to a folder with mnist/, fashion-mnist/ and traces/")
+        pytest.skip(
+            "needs real data: set FEDSIM_DATA to a folder with mnist/, fashion-mnist/ and traces/"
+        )
     return folder
 
 
 @pytest.fixture
 def small() -> dict[str, Any]:
-    """The sections of a scenario that takes a fraction of a second: unequal devices, a shared link, disconnections."""
+    """The sections of a scenario that takes a fraction of a second: unequal devices, a shared
+    link, disconnections.
+    """
     return {
         "name": "small",
         "seed": 3,
@@ -90,14 +96,21 @@ def small() -> dict[str, Any]:
             "server": {"down": "400 kbit/s", "up": "100 kbit/s"},
             "device": {"down": "200 kbit/s", "up": "20 kbit/s", "latency": "50 ms"},
         },
-        "strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+        "strategy": {
+            "kind": "fedavg",
+            "clients_per_round": 6,
+            "local_epochs": 2,
+            "deadline": "30 s",
+        },
         "stop": {"rounds": 8},
     }
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], Path], Path]:
-    """``made(sections, folder)`` puts a finished run into ``folder``: a copy, to do anything with, of one that is made once."""
+    """``made(sections, folder)`` puts a finished run into ``folder``: a copy, to do anything
+    with, of one that is made once.
+    """
     originals: dict[str, Path] = {}
 
     def make(sections: dict[str, Any], folder: Path) -> Path:
@@ -113,7 +126,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any], 
 
 
 @pytest.fixture
-def tiny_run(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
+def tiny_run(
+    small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> Path:
     """The folder of a finished run of ``small``."""
     return made(small, tmp_path / "run")
 

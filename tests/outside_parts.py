@@ -1,6 +1,8 @@
-"""One part of each family as an outsider writes it from the docs, with the names of ``fedsim.plugin`` alone.
+"""One part of each family as an outsider writes it from the docs, with the names of
+``fedsim.plugin`` alone.
 
-``tests/test_outside_parts.py`` runs each, all of them together, and as an installed package that registers each by name.
+``tests/test_outside_parts.py`` runs each, all of them together, and as an installed package that
+registers each by name.
 """
 
 import math
@@ -34,25 +36,39 @@ class RingClient(fed.Client[RingParams]):
             return (fed.Evaluate((instruction["model"],)),)
         return super().work(device, instruction)
 
-    def reply(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult) -> fed.Contents | None:
+    def reply(
+        self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult
+    ) -> fed.Contents | None:
         """The loss of the model as it came, or the update with the loss of its training."""
         if instruction.job == "probe":
             assert result.tested is not None
             return {"losses": fed.Lazy("losses", result.tested)}
         if result.update is None:
             return None
-        return {"update": result.update, "samples": fed.Header(result.samples), "loss": fed.Lazy("loss", result.update)}
+        return {
+            "update": result.update,
+            "samples": fed.Header(result.samples),
+            "loss": fed.Lazy("loss", result.update),
+        }
 
 
 class Ring(fed.Strategy[RingParams]):
-    """From scratch: probes ten clients, trains those with the highest losses, and averages; probes belong to no round."""
+    """From scratch: probes ten clients, trains those with the highest losses, and averages;
+    probes belong to no round.
+    """
 
     Params = RingParams
     Client = RingClient
 
     async def on_start(self) -> None:
         """Makes the first model."""
-        self.state |= {"round": 0, "model": self.server.models.initial(), "open": {}, "losses": {}, "received": []}
+        self.state |= {
+            "round": 0,
+            "model": self.server.models.initial(),
+            "open": {},
+            "losses": {},
+            "received": [],
+        }
         self.probe()
 
     def probe(self) -> None:
@@ -63,7 +79,9 @@ class Ring(fed.Strategy[RingParams]):
         server.begin_round(number)
         selection = self.params.selection
         devices = selection.select(server, self.remembered("selection"), 10, (number,))
-        state["open"] = {server.ask(device, {"model": state["model"]}, "probe"): device for device in devices}
+        state["open"] = {
+            server.ask(device, {"model": state["model"]}, "probe"): device for device in devices
+        }
         if not devices:
             server.look_again("probe", 30.0)
 
@@ -85,7 +103,9 @@ class Ring(fed.Strategy[RingParams]):
                 await self.train()
             return
         if message.outcome == "done" and "update" in message.contents:
-            state["received"].append([message.device, message["update"], message["samples"], message["loss"]])
+            state["received"].append(
+                [message.device, message["update"], message["samples"], message["loss"]]
+            )
         elif message.outcome == "lost":
             state["lost"] += 1
         else:
@@ -123,9 +143,12 @@ class Ring(fed.Strategy[RingParams]):
             state["model"] = server.models.mix(shares, otherwise=before)
         if server.models.learns and received:
             losses = await server.models.numbers([loss for *_, loss in received])
-            server.emit("reported", round=state["round"], losses=[float(loss[0]) for loss in losses])
+            server.emit(
+                "reported", round=state["round"], losses=[float(loss[0]) for loss in losses]
+            )
         updates = [
-            fed.Measured(update, float(samples), before, state["model"], device) for device, update, samples, _ in received
+            fed.Measured(update, float(samples), before, state["model"], device)
+            for device, update, samples, _ in received
         ]
         counts = {"selected": state["selected"], "valid": len(received)}
         counts |= {"slow": state["late"], "disconnected": state["lost"]}
@@ -146,19 +169,31 @@ class TrickleParams(fed.StrategyParams):
 
 
 class Trickle(fed.Strategy[TrickleParams]):
-    """From scratch, without rounds: each update moves the model by a tenth, and its client trains again."""
+    """From scratch, without rounds: each update moves the model by a tenth, and its client
+    trains again.
+    """
 
     Params = TrickleParams
 
     async def on_start(self) -> None:
-        self.state |= {"version": 0, "model": self.server.models.initial(), "open": [], "over": False, "draws": 0}
+        self.state |= {
+            "version": 0,
+            "model": self.server.models.initial(),
+            "open": [],
+            "over": False,
+            "draws": 0,
+        }
         self.refill()
 
     def refill(self) -> None:
         """Asks new clients in place of those that have ended."""
         state, server = self.state, self.server
-        for device in server.clients.sample(self.params.clients - len(state["open"]), "trickle", state["draws"]):
-            state["open"].append(server.ask(device, {"model": state["model"]}, round=state["version"]))
+        for device in server.clients.sample(
+            self.params.clients - len(state["open"]), "trickle", state["draws"]
+        ):
+            state["open"].append(
+                server.ask(device, {"model": state["model"]}, round=state["version"])
+            )
         state["draws"] += 1
         if not state["open"]:
             server.look_again("refill", 60.0)
@@ -173,7 +208,9 @@ class Trickle(fed.Strategy[TrickleParams]):
         state["open"].remove(message.task)
         update = message.contents.get("update")
         if update is not None and not state["over"]:
-            state["model"] = server.models.mix([(state["model"], 0.9), (update, 0.1)], otherwise=state["model"])
+            state["model"] = server.models.mix(
+                [(state["model"], 0.9), (update, 0.1)], otherwise=state["model"]
+            )
             updates = [fed.Measured(update, float(message["samples"]), device=message.device)]
             state["over"] = not await server.finish_round(state["version"], self.models(), updates)
             state["version"] += 1
@@ -192,7 +229,10 @@ class HalvingParams(fed.AggregatingParams):
 
 
 class Halving(fed.Synchronous[HalvingParams]):
-    """In rounds: the cohort is halved every other round. Written on ``Synchronous``, without FedAvg."""
+    """In rounds: the cohort is halved every other round.
+
+    Written on ``Synchronous``, without FedAvg.
+    """
 
     Params: ClassVar[type[fed.RoundParams]] = HalvingParams
 
@@ -244,7 +284,9 @@ class Fresh(fed.FedBuff):
         if len(buffer) < self.params.buffer:
             return
         mix, model = self.server.models.mix, self.state["model"]
-        changes = [(mix([(each["update"], 1.0), (each["base"], -1.0)]), each["weight"]) for each in buffer]
+        changes = [
+            (mix([(each["update"], 1.0), (each["base"], -1.0)]), each["weight"]) for each in buffer
+        ]
         self.state["buffer"] = []
         await self.publish(mix([(model, 1.0), *changes], otherwise=model, rescale=False), buffer)
 
@@ -253,9 +295,18 @@ class Turns(fed.Selection):
     """Devices in turn, by their numbers."""
 
     def select(
-        self, server: fed.Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+        self,
+        server: fed.Server,
+        state: dict[str, Any],
+        count: int,
+        ids: tuple[int, ...],
+        among: list[int] | None = None,
     ) -> list[int]:
-        online = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
+        online = (
+            server.clients.online()
+            if among is None
+            else [device for device in among if server.clients.idle(device)]
+        )
         turn = state.get("turn", 0)
         chosen = sorted(online, key=lambda device: (device < turn, device))[:count]
         state["turn"] = chosen[-1] + 1 if chosen else turn
@@ -277,7 +328,9 @@ class Ramp(fed.ServerOptimiser):
     growth: float = Field(default=0.5, gt=0.0, le=1.0)
     """share of what is missing to a whole step that each round adds."""
 
-    def step(self, server: fed.Server, state: dict[str, Any], model: fed.Ref, aggregated: fed.Ref) -> fed.Ref:
+    def step(
+        self, server: fed.Server, state: dict[str, Any], model: fed.Ref, aggregated: fed.Ref
+    ) -> fed.Ref:
         rate = state.get("rate", 0.0) + self.growth * (1 - state.get("rate", 0.0))
         state["rate"] = rate
         return server.models.mix([(model, 1 - rate), (aggregated, rate)], otherwise=model)
@@ -300,7 +353,12 @@ class Bits(fed.Codec):
         return 2 * parameters + self.head
 
     def code(
-        self, arithmetic: fed.Arithmetic, parameters: int, value: fed.Ref, base: fed.Ref | None, kept: fed.Ref | None
+        self,
+        arithmetic: fed.Arithmetic,
+        parameters: int,
+        value: fed.Ref,
+        base: fed.Ref | None,
+        kept: fed.Ref | None,
     ) -> fed.Coded:
         return fed.Coded(arithmetic.apply(rounded, [value], bits=self.bits))
 
@@ -375,7 +433,11 @@ class Alternating(fed.Partition):
         parts: list[list[Any]] = [[] for _ in range(devices)]
         labels = dataset.by_class(index)
         for label, samples in enumerate(labels):
-            holders = [device for device in range(devices) if label in (device % len(labels), (device + 1) % len(labels))]
+            holders = [
+                device
+                for device in range(devices)
+                if label in (device % len(labels), (device + 1) % len(labels))
+            ]
             for place, device in enumerate(holders):
                 parts[device].append(samples[place :: len(holders)])
         return [np.concatenate(part) for part in parts]
@@ -384,7 +446,9 @@ class Alternating(fed.Partition):
 class Rotate(fed.Shift):
     """Each candidate takes over the data of the next one."""
 
-    def apply(self, data: fed.FederatedData, occasion: int, candidates: Any, streams: fed.Streams) -> list[fed.Change]:
+    def apply(
+        self, data: fed.FederatedData, occasion: int, candidates: Any, streams: fed.Streams
+    ) -> list[fed.Change]:
         devices = sorted(candidates.tolist())
         shards = [data.current(device) for device in devices]
         return [
@@ -396,7 +460,9 @@ class Rotate(fed.Shift):
 class Flips(fed.Attack):
     """Sends the update on the other side of its start."""
 
-    def update(self, arithmetic: fed.Arithmetic, update: fed.Ref, start: fed.Ref, stream: Sequence[Any]) -> fed.Ref:
+    def update(
+        self, arithmetic: fed.Arithmetic, update: fed.Ref, start: fed.Ref, stream: Sequence[Any]
+    ) -> fed.Ref:
         """Twice the start minus the update."""
         return arithmetic.mix([(start, 2.0), (update, -1.0)])
 
@@ -429,7 +495,9 @@ class Masts(fed.Network):
         self._masts = masts
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
-        return tuple(f"mast {end % self._masts}" for end in (source, destination) if end != fed.SERVER)
+        return tuple(
+            f"mast {end % self._masts}" for end in (source, destination) if end != fed.SERVER
+        )
 
 
 class MastsSpec(fed.NetworkModel):
@@ -439,10 +507,19 @@ class MastsSpec(fed.NetworkModel):
     rate: fed.LinkRate = 1e6
     """rate of a mast, both ways together."""
 
-    def build(self, simulation: Any, streams: fed.Streams, devices: int, rates: Any = None, root: Path | None = None) -> Masts:
+    def build(
+        self,
+        simulation: Any,
+        streams: fed.Streams,
+        devices: int,
+        rates: Any = None,
+        root: Path | None = None,
+    ) -> Masts:
         links = {f"mast {mast}": self.rate for mast in range(self.masts)}
         columns = self.columns(streams, devices, rates, root)
-        return Masts(simulation, links, *columns, fed.Transport(self.protocol, streams), masts=self.masts)
+        return Masts(
+            simulation, links, *columns, fed.Transport(self.protocol, streams), masts=self.masts
+        )
 
 
 class Padded(fed.Protocol):

@@ -1,4 +1,5 @@
-"""What a user writes in a file of their own: a selection, a codec, a source, both halves of a strategy, a meter; and mistakes.
+"""What a user writes in a file of their own: a selection, a codec, a source, both halves of a
+strategy, a meter; and mistakes.
 
 Written with the names of ``fedsim.plugin`` alone.
 """
@@ -19,7 +20,12 @@ class Slowest(fed.Selection):
     patience: float = 5.0
 
     def select(
-        self, server: fed.Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+        self,
+        server: fed.Server,
+        state: dict[str, Any],
+        count: int,
+        ids: tuple[int, ...],
+        among: list[int] | None = None,
     ) -> list[int]:
         state["begun"] = server.now
         there = server.clients.sample(server.devices, "select", *ids, among=among)
@@ -39,7 +45,9 @@ class Satellite(fed.Protocol):
     def weighs(self) -> bool:
         return True
 
-    def weight(self, streams: fed.Streams, device: int, count: int, round_trip: float, direction: str) -> float:
+    def weight(
+        self, streams: fed.Streams, device: int, count: int, round_trip: float, direction: str
+    ) -> float:
         return 0.5 if round_trip > 0.5 else 1.0
 
 
@@ -58,7 +66,14 @@ class Half(fed.Codec):
     def bytes(self, parameters: int) -> float:
         return 2 * parameters
 
-    def code(self, arithmetic: Any, parameters: int, value: fed.Ref, base: fed.Ref | None, kept: fed.Ref | None) -> fed.Coded:
+    def code(
+        self,
+        arithmetic: Any,
+        parameters: int,
+        value: fed.Ref,
+        base: fed.Ref | None,
+        kept: fed.Ref | None,
+    ) -> fed.Coded:
         return fed.Coded(arithmetic.apply(halved, [value]))
 
 
@@ -86,11 +101,16 @@ class ProudParams(fed.AggregatingParams):
 class ProudClient(fed.SynchronousClient[ProudParams]):
     """Sends its update the bolder, the oftener it has been heard."""
 
-    def reply(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult) -> fed.Contents:
+    def reply(
+        self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult
+    ) -> fed.Contents:
         assert result.update is not None
         times = device.state.get("times", 0)
         bold = device.mix(
-            [(result.update, 1 + self.params.boldness * times), (instruction["model"], -self.params.boldness * times)]
+            [
+                (result.update, 1 + self.params.boldness * times),
+                (instruction["model"], -self.params.boldness * times),
+            ]
         )
         return {"update": bold, "times": times, "samples": fed.Header(result.samples)}
 
@@ -140,7 +160,9 @@ class Misread(Slowest):  # says that it asks by a function, which is always true
 
 
 class Hasty(Slowest):  # chooses at once
-    def choose(self, server: fed.Server, state: dict[str, Any], count: int, answers: Any) -> list[int]:  # type: ignore[override]
+    def choose(
+        self, server: fed.Server, state: dict[str, Any], count: int, answers: Any
+    ) -> list[int]:  # type: ignore[override]
         return []
 
 
@@ -157,7 +179,9 @@ class Silent(Slowest):  # forgets what it has chosen
 
 class Timely(fed.FedAvg[fed.AggregatingParams]):  # has a client half whose answer takes its time
     class Client(fed.SynchronousClient[fed.AggregatingParams]):
-        async def reply(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult) -> fed.Contents:  # type: ignore[override]
+        async def reply(
+            self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult
+        ) -> fed.Contents:  # type: ignore[override]
             return {}
 
 
@@ -178,13 +202,20 @@ class Charged(fed.Selection):
     kind: str = "tests.own_parts:Charged"
 
     def select(
-        self, server: fed.Server, state: dict[str, Any], count: int, ids: tuple[int, ...], among: list[int] | None = None
+        self,
+        server: fed.Server,
+        state: dict[str, Any],
+        count: int,
+        ids: tuple[int, ...],
+        among: list[int] | None = None,
     ) -> list[int]:
         there = server.clients.sample(server.devices, "select", *ids, among=among)
         said = state.setdefault("said", {})
         return sorted(there, key=lambda device: -said.get(device, [1.0])[0])[:count]
 
-    def report(self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult) -> fed.Contents:
+    def report(
+        self, device: fed.Device, instruction: fed.Instruction, result: fed.LocalResult
+    ) -> fed.Contents:
         return {"power": fed.Header([device.battery, device.plugged_in, device.link])}
 
     def heard(self, server: fed.Server, state: dict[str, Any], message: fed.TaskEnd) -> None:
@@ -196,7 +227,10 @@ class Moved(fed.Meter):
     """Bytes by device and epochs by all, what was wasted at a price."""
 
     entry = "moved"
-    round_columns = (fed.Column("moved", "bytes", "moved in the round"), fed.Column("epochs", "", "trained till then"))
+    round_columns = (
+        fed.Column("moved", "bytes", "moved in the round"),
+        fed.Column("epochs", "", "trained till then"),
+    )
     device_columns = (fed.Column("moved", "bytes", "that the device sent or received"),)
     fixed = ("_price",)
 

@@ -21,7 +21,9 @@ class Steady(Trainer):
     """loss of a batch that is the last one."""
     applies_terms: ClassVar[bool] = True
 
-    def train(self, model: nn.Module, data: Any, context: Any) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
+    def train(
+        self, model: nn.Module, data: Any, context: Any
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, float]]:
         draw = torch.Generator().manual_seed(context.seed)
         mean = context.state.get("mean", torch.zeros(1))
         for x, y in data:
@@ -31,7 +33,9 @@ class Steady(Trainer):
             mean = 0.9 * mean + 0.1 * loss.detach()
             for parameter in model.parameters():
                 if parameter.grad is not None:
-                    parameter.data -= context.lr * (parameter.grad + self.noise * torch.randn(parameter.shape, generator=draw))
+                    parameter.data -= context.lr * (
+                        parameter.grad + self.noise * torch.randn(parameter.shape, generator=draw)
+                    )
             if loss < self.enough:
                 break
         context.state["mean"] = mean

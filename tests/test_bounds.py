@@ -1,4 +1,6 @@
-"""Kinds with their defaults, and keys at their bounds: a part of what ``tests.benchmarks.bounds`` tries by hand."""
+"""Kinds with their defaults, and keys at their bounds: a part of what
+``tests.benchmarks.bounds`` tries by hand.
+"""
 
 from collections import Counter
 
@@ -11,9 +13,23 @@ from tests.benchmarks import bounds, idle_keys
 def test_every_family_and_every_key_is_among_the_trials() -> None:
     titles = [trial.title for trial in bounds.trials()]
     firsts = {title.partition(" ")[0].partition(".")[0] for title in titles}
-    assert firsts >= {"model", "strategy", "population", "network", "energy", "objective", "data", "messages", "training"}
+    assert firsts >= {
+        "model",
+        "strategy",
+        "population",
+        "network",
+        "energy",
+        "objective",
+        "data",
+        "messages",
+        "training",
+    }
     assert len(titles) > 5_000
-    assert all(any(f"strategy {kind} in " in title for title in titles) for kind in STRATEGIES if kind != "flower")
+    assert all(
+        any(f"strategy {kind} in " in title for title in titles)
+        for kind in STRATEGIES
+        if kind != "flower"
+    )
 
 
 @pytest.mark.long

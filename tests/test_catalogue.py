@@ -1,4 +1,6 @@
-"""What a scenario can say, explained, as JSON schema, and as a study made of five answers; and what comes with fedsim."""
+"""What a scenario can say, explained, as JSON schema, and as a study made of five answers; and
+what comes with fedsim.
+"""
 
 import json
 import os
@@ -23,7 +25,11 @@ from fedsim.strategies.parts.selection import SELECTIONS
 from tests.calls import call
 
 SCENARIOS = Path(__file__).resolve().parents[1] / "scenarios"
-FILES = [path for path in sorted(SCENARIOS.rglob("*.toml")) if path.name not in {"published.toml", "worlds.toml"}]
+FILES = [
+    path
+    for path in sorted(SCENARIOS.rglob("*.toml"))
+    if path.name not in {"published.toml", "worlds.toml"}
+]
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +48,47 @@ class TestAbout:
         lines = about("fedbuff")
         assert lines[0].startswith("fedbuff, one of the strategies: FedBuff: ")
         said = dict(zip(lines[1::2], lines[2::2], strict=True))
-        assert said["  buffer = 10  # a whole number, 1 or more"] == "      K, how many updates make a version."
+        assert (
+            said["  buffer = 10  # a whole number, 1 or more"]
+            == "      K, how many updates make a version."
+        )
         assert '  retry = "1 min"  # a time in ns, us, ms, s, min, h, day, week' in said
-        assert f"  selection = \"random\"  # one of {', '.join(SELECTIONS)}, or your own as 'package.module:Class'" in said
+        assert (
+            f'  selection = "random"  # one of {", ".join(SELECTIONS)}, or your own as '
+            "'package.module:Class'" in said
+        )
 
     def test_a_table_within_and_a_key_of_several_kinds(self) -> None:
-        assert "  share (required)  # a number, 0 or more, at most 1" in about("population.stragglers")
+        assert "  share (required)  # a number, 0 or more, at most 1" in about(
+            "population.stragglers"
+        )
         assert about("slow_phases") == about("population.slow_phases")
         assert about("strategy.buffer")[0] == "strategy.buffer of fedbuff:"
-        heads = [line for line in about("strategy.deadline") if line.startswith("strategy.deadline of ")]
+        heads = [
+            line for line in about("strategy.deadline") if line.startswith("strategy.deadline of ")
+        ]
         assert len(heads) == 4  # CATA-Fed's, HierFAVG's and that of peers mean something else
 
     def test_every_name_of_the_catalogue_and_every_title_is_explained(self) -> None:
         listed = catalogue()
-        lines = {name: about(name) for name in {name for entries in listed.values() for name, _ in entries}}
+        lines = {
+            name: about(name)
+            for name in {name for entries in listed.values() for name, _ in entries}
+        }
         for title, entries in listed.items():
             assert about(title)[0] == f"{title}:"
-            assert all(f"{name}, one of the {title}: {line}" in lines[name] for name, line in entries)
+            assert all(
+                f"{name}, one of the {title}: {line}" in lines[name] for name, line in entries
+            )
         result = call("list", "renewl")
         assert (result.exit_code, "did you mean 'renewal'?" in result.output) == (2, True)
 
 
 class TestSchema:
     @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SCENARIOS)))
-    def test_every_file_of_the_house_fits_and_is_read_as_it_is_written(self, refusals: Any, path: Path, tmp_path: Path) -> None:
+    def test_every_file_of_the_house_fits_and_is_read_as_it_is_written(
+        self, refusals: Any, path: Path, tmp_path: Path
+    ) -> None:
         tables = tomllib.loads(path.read_text())
         file = "study" if {"variants", "parts", "seeds"} & set(tables) else "scenario"
         assert refusals(file, tables) == []
@@ -74,7 +97,9 @@ class TestSchema:
             written.write_text(scenario.to_toml())
             assert refusals(file, tomllib.loads(written.read_text())) == []
             assert fedsim.load(written) == scenario
-            assert path.parent != SCENARIOS or "What it shows" in path.read_text().split("name =")[0]
+            assert (
+                path.parent != SCENARIOS or "What it shows" in path.read_text().split("name =")[0]
+            )
 
     WRONG: ClassVar = [
         {"sed": 3},
@@ -101,14 +126,25 @@ class TestSchema:
     ]
 
     @pytest.mark.parametrize("tables", [*WRONG, *SHORT], ids=str)
-    def test_what_is_wrong_is_refused_as_fedsim_does_and_short_ways_are_allowed(self, refusals: Any, tables: Any) -> None:
+    def test_what_is_wrong_is_refused_as_fedsim_does_and_short_ways_are_allowed(
+        self, refusals: Any, tables: Any
+    ) -> None:
         assert bool(refusals("scenario", tables)) == (tables in self.WRONG)
         with pytest.raises(fedsim.ScenarioError) if tables in self.WRONG else nullcontext():
             fedsim.Scenario(**tables)
 
     def test_a_study_changes_parts_with_dots_too(self, refusals: Any) -> None:
-        study = {"base": "a.toml", "variants": {"a": {"strategy.kind": "local"}, "b": {"strategy": {"kind": "fedavg"}}}}
-        assert refusals("study", study | {"grid": {"training": {"lr": [0.1]}, "stop.rounds": [3]}, "target": 0.9}) == []
+        study = {
+            "base": "a.toml",
+            "variants": {"a": {"strategy.kind": "local"}, "b": {"strategy": {"kind": "fedavg"}}},
+        }
+        assert (
+            refusals(
+                "study",
+                study | {"grid": {"training": {"lr": [0.1]}, "stop.rounds": [3]}, "target": 0.9},
+            )
+            == []
+        )
         assert refusals("study", study | {"variants": {"a": {"strategi": {}}}})
         assert refusals("study", study | {"seeds": "3"})
         assert refusals("study", {"variants": {}})
@@ -120,7 +156,18 @@ class TestSchema:
         assert "null" not in json.dumps(schema("scenario")["$defs"]["PopulationSpec"])
 
 
-LTE = ["--devices", "200 phones", "--link", "lte", "--model", "5 MB", "--target", "0.9", "--deadline", "try"]
+LTE = [
+    "--devices",
+    "200 phones",
+    "--link",
+    "lte",
+    "--model",
+    "5 MB",
+    "--target",
+    "0.9",
+    "--deadline",
+    "try",
+]
 
 
 def new(file: Path, *words: str, typed: str = "") -> tuple[int, str]:
@@ -129,14 +176,25 @@ def new(file: Path, *words: str, typed: str = "") -> tuple[int, str]:
 
 
 def test_the_answers_stand_in_the_study(tmp_path: Path) -> None:
-    """A task takes 5 MB at 13 and 6 Mbit/s (3.08 and 6.67 s) and two epochs of 20 s; the middle deadline is that of it."""
+    """A task takes 5 MB at 13 and 6 Mbit/s (3.08 and 6.67 s) and two epochs of 20 s; the middle
+    deadline is that of it.
+    """
     assert new(tmp_path / "lte.toml", *LTE)[0] == 0
     said = tomllib.loads((tmp_path / "lte.toml").read_text())
     base = said["base"]
-    assert (base["population"]["devices"], base["stop"]["accuracy"], said["target"]) == (200, 0.9, 0.9)
+    assert (base["population"]["devices"], base["stop"]["accuracy"], said["target"]) == (
+        200,
+        0.9,
+        0.9,
+    )
     assert base["network"]["device"]["up"]["median"] == "6 Mbit/s"
     assert base["energy"]["preset"] == "smartphone-4g"
-    assert said["parts"]["rounds"]["grid"]["strategy"]["deadline"] == ["35 s", "50 s", "75 s", "150 s"]
+    assert said["parts"]["rounds"]["grid"]["strategy"]["deadline"] == [
+        "35 s",
+        "50 s",
+        "75 s",
+        "150 s",
+    ]
     parameters = Perceptron(hidden=base["model"]["hidden"]).parameters((64,), 10)
     assert 4 * parameters == pytest.approx(5e6, rel=0.002)
 
@@ -162,7 +220,9 @@ def test_every_kind_of_device_makes_a_study_that_is_valid(tmp_path: Path, kind: 
         ("--deadline", "soon", "a number and a unit"),
     ],
 )
-def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, option: str, value: str, says: str) -> None:
+def test_a_mistake_is_named_and_nothing_is_written(
+    tmp_path: Path, option: str, value: str, says: str
+) -> None:
     words = list(LTE)
     words[words.index(option) + 1] = value
     code, output = new(tmp_path / "my.toml", *words)
@@ -175,7 +235,10 @@ def test_a_mistake_is_named_and_nothing_is_written(tmp_path: Path, option: str, 
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("phone-mid", 'compute = "4 W"  # the chip\'s 4 W; cputronic.com, Snapdragon 695 (2021-10)'),
+        (
+            "phone-mid",
+            'compute = "4 W"  # the chip\'s 4 W; cputronic.com, Snapdragon 695 (2021-10)',
+        ),
         ("lte", 'up = "6 Mbit/s"  # Huang et al., MobiSys 2012'),
         ("smartphone-4g", "tail_s = 11.576  # Huang et al., MobiSys 2012"),
         ("raspberry-pi-4", 'compute = "4.85 W"  # HPL'),
@@ -192,7 +255,9 @@ def test_names_are_told_with_figures_and_sources(name: str, says: str) -> None:
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def test_a_name_means_the_file_that_comes_with_fedsim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_means_the_file_that_comes_with_fedsim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert fedsim.load("quickstart") == fedsim.load(ROOT / "scenarios/quickstart.toml")
     assert read_study("communication").spec.name == "bytes to accuracy"
@@ -206,7 +271,9 @@ def test_a_copy_needs_nothing_else(name: str, tmp_path: Path) -> None:
     assert sorted(paths) == sorted(path for path in (tmp_path / "new").rglob("*") if path.is_file())
     text = paths[0].read_text()
     assert text == shipped()[name].read_text()
-    read_study(paths[0], seeds=1) if "\n[variants" in text or "\nbase = " in text else fedsim.load(paths[0])
+    read_study(paths[0], seeds=1) if "\n[variants" in text or "\nbase = " in text else fedsim.load(
+        paths[0]
+    )
 
 
 def test_init_overwrites_nothing(tmp_path: Path) -> None:
@@ -215,7 +282,10 @@ def test_init_overwrites_nothing(tmp_path: Path) -> None:
     (tmp_path / "communication.toml").unlink()
     (tmp_path / "communication_base.toml").write_text("mine")
     again = call(*words)
-    assert (again.exit_code, [path.name for path in tmp_path.iterdir()]) == (2, ["communication_base.toml"])
+    assert (again.exit_code, [path.name for path in tmp_path.iterdir()]) == (
+        2,
+        ["communication_base.toml"],
+    )
     assert (tmp_path / "communication_base.toml").read_text() == "mine"
     assert "did you mean 'communication'" in call("init", "comunication", str(tmp_path)).output
 
@@ -228,15 +298,26 @@ def test_the_wheel_alone_runs_lists_and_reports(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source / name)
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True)
+    subprocess.run(
+        [*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", tmp_path, source], check=True
+    )
     wheel = next(tmp_path.glob("*.whl"))
     shutil.rmtree(source)
     subprocess.run([*pip, "install", "--no-deps", "--target", tmp_path / "site", wheel], check=True)
 
     def installed(*words: str) -> str:
-        code = f"import fedsim.cli as cli; assert cli.__file__.startswith({str(tmp_path)!r}); cli.main()"
+        code = (
+            f"import fedsim.cli as cli; assert cli.__file__.startswith({str(tmp_path)!r}); "
+            "cli.main()"
+        )
         place = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(tmp_path / "site")}}
-        done = subprocess.run([sys.executable, "-P", "-c", code, *words], capture_output=True, text=True, check=False, **place)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", code, *words],
+            capture_output=True,
+            text=True,
+            check=False,
+            **place,
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

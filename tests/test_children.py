@@ -1,4 +1,6 @@
-"""What a test starts ends with it: also in a session of its own, and what its children have started."""
+"""What a test starts ends with it: also in a session of its own, and what its children have
+started.
+"""
 
 import subprocess
 import sys
@@ -8,7 +10,9 @@ import pytest
 
 from tests.children import ROOT, all_end, descendants, popen, python_within, wait_until
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells which processes come from which")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells which processes come from which"
+)
 
 FAMILY = """
 import os, subprocess, sys, time
@@ -44,15 +48,33 @@ def _is_running(pid: int) -> bool:
 
 
 def test_a_test_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """With the very fixture of all tests: pytest in a process, whose test fails while a child of its is at work."""
-    (tmp_path / "conftest.py").write_text("from tests.conftest import _children_end_with_their_test, _orphans_are_adopted\n")
+    """With the very fixture of all tests: pytest in a process, whose test fails while a child of
+    its is at work.
+    """
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import _children_end_with_their_test, _orphans_are_adopted\n"
+    )
     (tmp_path / "test_fails.py").write_text(
         "import subprocess, sys\n\ndef test_fails():\n"
-        f"    child = subprocess.Popen([sys.executable, '-c', {FAMILY!r}, {str(tmp_path / 'born')!r}, 'ends'])\n"
+        f"    child = subprocess.Popen([sys.executable, '-c', {FAMILY!r}, "
+        f"{str(tmp_path / 'born')!r}, 'ends'])\n"
         "    child.wait()\n    assert False\n"
     )
-    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT)
+    words = [
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=False, cwd=ROOT
+    )
     assert "1 failed" in done.stdout, done.stdout + done.stderr
     assert not _is_running(int((tmp_path / "born").read_text()))
 

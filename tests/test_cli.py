@@ -1,4 +1,6 @@
-"""The command line, as a user meets it: what it prints, what it leaves, and what it makes of mistakes."""
+"""The command line, as a user meets it: what it prints, what it leaves, and what it makes of
+mistakes.
+"""
 
 import errno
 import json
@@ -49,7 +51,10 @@ def test_run_audit_compare(scenario: Path, tmp_path: Path) -> None:
     assert 0 < summary["accuracy"]["final"] <= summary["accuracy"]["best"] <= 1
 
     again = tmp_path / "again"
-    assert call("run", out / "scenario.toml", "--out", again, "--executor", "inline", "--quiet").output == ""
+    assert (
+        call("run", out / "scenario.toml", "--out", again, "--executor", "inline", "--quiet").output
+        == ""
+    )
     repeated = json.loads((again / "summary.json").read_text())
     for key in ("events", "events_sha256", "models_sha256", "bytes", "accuracy", "simulated_s"):
         assert repeated[key] == summary[key]
@@ -75,14 +80,24 @@ def test_check_prints_the_resolved_scenario_and_its_cost(scenario: Path, tmp_pat
     assert re.search(r"# here a run takes about .* s: .* s to simulate \d+ events, .* SGD", printed)
     assert "# a model of 650 parameters; 2.6 kB down, 2.6 kB up" in printed
     (tmp_path / "resolved.toml").write_text(printed)
-    assert _without_real_times(done("check", tmp_path / "resolved.toml", "--toml")) == _without_real_times(printed)
+    assert _without_real_times(
+        done("check", tmp_path / "resolved.toml", "--toml")
+    ) == _without_real_times(printed)
 
 
-def test_a_run_of_more_than_97_days_says_how_exact_its_times_are(scenario: Path, tmp_path: Path) -> None:
-    note, long = "after 97 d 02 h, .* at its end times are 60 ns apart", ("--set", "stop.simulated_time=3650 day")
+def test_a_run_of_more_than_97_days_says_how_exact_its_times_are(
+    scenario: Path, tmp_path: Path
+) -> None:
+    note, long = (
+        "after 97 d 02 h, .* at its end times are 60 ns apart",
+        ("--set", "stop.simulated_time=3650 day"),
+    )
     assert re.search(note, call("check", scenario, "--no-trial", *long).output)
     assert re.search(note, call("run", scenario, "--out", tmp_path / "run", *long).output)
-    assert "97 d 02 h" not in call("check", scenario, "--no-trial", "--set", "stop.simulated_time=97 day").output
+    assert (
+        "97 d 02 h"
+        not in call("check", scenario, "--no-trial", "--set", "stop.simulated_time=97 day").output
+    )
 
 
 def _without_real_times(output: str) -> str:
@@ -91,7 +106,11 @@ def _without_real_times(output: str) -> str:
 
 def test_list_names_everything() -> None:
     listed = set(re.findall(r"^  (\S+) +\S", call("list").output, re.MULTILINE))
-    written = [name for name, path in MODULES.items() if re.search(r"= (?:Registry|_\w+)\(\n", path.read_text())]
+    written = [
+        name
+        for name, path in MODULES.items()
+        if re.search(r"= (?:Registry|_\w+)\(\n", path.read_text())
+    ]
     values = [value for name in written for value in vars(import_module(name)).values()]
     families = [value for value in values if isinstance(value, Registry)]
     assert len(families) >= 7
@@ -100,8 +119,17 @@ def test_list_names_everything() -> None:
 
 def _kinds(annotation: Any) -> set[str]:
     fields = getattr(annotation, "model_fields", {})
-    own = {str(kind) for kind in get_args(fields["kind"].annotation)[:1]} if "kind" in fields else set()
-    return own.union(*(_kinds(part) for part in [*get_args(annotation), *(field.annotation for field in fields.values())]))
+    own = (
+        {str(kind) for kind in get_args(fields["kind"].annotation)[:1]}
+        if "kind" in fields
+        else set()
+    )
+    return own.union(
+        *(
+            _kinds(part)
+            for part in [*get_args(annotation), *(field.annotation for field in fields.values())]
+        )
+    )
 
 
 class TestMistakes:
@@ -114,37 +142,65 @@ class TestMistakes:
         return result.output
 
     def test_wrong_command_lines(self, scenario: Path, tmp_path: Path) -> None:
-        for words in (["run", scenario], ["fly"], ["compare"], ["audit", tmp_path], ["trace", tmp_path]):
+        for words in (
+            ["run", scenario],
+            ["fly"],
+            ["compare"],
+            ["audit", tmp_path],
+            ["trace", tmp_path],
+        ):
             self.refused(*words)
-        for words in (["none.toml"], [scenario, "--workers", "0"], [scenario, "--executor", "treads"]):
+        for words in (
+            ["none.toml"],
+            [scenario, "--workers", "0"],
+            [scenario, "--executor", "treads"],
+        ):
             self.refused("run", *words, "--out", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
     def test_an_output_folder_that_cannot_be_used(self, scenario: Path, tmp_path: Path) -> None:
         if Path("/proc").is_dir() or os.geteuid():
-            self.refused("run", scenario, "--out", Path("/proc/fedsim-run"))  # which the system refuses
+            # which the system refuses
+            self.refused("run", scenario, "--out", Path("/proc/fedsim-run"))
         used = tmp_path / "used"
         used.mkdir()
         (used / "precious.txt").write_text("mine")
         assert "already holds files" in self.refused("run", scenario, "--out", used)
         assert [path.name for path in used.iterdir()] == ["precious.txt"]
         (used / "checkpoint" / "000000000001").mkdir(parents=True)
-        assert "already holds an unfinished run; --resume goes on with it" in self.refused("run", scenario, "--out", used)
+        assert "already holds an unfinished run; --resume goes on with it" in self.refused(
+            "run", scenario, "--out", used
+        )
         assert "is a file" in self.refused("run", scenario, "--out", scenario)
         assert "is not a folder" in self.refused("run", scenario, "--out", scenario / "below")
-        assert "is no text in UTF-8" in self.refused("run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9"))
+        assert "is no text in UTF-8" in self.refused(
+            "run", scenario, "--out", tmp_path / os.fsdecode(b"by\xe9")
+        )
 
     @pytest.mark.parametrize("verb", ["audit", "trace", "report", "compare"])
     def test_a_folder_that_is_not_there_or_cannot_be(self, verb: str, tmp_path: Path) -> None:
-        for name, says in (("none", "does not exist"), ("x" * 300, "cannot be used: File name too long")):
+        for name, says in (
+            ("none", "does not exist"),
+            ("x" * 300, "cannot be used: File name too long"),
+        ):
             assert self.refused(verb, tmp_path / name) == f"fedsim: '{tmp_path / name}' {says}\n"
 
 
 def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    words = ["run", scenario, "--out", out, "--set", "stop.rounds=100000", "--set", "checkpoint.rounds=1"]
+    words = [
+        "run",
+        scenario,
+        "--out",
+        out,
+        "--set",
+        "stop.rounds=100000",
+        "--set",
+        "checkpoint.rounds=1",
+    ]
     process = children.fedsim(*words, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    children.wait_until(lambda: any((out / "checkpoint").glob("[0-9]*[0-9]")), process)  # it has done a round
+    # it has done a round
+    children.wait_until(lambda: any((out / "checkpoint").glob("[0-9]*[0-9]")), process)
     process.send_signal(signal.SIGINT)
     _, errors = children.ended(process)
     assert process.returncode == 130, errors
@@ -163,7 +219,12 @@ def test_ctrl_c_keeps_what_there_is_and_ends_with_130(scenario: Path, tmp_path: 
 
 def test_who_has_seen_enough_is_not_told_of_it() -> None:
     command = f"{shlex.quote(sys.executable)} -c 'from fedsim.cli import main; main()' list | true"
-    assert subprocess.run(["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True).stderr == ""
+    assert (
+        subprocess.run(
+            ["sh", "-c", command], capture_output=True, text=True, cwd=ROOT, check=True
+        ).stderr
+        == ""
+    )
 
 
 def told(error: BaseException, *words: str) -> tuple[int, str]:
@@ -180,8 +241,16 @@ def told(error: BaseException, *words: str) -> tuple[int, str]:
     ("error", "status", "text"),
     [
         (DataError("data is missing"), 2, "fedsim: data is missing\n"),
-        (OSError(errno.ENOSPC, "No space left on device", "a.parquet"), 1, "fedsim: the disk that holds '.' is full; "),
-        (OSError(errno.EACCES, "Permission denied", "a.txt"), 1, "fedsim: 'a.txt' cannot be used: Permission denied\n"),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "a.parquet"),
+            1,
+            "fedsim: the disk that holds '.' is full; ",
+        ),
+        (
+            OSError(errno.EACCES, "Permission denied", "a.txt"),
+            1,
+            "fedsim: 'a.txt' cannot be used: Permission denied\n",
+        ),
         (OSError("no port"), 1, "fedsim: no port\n"),
         (MemoryError("3 GiB"), 1, "fedsim: there is not enough memory: 3 GiB\n"),
         (ZeroDivisionError("a bug"), 1, "fedsim: ZeroDivisionError: a bug, in test_cli.py, line "),
@@ -196,10 +265,34 @@ def test_one_message_and_an_exit_status(error: BaseException, status: int, text:
 @pytest.mark.parametrize(
     ("do", "words", "both", "in_python", "on_command_line"),
     [
-        (lambda: fedsim.run("quickstart", workers=0), ["--workers", "0"], "workers is 0; ", "workers", "--workers"),
-        (lambda: fedsim.load("quickstart", ["seed"]), ["--set", "seed"], "'seed' is not of the form", "changes", "--set"),
-        (lambda: fedsim.run("quickstart", __file__), ["--out", __file__], " is a file; give a folder", "out", "--out"),
-        (lambda: fedsim.load("communication"), [], "is a study", "fedsim.run_study runs it", "'fedsim study' runs it"),
+        (
+            lambda: fedsim.run("quickstart", workers=0),
+            ["--workers", "0"],
+            "workers is 0; ",
+            "workers",
+            "--workers",
+        ),
+        (
+            lambda: fedsim.load("quickstart", ["seed"]),
+            ["--set", "seed"],
+            "'seed' is not of the form",
+            "changes",
+            "--set",
+        ),
+        (
+            lambda: fedsim.run("quickstart", __file__),
+            ["--out", __file__],
+            " is a file; give a folder",
+            "out",
+            "--out",
+        ),
+        (
+            lambda: fedsim.load("communication"),
+            [],
+            "is a study",
+            "fedsim.run_study runs it",
+            "'fedsim study' runs it",
+        ),
     ],
 )
 def test_errors_speak_the_language_of_who_reads_them(
@@ -215,7 +308,10 @@ def test_errors_speak_the_language_of_who_reads_them(
 
 def test_what_is_no_scenario_is_refused_in_python_and_debug_shows_where() -> None:
     assert "Traceback" in told(ZeroDivisionError("a bug"), "--debug")[1]
-    with pytest.raises(FedsimError, match=r"^\{'seed': 3\} is no file's path or name; .* by fedsim.Scenario\(\*\*tables\)"):
+    with pytest.raises(
+        FedsimError,
+        match=r"^\{'seed': 3\} is no file's path or name; .* by fedsim.Scenario\(\*\*tables\)",
+    ):
         fedsim.load({"seed": 3})  # type: ignore[arg-type]
     with pytest.raises(FedsimError, match=r"'quikstart' does not exist.*did you mean 'quickstart'"):
         fedsim.run("quikstart")
@@ -228,12 +324,17 @@ def test_a_full_disk_is_named_and_the_run_goes_on_once_there_is_room(tmp_path: P
     script = f"mount -t tmpfs -o size=200k none {tmp_path} && {run} && exit"
     script += f"; mount -o remount,size=9M {tmp_path}; {run} --resume --quiet"
     try:
-        done = subprocess.run(["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["unshare", "-rm", "sh", "-c", script], capture_output=True, text=True, check=False
+        )
     except FileNotFoundError:
         pytest.skip("there is no unshare")
     if "unshare:" in done.stderr or "mount:" in done.stderr:
         pytest.skip("this system lets nobody mount a disk of their own")
-    assert f"the disk that holds '{tmp_path}/run' is full; make room there, and --resume goes on" in done.stderr
+    assert (
+        f"the disk that holds '{tmp_path}/run' is full; make room there, and --resume goes on"
+        in done.stderr
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -245,5 +346,8 @@ def test_no_verb_writes_into_a_run_folder(tiny_run: Path, inside: str) -> None:
     for words in (*verbs, ["run", "quickstart"], ["study", "communication"]):
         result = call(*words, "--out", str(out))
         assert result.exit_code == 2, words
-        assert "lies in the run folder 'run'" in result.output or "already holds files" in result.output, result.output
+        assert (
+            "lies in the run folder 'run'" in result.output
+            or "already holds files" in result.output
+        ), result.output
     assert sorted(tiny_run.rglob("*")) == before

@@ -1,4 +1,6 @@
-"""Files that change behind a run's back: while it runs they are nothing to it, and one that was stopped does not go on."""
+"""Files that change behind a run's back: while it runs they are nothing to it, and one that was
+stopped does not go on.
+"""
 
 import asyncio
 import json
@@ -27,18 +29,30 @@ def written(folder: Path, *, seed: int = 1) -> dict[str, Any]:
     """A scenario all of whose data, speeds, phases and links come from files in a folder."""
     data = opposite_groups(folder, [10 + 2 * device + seed for device in range(DEVICES)], seed=seed)
     draw = np.random.default_rng(seed)
-    rows = [f"{milliseconds:.3f},{down:.3f},{up:.3f}" for milliseconds, down, up in draw.uniform(5, 20, (DEVICES, 3))]
-    (folder / "speeds.csv").write_text("\n".join(["computation_ms_per_sample,dl_kbps,ul_kbps", *rows]) + "\n")
+    rows = [
+        f"{milliseconds:.3f},{down:.3f},{up:.3f}"
+        for milliseconds, down, up in draw.uniform(5, 20, (DEVICES, 3))
+    ]
+    (folder / "speeds.csv").write_text(
+        "\n".join(["computation_ms_per_sample,dl_kbps,ul_kbps", *rows]) + "\n"
+    )
     phones = {
         str(phone): {"start": 0, "end": 20, "ok": True, "ready": [[0, on], [on + 1, 20]]}
         for phone, on in enumerate(draw.uniform(8, 18, 5).tolist())
     }
     (folder / "phones.json").write_text(json.dumps(phones))
-    latencies = [f"{device},{latency:.3f} ms" for device, latency in enumerate(draw.uniform(10, 90, DEVICES))]
+    latencies = [
+        f"{device},{latency:.3f} ms" for device, latency in enumerate(draw.uniform(10, 90, DEVICES))
+    ]
     (folder / "devices.csv").write_text("\n".join(["device,latency", *latencies]) + "\n")
-    edges = [{"source": "server", "target": f"cell {cell}", "capacity": f"{9 + seed + cell} kbit/s"} for cell in range(2)]
+    edges = [
+        {"source": "server", "target": f"cell {cell}", "capacity": f"{9 + seed + cell} kbit/s"}
+        for cell in range(2)
+    ]
     nodes = [{"id": name} for name in ("server", "cell 0", "cell 1")]
-    (folder / "network.json").write_text(json.dumps({"directed": False, "nodes": nodes, "edges": edges}))
+    (folder / "network.json").write_text(
+        json.dumps({"directed": False, "nodes": nodes, "edges": edges})
+    )
     return {
         "seed": 3,
         "data": data,
@@ -77,7 +91,9 @@ def truncated(path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", [replaced, truncated, Path.unlink])
-def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]) -> None:
+def test_a_run_reads_its_files_once(
+    world: tuple[dict[str, Any], Path], tmp_path: Path, harm: Callable[[Path], None]
+) -> None:
     sections, files = world
     run(sections, tmp_path / "still")
     job = Job(fedsim.Scenario(**sections), tmp_path / "harmed", Threads(2))
@@ -98,7 +114,9 @@ def test_a_run_reads_its_files_once(world: tuple[dict[str, Any], Path], tmp_path
 
 
 @pytest.fixture
-def stopped(world: tuple[dict[str, Any], Path], tmp_path: Path) -> tuple[dict[str, Any], Path, Path]:
+def stopped(
+    world: tuple[dict[str, Any], Path], tmp_path: Path
+) -> tuple[dict[str, Any], Path, Path]:
     sections, files = world
     run(sections, tmp_path / "whole")
     assert run_until(sections, tmp_path / "cut", 150) == "interrupted"
@@ -114,14 +132,20 @@ class TestResume:
             ("phones.json", "population.availability"),
             ("network.json", "network"),
             ("devices.csv", "network.device.latency"),
-            *((what, "data") for what in ("a pixel", "a label", "a sample's device", "two devices")),
+            *(
+                (what, "data")
+                for what in ("a pixel", "a label", "a sample's device", "two devices")
+            ),
         ],
     )
     def test_other_files_are_refused(
         self, stopped: tuple[dict[str, Any], Path, Path], tmp_path: Path, what: str, section: str
     ) -> None:
         sections, files, cut = stopped
-        arrays, who = dict(np.load(files / "data.npz")), json.loads((files / "who.json").read_text())
+        arrays, who = (
+            dict(np.load(files / "data.npz")),
+            json.loads((files / "who.json").read_text()),
+        )
         match what:
             case "a pixel":
                 arrays["x_test"][3, 1] += 2.0**-10
@@ -135,15 +159,21 @@ class TestResume:
                 replaced(files / what)
         np.savez(files / "data.npz", **arrays)
         (files / "who.json").write_text(json.dumps(who))
-        refused((sections, cut), rf"files of \[{section}\] .* changed since the checkpoint.* put the old files back")
+        refused(
+            (sections, cut),
+            rf"files of \[{section}\] .* changed since the checkpoint.* put the old files back",
+        )
         shutil.copytree(tmp_path / "kept", files, dirs_exist_ok=True)
-        np.savez_compressed(files / "data.npz", **dict(np.load(files / "data.npz")))  # the same data in another file serve
+        # the same data in another file serve
+        np.savez_compressed(files / "data.npz", **dict(np.load(files / "data.npz")))
         assert (files / "data.npz").read_bytes() != (tmp_path / "kept" / "data.npz").read_bytes()
         go_on(sections, cut)
         assert_same_run(tmp_path / "whole", cut)
 
     @pytest.mark.parametrize("name", FILES[::2])
-    def test_files_that_are_gone_are_named(self, stopped: tuple[dict[str, Any], Path, Path], name: str) -> None:
+    def test_files_that_are_gone_are_named(
+        self, stopped: tuple[dict[str, Any], Path, Path], name: str
+    ) -> None:
         sections, files, cut = stopped
         before = content(cut)
         (files / name).unlink()
@@ -151,12 +181,27 @@ class TestResume:
             go_on(sections, cut)
         assert content(cut) == before
 
-    def test_samples_of_another_shape_are_refused_even_where_none_are_trained_on(self, tmp_path: Path) -> None:
+    def test_samples_of_another_shape_are_refused_even_where_none_are_trained_on(
+        self, tmp_path: Path
+    ) -> None:
         files = tmp_path / "files"
-        sections = {"data": opposite_groups(files, [9] * DEVICES), "learning": "off", "stop": {"rounds": 9}}
-        sections |= {"population": {"devices": DEVICES, "speed": "10 samples/s", "samples": {"low": 5, "high": 9}}}
+        sections = {
+            "data": opposite_groups(files, [9] * DEVICES),
+            "learning": "off",
+            "stop": {"rounds": 9},
+        }
+        sections |= {
+            "population": {
+                "devices": DEVICES,
+                "speed": "10 samples/s",
+                "samples": {"low": 5, "high": 9},
+            }
+        }
         sections |= {"strategy": {"kind": "fedavg", "clients_per_round": 3}}
         assert run_until(sections, tmp_path / "cut", 40) == "interrupted"
         arrays = dict(np.load(files / "data.npz"))
-        np.savez(files / "data.npz", **arrays | {name: arrays[name][:, :3] for name in ("x_train", "x_test")})
+        np.savez(
+            files / "data.npz",
+            **arrays | {name: arrays[name][:, :3] for name in ("x_train", "x_test")},
+        )
         refused((sections, tmp_path / "cut"), r"files of \[data\]")

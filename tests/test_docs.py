@@ -1,4 +1,6 @@
-"""Pages that are made out of the code have everything that is there; the gallery and the notebooks run, by the public face."""
+"""Pages that are made out of the code have everything that is there; the gallery and the
+notebooks run, by the public face.
+"""
 
 import ast
 import re
@@ -48,23 +50,34 @@ def below(spec: type[Spec], seen: set[type[Spec]]) -> Iterator[type[Spec]]:
 
 
 @pytest.mark.parametrize("whole", [Scenario, StudySpec])
-def test_every_key_is_told_with_its_default_and_what_is_allowed(whole: type[Spec], pages: dict[str, str]) -> None:
+def test_every_key_is_told_with_its_default_and_what_is_allowed(
+    whole: type[Spec], pages: dict[str, str]
+) -> None:
     text = "\n".join(pages.values())
     told = 0
     for spec in below(whole, set()):
         for key in keys_of(spec):
             if key.name != "kind" and key.name in spec.takes():
                 told += 1
-                assert f"\n`{key.name}`\n: " in text or f"`[{key.name}]`" in text, f"{spec.__name__}.{key.name}"
+                assert f"\n`{key.name}`\n: " in text or f"`[{key.name}]`" in text, (
+                    f"{spec.__name__}.{key.name}"
+                )
                 if key.default and len(key.default) <= 60:
                     assert f"default `{key.default}`" in text or f"`[{key.name}]`" in text, key
     assert told > (200 if whole is Scenario else 10)
 
 
 def test_a_page_has_the_keys_of_its_section_and_no_key_twice(pages: dict[str, str]) -> None:
-    anchors = [anchor for text in pages.values() for anchor in re.findall(r"^\((key-[\w-]+)\)=$", text, re.MULTILINE)]
+    anchors = [
+        anchor
+        for text in pages.values()
+        for anchor in re.findall(r"^\((key-[\w-]+)\)=$", text, re.MULTILINE)
+    ]
     assert len({*anchors}) == len(anchors)
-    assert "(key-population-devices)=\n`devices`\n: a whole number, 1 or more" in pages["scenario/population"]
+    assert (
+        "(key-population-devices)=\n`devices`\n: a whole number, 1 or more"
+        in pages["scenario/population"]
+    )
     assert "`population.availability` = `renewal`" in pages["scenario/population"]
     assert "(key-study-seeds)=" in pages["study"]
 
@@ -73,12 +86,21 @@ def test_a_page_has_the_keys_of_its_section_and_no_key_twice(pages: dict[str, st
 def test_a_strategy_has_its_source_and_all_of_its_keys(kind: str, pages: dict[str, str]) -> None:
     page = pages[f"strategies/{kind}"]
     for key in keys_of(STRATEGIES.spec(kind)):
-        assert key.name == "kind" or (key.told and f"\n`{key.name}`\n: " in page), f"{kind}: {key.name}"
+        assert key.name == "kind" or (key.told and f"\n`{key.name}`\n: " in page), (
+            f"{kind}: {key.name}"
+        )
     about = page.partition("\n## Keys")[0]
-    assert kind == "local" or "Source" in about or "paper" in about or "](/generated/strategies/" in about
+    assert (
+        kind == "local"
+        or "Source" in about
+        or "paper" in about
+        or "](/generated/strategies/" in about
+    )
 
 
-def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: dict[str, str]) -> None:
+def test_kinds_verbs_columns_and_names_are_all_there(
+    made: ModuleType, pages: dict[str, str]
+) -> None:
     for title, entries in catalogue().items():
         for name, _ in entries:
             assert f"| `{name}` |" in pages["kinds"], title
@@ -87,7 +109,10 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
             assert f"\n## `{kind}`\n" in pages[f"parts/{page}"]
     for verb in main.commands:
         assert f"## `fedsim {verb}" in pages["command"]
-    for table, columns in [("events", schema.EVENTS), ("energy", schema.OF_METERS["energy.parquet"])]:
+    for table, columns in [
+        ("events", schema.EVENTS),
+        ("energy", schema.OF_METERS["energy.parquet"]),
+    ]:
         section = pages["tables"].split(f"## `{table}.parquet`")[1].partition("\n## ")[0]
         assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == columns.names
     for module, names in [("fedsim", fedsim.__all__), ("fedsim.plugin", plugin.__all__)]:
@@ -95,13 +120,20 @@ def test_kinds_verbs_columns_and_names_are_all_there(made: ModuleType, pages: di
 
 
 def test_the_page_of_the_summary_has_every_entry_of_one() -> None:
-    sections: dict[str, Any] = {"learning": "off", "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}, "costs": {}}
+    sections: dict[str, Any] = {
+        "learning": "off",
+        "strategy": {"clients_per_round": 2},
+        "stop": {"rounds": 1},
+        "costs": {},
+    }
     sections |= {
         "population": {"devices": 4, "speed": "100 samples/s"},
         "energy": {"compute": "2 W", "carbon": {"intensity": "300 g/kWh"}},
     }
     summary = fedsim.run(fedsim.Scenario(**sections)).summary
-    rows = [line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [
+        line for line in (DOCS / "summary.md").read_text().splitlines() if line.startswith("| `")
+    ]
     told = re.findall(r"`([\w.]+)`", "\n".join(line.split("|")[1] for line in rows))
     for name, value in summary.items():
         inner = [f"{name}.{key}" for key in value] if isinstance(value, dict) else [name]
@@ -114,18 +146,31 @@ GALLERY, NOTEBOOKS = (sorted((DOCS / folder).glob("*.py")) for folder in ("galle
 @pytest.mark.parametrize("path", [*GALLERY, *NOTEBOOKS], ids=lambda path: path.stem)
 def test_a_page_is_written_by_the_public_face(path: Path) -> None:
     nodes = [*ast.walk(ast.parse(path.read_text()))]
-    assert not [node for node in nodes if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsim")]
-    used = {node.attr for node in nodes if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fedsim"}
+    assert not [
+        node
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("fedsim")
+    ]
+    used = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "fedsim"
+    }
     assert used
     assert used <= set(fedsim.__all__)
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("name", ["first_run", "own_strategy"])  # docs/execute.py runs the study, too, which takes longer
-def test_notebooks_run_to_their_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# docs/execute.py runs the study, too, which takes longer
+@pytest.mark.parametrize("name", ["first_run", "own_strategy"])
+def test_notebooks_run_to_their_end(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
     monkeypatch.setattr(sys, "path", list(sys.path))
-    _, computing = module_at(DOCS / "execute.py").execute(DOCS / "notebooks" / f"{name}.py", tmp_path)
+    _, computing = module_at(DOCS / "execute.py").execute(
+        DOCS / "notebooks" / f"{name}.py", tmp_path
+    )
     assert computing < 60

@@ -1,4 +1,6 @@
-"""Power cuts: whatever a system has brought to the disk by then, what fedsim said is saved can be gone on with."""
+"""Power cuts: whatever a system has brought to the disk by then, what fedsim said is saved can
+be gone on with.
+"""
 
 import asyncio
 import json
@@ -23,11 +25,13 @@ Names = dict[str, int]
 
 
 class Disk:
-    """What of a folder would be left if the power went now: in the worst cases that the rules allow.
+    """What of a folder would be left if the power went now: in the worst cases that the rules
+    allow.
 
-    The content of a file is there as it was when the file was last synced, and before that it is empty. Of the names in a
-    folder those are there that it had when it was last synced; of what was done to them since, a system has carried out all
-    already, or nothing yet, or only the removals, or only the last.
+    The content of a file is there as it was when the file was last synced, and before that it is
+    empty. Of the names in a folder those are there that it had when it was last synced; of what was
+    done to them since, a system has carried out all already, or nothing yet, or only the removals,
+    or only the last.
 
     Args:
         folder: the folder, empty now.
@@ -35,7 +39,8 @@ class Disk:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._contents: dict[int, bytes] = {}  # of synced files, by the number that the system gave them
+        # of synced files, by the number that the system gave them
+        self._contents: dict[int, bytes] = {}
         self._names: dict[int, Names] = {folder.stat().st_ino: {}}  # likewise of folders
         self._kept: list[int] = []  # so that no number is given twice
 
@@ -49,8 +54,15 @@ class Disk:
             self._contents[number] = path.read_bytes()
 
     def images(self, place: Path) -> Iterator[Path]:
-        """What may be left, one after the other, in a folder ``place`` that is made again each time."""
-        for names in (self._as_synced, _names, self._without_what_was_removed, self._with_the_newest):
+        """What may be left, one after the other, in a folder ``place`` that is made again each
+        time.
+        """
+        for names in (
+            self._as_synced,
+            _names,
+            self._without_what_was_removed,
+            self._with_the_newest,
+        ):
             shutil.rmtree(place, ignore_errors=True)
             self._write(self._folder, self._folder.stat().st_ino, place, names)
             yield place
@@ -63,10 +75,14 @@ class Disk:
         return {name: number for name, number in self._as_synced(folder).items() if name in there}
 
     def _with_the_newest(self, folder: Path) -> Names:
-        newest = sorted(_names(folder).items(), key=lambda entry: (folder / entry[0]).lstat().st_ctime_ns)[-1:]
+        newest = sorted(
+            _names(folder).items(), key=lambda entry: (folder / entry[0]).lstat().st_ctime_ns
+        )[-1:]
         return self._as_synced(folder) | dict(newest)
 
-    def _write(self, folder: Path, number: int, place: Path, names: Callable[[Path], Names]) -> None:
+    def _write(
+        self, folder: Path, number: int, place: Path, names: Callable[[Path], Names]
+    ) -> None:
         place.mkdir()
         for name, inside in self._listed(folder, number, names).items():
             if inside in self._names or (folder / name).is_dir():
@@ -89,8 +105,12 @@ def _names(folder: Path) -> Names:
 
 
 @contextmanager
-def watched(folder: Path, before_each: Callable[[Disk], None], monkeypatch: pytest.MonkeyPatch) -> Iterator[Disk]:
-    """A disk with all that this process brings to it; ``before_each`` may look at it before each time."""
+def watched(
+    folder: Path, before_each: Callable[[Disk], None], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Disk]:
+    """A disk with all that this process brings to it; ``before_each`` may look at it before each
+    time.
+    """
     disk, sync = Disk(folder), os.fsync
 
     def fsync(descriptor: int) -> None:
@@ -106,13 +126,19 @@ def watched(folder: Path, before_each: Callable[[Disk], None], monkeypatch: pyte
             disk.close()
 
 
-SCENARIO: dict[str, Any] = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=8)
+SCENARIO: dict[str, Any] = eventful_world(
+    {"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=8
+)
 SCENARIO["checkpoint"] = {"rounds": 2}
 TOML = fedsim.Scenario(**SCENARIO).to_toml()
 
 
-def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before every sync, in each of the worst cases, the folder can be resumed from the save last told of, or is done."""
+def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before every sync, in each of the worst cases, the folder can be resumed from the save
+    last told of, or is done.
+    """
     cuts = Cuts(tmp_path / "disk", tmp_path / "cut")
     with watched(cuts.disk, cuts.look, monkeypatch) as disk:
         job = Job(fedsim.Scenario(**SCENARIO), cuts.disk / "a" / "run", Inline())
@@ -131,7 +157,9 @@ def test_a_power_cut_at_any_instant_leaves_what_was_said_to_be_saved(tmp_path: P
 
 
 class Cuts:
-    """Looks at what each power cut would leave of ``disk``, shown in ``place``; ``kept`` are some of these folders."""
+    """Looks at what each power cut would leave of ``disk``, shown in ``place``; ``kept`` are
+    some of these folders.
+    """
 
     def __init__(self, disk: Path, place: Path) -> None:
         disk.mkdir()
@@ -147,9 +175,17 @@ class Cuts:
         self.looks += bool(self.told)
         for image in disk.images(self.place) if self.told else ():
             state = is_whole(image / "a" / "run")
-            assert state == "done" or state >= self._rounds, f"look {self.looks}: {state}, but {self._rounds} rounds were saved"
+            assert state == "done" or state >= self._rounds, (
+                f"look {self.looks}: {state}, but {self._rounds} rounds were saved"
+            )
             if state != "done" and self.looks % 20 == 10 and len(self.kept) < 3:
-                self.kept.append(Path(shutil.copytree(image / "a" / "run", self.place.with_name(f"kept-{len(self.kept)}"))))
+                self.kept.append(
+                    Path(
+                        shutil.copytree(
+                            image / "a" / "run", self.place.with_name(f"kept-{len(self.kept)}")
+                        )
+                    )
+                )
 
 
 def is_whole(folder: Path) -> Any:
@@ -163,11 +199,16 @@ def is_whole(folder: Path) -> Any:
     recorder = tree["root"]["recorder"]
     for table, parts in recorder["parts"].items():
         for number, sha256 in enumerate(parts):
-            assert files.fingerprint(folder / f"{Path(table).stem}.part-{number:05d}.parquet") == sha256
+            assert (
+                files.fingerprint(folder / f"{Path(table).stem}.part-{number:05d}.parquet")
+                == sha256
+            )
     return len(recorder["rounds"])
 
 
-def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_the_old_one_or_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: set[str] = set()
 
     def look(disk: Disk) -> None:
@@ -186,12 +227,16 @@ def test_a_file_is_the_old_one_or_the_new_one(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("failing", ["write", "sync"])
-def test_what_could_not_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
+def test_what_could_not_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
     def fails(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     (tmp_path / "x.txt").write_text("old")
-    monkeypatch.setattr(*{"write": (Path, "write_text"), "sync": (files.os, "fsync")}[failing], fails)
+    monkeypatch.setattr(
+        *{"write": (Path, "write_text"), "sync": (files.os, "fsync")}[failing], fails
+    )
     with pytest.raises(OSError, match="No space"):
         files.write_text(tmp_path / "x.txt", "new")
     monkeypatch.undo()

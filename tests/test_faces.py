@@ -1,4 +1,6 @@
-"""Whatever a public docstring, signature or page points to is exported, and explained where an author looks for it."""
+"""Whatever a public docstring, signature or page points to is exported, and explained where an
+author looks for it.
+"""
 
 import ast
 import builtins
@@ -22,13 +24,17 @@ from fedsim.running.scenario import Scenario
 from tests.test_source import ROOT, SOURCES, tree_of
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-OTHERS = {"flower", "coming", "design"}  # pages about other frameworks' names, and about the insides
+# pages about other frameworks' names, and about the insides
+OTHERS = {"flower", "coming", "design"}
 PAGES = [
-    page for folder in (DOCS, DOCS / "howto", DOCS / "guide") for page in sorted(folder.glob("*.md")) if page.stem not in OTHERS
+    page
+    for folder in (DOCS, DOCS / "howto", DOCS / "guide")
+    for page in sorted(folder.glob("*.md"))
+    if page.stem not in OTHERS
 ]
-PUBLIC: dict[str, Any] = {name: getattr(face, name) for face in (fedsim, plugin) for name in face.__all__} | {
-    "StrategyContract": fedsim.testing.StrategyContract
-}
+PUBLIC: dict[str, Any] = {
+    name: getattr(face, name) for face in (fedsim, plugin) for name in face.__all__
+} | {"StrategyContract": fedsim.testing.StrategyContract}
 CLASSES = {name: value for name, value in PUBLIC.items() if inspect.isclass(value)}
 VARIABLES = {
     "server": "Server",
@@ -48,15 +54,23 @@ VARIABLES = {
 """The class of a variable by the name that pages and docstrings give it."""
 OF_OTHERS = (
     *("fedsim/flower/", "fedsim/lab/", "fedsim/clock/executors", "fedsim/common/"),
-    *("fedsim/learning/modules", "fedsim/learning/solvers/", "fedsim/toolbox/models/", "fedsim/toolbox/sources/", "analysis/"),
+    *(
+        "fedsim/learning/modules",
+        "fedsim/learning/solvers/",
+        "fedsim/toolbox/models/",
+        "fedsim/toolbox/sources/",
+        "analysis/",
+    ),
 )
 """Where objects are Flower's, the system's, pydantic's or torch's."""
 OF_PYTHON = {"__self__", "__qualname__", "sysconf_names", "lora", "rounds", "start", "beta2"}
 """Attributes of Python, and of built-in tables: no author's."""
 INSIDES = {
-    *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained"),  # of a ref, which says that nobody else looks inside
+    # of a ref, which says that nobody else looks inside
+    *("Applied", "Best", "Initial", "Loss", "Mixed", "Trained"),
     *("Dispatch", "Devices", "Environment", "Processes"),  # that the engine makes its objects with
-    *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),  # of the engine, passed on unseen
+    # of the engine, passed on unseen
+    *("Alarm", "Join", "Population", "Capacity", "Rooflines", "Augmentation"),
     *("Split", "TrainingSpec"),  # of built-in strategies and of the built-in trainer
 }
 """Classes in public signatures that authors of parts never hold."""
@@ -88,8 +102,12 @@ def hints(owner: Any, module: str) -> dict[str, Any]:
 def test_every_type_in_a_public_signature_is_exported() -> None:
     missing, seen = set(), 0
     for name, cls in CLASSES.items():
-        owners = [(name, cls), *((f"{name}.{each}", function) for each, function in functions_of(cls))]
-        for where, owner in owners[issubclass(cls, plugin.Spec) :]:  # keys of a table are on the scenario's pages
+        owners = [
+            (name, cls),
+            *((f"{name}.{each}", function) for each, function in functions_of(cls)),
+        ]
+        # keys of a table are on the scenario's pages
+        for where, owner in owners[issubclass(cls, plugin.Spec) :]:
             for key, annotation in hints(owner, cls.__module__).items():
                 for found in () if key.startswith("_") else fedsim_types(annotation):
                     seen += 1
@@ -105,9 +123,13 @@ def members_of(cls: type) -> set[str]:
 
 
 def is_explained(cls: type, member: str) -> bool:
-    """Whether a class or one of its bases has a text for a member: a docstring, an entry of Attributes, or a literal behind."""
+    """Whether a class or one of its bases has a text for a member: a docstring, an entry of
+    Attributes, or a literal behind.
+    """
     texts = [
-        inspect.getdoc(vars(base).get(member)) for base in cls.__mro__ if member in vars(base) and is_code(vars(base)[member])
+        inspect.getdoc(vars(base).get(member))
+        for base in cls.__mro__
+        if member in vars(base) and is_code(vars(base)[member])
     ]
     return any(texts) or any(member in told_of(base) for base in cls.__mro__)
 
@@ -130,14 +152,22 @@ def test_every_member_of_an_exported_class_is_explained() -> None:
 @cache
 def keys() -> set[str]:
     """Keys of a scenario's tables, such as ``world.processes``."""
-    specs = [(name, spec) for name, field in Scenario.model_fields.items() for spec in specs_of(field).values()]
+    specs = [
+        (name, spec)
+        for name, field in Scenario.model_fields.items()
+        for spec in specs_of(field).values()
+    ]
     return {f"{name}.{key}" for name, spec in specs for key in spec.model_fields}
 
 
 def names_in(text: str) -> Iterator[tuple[str, str]]:
-    """Names of classes, and members of classes and of known variables, in the code spans of a text."""
+    """Names of classes, and members of classes and of known variables, in the code spans of a
+    text.
+    """
     for span in re.findall(r"``([^`\n]+)``", text) + re.findall(r"(?<!`)`([^`\n]+)`(?!`)", text):
-        for path in re.findall(r"(?<![\w./:\"'~-])([A-Za-z_]\w*(?:\.[a-z_]\w*)*)\b(?![\w/:\"'-])", span):
+        for path in re.findall(
+            r"(?<![\w./:\"'~-])([A-Za-z_]\w*(?:\.[a-z_]\w*)*)\b(?![\w/:\"'-])", span
+        ):
             head, _, member = path.rpartition(".")
             if re.fullmatch(r"[A-Z][a-z]\w*", path.partition(".")[0]):
                 yield path.partition(".")[0], path.partition(".")[2]
@@ -148,7 +178,12 @@ def names_in(text: str) -> Iterator[tuple[str, str]]:
 @cache
 def defined() -> set[str]:
     """Names of the classes of the package."""
-    return {node.name for path in SOURCES for node in ast.walk(tree_of(path)) if isinstance(node, ast.ClassDef)}
+    return {
+        node.name
+        for path in SOURCES
+        for node in ast.walk(tree_of(path))
+        if isinstance(node, ast.ClassDef)
+    }
 
 
 def resolves(name: str, member: str, inside: Any) -> bool:
@@ -184,16 +219,26 @@ def test_every_name_in_a_public_docstring_is_exported_and_explained() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_every_name_on_a_page_is_exported_and_explained(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    lost = {f"{name}.{member}" for name, member in names_in(text) if not resolves(name, member, None)}
+    text = re.sub(
+        r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL
+    )
+    lost = {
+        f"{name}.{member}" for name, member in names_in(text) if not resolves(name, member, None)
+    }
     assert lost == set()
 
 
 def asked_for() -> Iterator[tuple[str, str]]:
-    """Each attribute of some object that the code asks for by a literal name, with a default: file and name."""
+    """Each attribute of some object that the code asks for by a literal name, with a default:
+    file and name.
+    """
     for path in SOURCES:
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id in ("getattr", "hasattr")
+            ):
                 optional = node.func.id == "hasattr" or len(node.args) == 3
                 name = node.args[1]
                 if optional and isinstance(name, ast.Constant):
@@ -203,10 +248,16 @@ def asked_for() -> Iterator[tuple[str, str]]:
 def test_no_hook_is_asked_for_without_a_page_that_names_it() -> None:
     pages = "\n".join(path.read_text(encoding="utf-8") for path in (DOCS / "howto").glob("*.md"))
     found = {name for path, name in asked_for() if not path.startswith(OF_OTHERS)}
-    hooks = {name for name in found - OF_PYTHON if not name.startswith("__")}  # those are Python's own
+    # those are Python's own
+    hooks = {name for name in found - OF_PYTHON if not name.startswith("__")}
     assert {name for name in hooks if not re.search(rf"`[^`]*\b{name}\b[^`]*`", pages)} == set()
 
 
 def test_it_would_be_seen() -> None:
-    for text in ("``Server.no_such``", "`server.clients.no_such(3)`", "`Dispatch`", "`Ref.no_such`"):
+    for text in (
+        "``Server.no_such``",
+        "`server.clients.no_such(3)`",
+        "`Dispatch`",
+        "`Ref.no_such`",
+    ):
         assert [each for each in names_in(text) if not resolves(*each, None)], text

@@ -1,6 +1,8 @@
-"""Hostile text: no pattern takes time that grows with the square of its input, and every reader opens files by one guard.
+"""Hostile text: no pattern takes time that grows with the square of its input, and every reader
+opens files by one guard.
 
-What might hang is tried in a child process whose processor time has a limit, which no load of the machine changes.
+What might hang is tried in a child process whose processor time has a limit, which no load of
+the machine changes.
 """
 
 import ast
@@ -21,13 +23,17 @@ from tests.test_source import ROOT, SOURCES, tree_of
 
 PATTERN_CALLS = {"compile", "match", "fullmatch", "search", "sub", "findall", "finditer", "split"}
 SEARCHING = {"search", "sub", "findall", "finditer", "split"}
-LENGTH = 100_000  # a square of so many steps is many seconds of work; what is linear takes a millisecond
-MOST_CPU_S = 10  # for all texts of a pattern, which take a tenth of a second; a quadratic pattern takes minutes
+# a square of so many steps is many seconds of work; what is linear takes a millisecond
+LENGTH = 100_000
+# for all texts of a pattern, which take a tenth of a second; a quadratic pattern takes minutes
+MOST_CPU_S = 10
 USUAL = "0aAeE_.-+/: \t\n\x00é"
 
 
 class Pattern:
-    """A pattern of the source: where it is used, its text and flags, and whether it is sought at every place."""
+    """A pattern of the source: where it is used, its text and flags, and whether it is sought at
+    every place.
+    """
 
     def __init__(self, place: str, text: str, flags: int, uses: set[str]) -> None:
         self.place = place
@@ -46,10 +52,18 @@ def _patterns_of(path: Path) -> Iterator[Pattern]:
     for node in ast.walk(tree):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
             continue
-        if isinstance(node.func.value, ast.Name) and node.func.value.id == "re" and node.func.attr in PATTERN_CALLS:
+        if (
+            isinstance(node.func.value, ast.Name)
+            and node.func.value.id == "re"
+            and node.func.attr in PATTERN_CALLS
+        ):
             text = _text_of(node.args[0], constants)
-            assert text is not None, f"{name}:{node.lineno}: the pattern is no text that can be read here"
-            flags = sum(int(getattr(re, word)) for word in re.findall(r"re\.([A-Z]+)\b", ast.unparse(node)))
+            assert text is not None, (
+                f"{name}:{node.lineno}: the pattern is no text that can be read here"
+            )
+            flags = sum(
+                int(getattr(re, word)) for word in re.findall(r"re\.([A-Z]+)\b", ast.unparse(node))
+            )
             uses = {node.func.attr} if node.func.attr != "compile" else _uses_of(tree, node)
             yield Pattern(f"{name}:{node.lineno}", text, flags, uses)
 
@@ -65,30 +79,41 @@ def _texts(tree: ast.Module) -> dict[str, str]:
 
 
 def _text_of(node: ast.expr, constants: dict[str, str]) -> str | None:
-    """The text of a literal, or of an f-string whose parts are constants of the module; what is not known becomes ``x``."""
+    """The text of a literal, or of an f-string whose parts are constants of the module; what is
+    not known becomes ``x``.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.Name):
         return constants.get(node.id)
     if isinstance(node, ast.JoinedStr):
         parts = [
-            part.value if isinstance(part, ast.Constant) else constants.get(ast.unparse(part)[1:-1]) for part in node.values
+            part.value if isinstance(part, ast.Constant) else constants.get(ast.unparse(part)[1:-1])
+            for part in node.values
         ]
         return "".join("x" if part is None else str(part) for part in parts)
     return None
 
 
 def _uses_of(tree: ast.Module, compiled: ast.Call) -> set[str]:
-    """The methods by which a module uses a compiled pattern; all of them where that cannot be seen."""
+    """The methods by which a module uses a compiled pattern; all of them where that cannot be
+    seen.
+    """
     for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and node.value is compiled and isinstance(node.targets[0], ast.Name):
+        if (
+            isinstance(node, ast.Assign)
+            and node.value is compiled
+            and isinstance(node.targets[0], ast.Name)
+        ):
             used = re.findall(rf"\b{node.targets[0].id}\.(\w+)\(", ast.unparse(tree))
             return {*used} or SEARCHING
     return SEARCHING
 
 
 def hostile(pattern: Pattern) -> Iterator[str]:
-    """One character many times, and near-misses: texts that match, of which some piece is repeated and the end is spoiled."""
+    """One character many times, and near-misses: texts that match, of which some piece is
+    repeated and the end is spoiled.
+    """
     for character in sorted({*USUAL, *pattern.text}):
         yield character * LENGTH
     examples = _examples(pattern)
@@ -147,11 +172,17 @@ def _member(value: Any, turn: int) -> str:
     code, item = value[turn % len(value)]
     if str(code) == "RANGE":
         return chr(item[0])
-    return chr(item) if str(code) == "LITERAL" else {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}.get(str(item), "a")
+    return (
+        chr(item)
+        if str(code) == "LITERAL"
+        else {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " "}.get(str(item), "a")
+    )
 
 
 def try_out(tried: list[Pattern], most_cpu_s: int = MOST_CPU_S) -> None:
-    """Give each pattern its hostile texts; prints each pattern before, and at the end how many texts there were."""
+    """Give each pattern its hostile texts; prints each pattern before, and at the end how many
+    texts there were.
+    """
     count = 0
     for pattern in tried:
         print(f"{pattern.place}: {pattern.text}", flush=True)
@@ -167,8 +198,13 @@ def try_out(tried: list[Pattern], most_cpu_s: int = MOST_CPU_S) -> None:
 
 
 def tried_in_a_child(patterns_to_try: str) -> subprocess.CompletedProcess[str]:
-    code = f"from tests.test_hostile_text import Pattern, patterns, try_out; try_out({patterns_to_try})"
-    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    code = (
+        "from tests.test_hostile_text import Pattern, patterns, try_out; "
+        f"try_out({patterns_to_try})"
+    )
+    return subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
 
 
 def test_no_pattern_takes_quadratic_time() -> None:
@@ -212,7 +248,18 @@ def test_long_names_are_not_compared() -> None:
 
 GUARDS = {"regular", "read_bytes", "read_text", "open_file", "read_json", "read_toml"}
 OPENERS = {
-    *("open", "read_text", "read_bytes", "fromfile", "load_file", "safe_open", "imread", "loadtxt", "genfromtxt", "memmap"),
+    *(
+        "open",
+        "read_text",
+        "read_bytes",
+        "fromfile",
+        "load_file",
+        "safe_open",
+        "imread",
+        "loadtxt",
+        "genfromtxt",
+        "memmap",
+    ),
     *(
         "ParquetFile",
         "read_table",
@@ -226,7 +273,8 @@ OPENERS = {
     ),
 }
 NOT_BY_A_PATH = {
-    "resources.files('fedsim.analysis.report').joinpath('assets', name).read_text(encoding='utf-8')": "a file of the package",
+    "resources.files('fedsim.analysis.report').joinpath('assets', "
+    "name).read_text(encoding='utf-8')": "a file of the package",
     "np.loadtxt(lines, delimiter=',', dtype=np.uint8)": "lines of a file that is open",
     "beside.open('wb')": "writes",
     "beside.open('w', encoding='utf-8')": "writes",
@@ -244,11 +292,17 @@ NOT_BY_A_PATH = {
 
 
 def unguarded(tree: ast.Module) -> list[str]:
-    """Calls that open a path which no guard has seen: the path is no call of a guard, and nothing writes."""
+    """Calls that open a path which no guard has seen: the path is no call of a guard, and
+    nothing writes.
+    """
     found = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            name = (
+                node.func.attr
+                if isinstance(node.func, ast.Attribute)
+                else getattr(node.func, "id", "")
+            )
             written = ast.unparse(node)
             is_load = written.startswith("np.load(")
             is_guard = isinstance(node.func, ast.Name) and name in GUARDS
@@ -258,12 +312,24 @@ def unguarded(tree: ast.Module) -> list[str]:
 
 
 def test_no_reader_opens_a_path_by_itself() -> None:
-    calls = {call: path.name for path in SOURCES if path.name != "files.py" for call in unguarded(tree_of(path))}
+    calls = {
+        call: path.name
+        for path in SOURCES
+        if path.name != "files.py"
+        for call in unguarded(tree_of(path))
+    }
     others = {call: name for call, name in calls.items() if call not in NOT_BY_A_PATH}
     assert others == {}
 
 
 def test_a_reader_by_itself_would_be_seen() -> None:
-    alone = ["path.read_text()", "open(path)", "pd.read_csv(path)", "np.load(path)", "pq.ParquetFile(path)", "path.open('rb')"]
+    alone = [
+        "path.read_text()",
+        "open(path)",
+        "pd.read_csv(path)",
+        "np.load(path)",
+        "pq.ParquetFile(path)",
+        "path.open('rb')",
+    ]
     assert all(unguarded(ast.parse(source)) for source in alone)
     assert not unguarded(ast.parse("np.load(regular(path)); read_text(path); open_file(path)"))

@@ -1,4 +1,6 @@
-"""The files of the house say the same as the code: versions, links, the glossary, and the page of parts."""
+"""The files of the house say the same as the code: versions, links, the glossary, and the page
+of parts.
+"""
 
 import re
 import tomllib
@@ -18,9 +20,14 @@ from fedsim.strategies.parts.server import OPTIMISERS
 
 ROOT = Path(__file__).resolve().parents[1]
 NEVER = re.compile(
-    r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\b|thrown[ -]away|(?<!HF_HUB_)offline(?![\"-])", re.IGNORECASE
+    r"instrument|\bcompany\b|manieth|slips? of the pen|\bin vain\b|thrown[ "
+    r"-]away|(?<!HF_HUB_)offline(?![\"-])",
+    re.IGNORECASE,
 )
-"""Words that have another in the glossary, or that nobody needs. W&B has a mode "offline", and folders offline-run-*."""
+"""Words that have another in the glossary, or that nobody needs.
+
+W&B has a mode "offline", and folders offline-run-*.
+"""
 
 
 def text(name: str) -> str:
@@ -39,16 +46,30 @@ def test_one_version_and_one_license() -> None:
 
 def test_every_column_of_every_table_has_a_line_and_no_other_has() -> None:
     told = re.findall(
-        r"^\| (events|transfers|rounds|devices|availability|energy) \| (.*?) \|", text("docs/glossary.md"), re.MULTILINE
+        r"^\| (events|transfers|rounds|devices|availability|energy) \| (.*?) \|",
+        text("docs/glossary.md"),
+        re.MULTILINE,
     )
     columns = [(table, column) for table, names in told for column in re.findall(r"`(\w+)`", names)]
-    tables = {"events": schema.EVENTS, "transfers": schema.TRANSFERS, "rounds": schema.ROUNDS, "devices": schema.DEVICES}
+    tables = {
+        "events": schema.EVENTS,
+        "transfers": schema.TRANSFERS,
+        "rounds": schema.ROUNDS,
+        "devices": schema.DEVICES,
+    }
     tables |= {"availability": schema.AVAILABILITY, "energy": schema.OF_METERS["energy.parquet"]}
-    assert sorted(columns) == sorted((table, name) for table, made in tables.items() for name in made.names)
+    assert sorted(columns) == sorted(
+        (table, name) for table, made in tables.items() for name in made.names
+    )
 
 
 def test_words_that_have_a_better_one_are_not_used() -> None:
-    paths = [path for folder in ("fedsim", "analysis") for kind in ("*.py", "*.js") for path in (ROOT / folder).rglob(kind)]
+    paths = [
+        path
+        for folder in ("fedsim", "analysis")
+        for kind in ("*.py", "*.js")
+        for path in (ROOT / folder).rglob(kind)
+    ]
     assert len(paths) > 150
     for path in [*paths, ROOT / "README.md"]:
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -57,22 +78,36 @@ def test_words_that_have_a_better_one_are_not_used() -> None:
 
 
 def keys(family: Registry, kind: str) -> str:
-    """The keys of a kind and their defaults, as TOML says them; a key alone has none, or stands for nothing."""
+    """The keys of a kind and their defaults, as TOML says them; a key alone has none, or stands
+    for nothing.
+    """
     shown = []
     for name, field in family.spec(kind).model_fields.items():
         value = None if field.is_required() else field.default
         written = f'"{value}"' if isinstance(value, str) else str(value).lower()
-        shown += [] if name == "kind" else [f"`{name}`" if value is None else f"`{name} = {written}`"]
+        shown += (
+            [] if name == "kind" else [f"`{name}`" if value is None else f"`{name} = {written}`"]
+        )
     return ", ".join(shown)
 
 
-@pytest.mark.parametrize("family", [OPTIMISERS, AGGREGATIONS, CODECS, ATTACKS], ids=lambda family: family.called)
+@pytest.mark.parametrize(
+    "family", [OPTIMISERS, AGGREGATIONS, CODECS, ATTACKS], ids=lambda family: family.called
+)
 def test_the_page_says_what_the_models_say(family: Registry) -> None:
-    section = text("docs/parts.md").split(f"\n## {family.called.capitalize()}")[1].partition("\n## ")[0]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if line.startswith("| `")]
+    section = (
+        text("docs/parts.md").split(f"\n## {family.called.capitalize()}")[1].partition("\n## ")[0]
+    )
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in section.splitlines()
+        if line.startswith("| `")
+    ]
     assert all(source for _, _, source, _ in rows)
     found = [(kind, title, said) for kind, title, _, said in rows]
-    assert found == [(f"`{kind}`", title, keys(family, kind)) for kind, title in family.titles.items()]
+    assert found == [
+        (f"`{kind}`", title, keys(family, kind)) for kind, title in family.titles.items()
+    ]
 
 
 TEXTS = [
@@ -84,15 +119,27 @@ UNPUBLISHED = "once fedsim is published"
 
 def installs() -> list[tuple[str, str]]:
     """Each line that tells how to install something, with its place."""
-    paths = [path for path in TEXTS if path.suffix in (".md", ".py", ".toml", ".txt", ".html", ".js", "") and path.is_file()]
-    lines = [
-        (f"{path.relative_to(ROOT)}:{at}", line) for path in paths for at, line in enumerate(path.read_text().splitlines(), 1)
+    paths = [
+        path
+        for path in TEXTS
+        if path.suffix in (".md", ".py", ".toml", ".txt", ".html", ".js", "") and path.is_file()
     ]
-    return [(place, line) for place, line in lines if re.search(r"pip3? install|install '", line) and "generated" not in place]
+    lines = [
+        (f"{path.relative_to(ROOT)}:{at}", line)
+        for path in paths
+        for at, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+    return [
+        (place, line)
+        for place, line in lines
+        if re.search(r"pip3? install|install '", line) and "generated" not in place
+    ]
 
 
 def test_nothing_is_to_be_installed_that_is_not_there() -> None:
-    """The distribution is in no public index; what is built or cloned is, and so are the packages that it needs."""
+    """The distribution is in no public index; what is built or cloned is, and so are the
+    packages that it needs.
+    """
     project = tomllib.loads(text("pyproject.toml"))["project"]
     extras = project["optional-dependencies"]
     needed = [*project["dependencies"], *(one for of in extras.values() for one in of)]

@@ -1,4 +1,6 @@
-"""A part of each family, written from the docs alone: alone, all together, and registered by an installed package."""
+"""A part of each family, written from the docs alone: alone, all together, and registered by an
+installed package.
+"""
 
 import json
 import subprocess
@@ -18,7 +20,10 @@ from tests import outside_parts
 HERE = "tests.outside_parts:"
 WORLD: dict[str, Any] = {
     "population": {"devices": 9, "speed": "60 samples/s", "jitter": 0.2},
-    "network": {"kind": "star", "device": {"down": "1 Mbit/s", "up": "200 kbit/s", "latency": "40 ms"}},
+    "network": {
+        "kind": "star",
+        "device": {"down": "1 Mbit/s", "up": "200 kbit/s", "latency": "40 ms"},
+    },
     "strategy": {"kind": "fedavg", "clients_per_round": 6},
     "stop": {"rounds": 2, "simulated_time": "1 h"},
 }
@@ -35,13 +40,17 @@ PARTS: dict[str, dict[str, Any]] = {
     "partition": {"data.partition": "Alternating"},
     "shift": {"drift": {"kind": "Rotate", "at": {"rounds": [1]}}},
     "availability": {"population.availability": {"kind": "Blinking", "phase": "20 s"}},
-    "distribution": {"population.speed": {"kind": "Steps", "slowest": "20 samples/s", "step": "5 samples/s"}},
+    "distribution": {
+        "population.speed": {"kind": "Steps", "slowest": "20 samples/s", "step": "5 samples/s"}
+    },
     "network": {"network.kind": "MastsSpec", "network.masts": 3, "network.rate": "2 Mbit/s"},
     "protocol": {"network.protocol": "Padded"},
     "process_of_the_world": {"world.processes": [{"kind": "Beacon", "device": 3, "every": "2 s"}]},
     "meter": {"meters": [{"kind": "Trips", "least": "10 B"}]},
 }
-"""Entry point group without ``fedsim.`` -> the keys of a scenario that use a part of it, by the name of its class."""
+"""Entry point group without ``fedsim.`` -> the keys of a scenario that use a part of it, by the
+name of its class.
+"""
 TOGETHER = [group for group in PARTS if group != "strategy"]
 
 
@@ -67,7 +76,9 @@ def world(*groups: str, name: Any = lambda part: f"{HERE}{part}") -> dict[str, A
     return sections
 
 
-@pytest.mark.parametrize("group", ["strategy", *(pytest.param(group, marks=pytest.mark.long) for group in TOGETHER)])
+@pytest.mark.parametrize(
+    "group", ["strategy", *(pytest.param(group, marks=pytest.mark.long) for group in TOGETHER)]
+)
 def test_a_part_alone(group: str, tmp_path: Path) -> None:
     summary = run(world(group), tmp_path / "run")
     assert (summary["status"], summary["rounds"]) == ("done", 2)
@@ -96,7 +107,9 @@ RING = PARTS["strategy"]["strategy"] | {"kind": f"{HERE}Ring"}
 
 @pytest.mark.long
 class TestRing(StrategyContract):
-    """A strategy from ``Strategy`` alone, which probes, reports losses and never records an aggregation itself."""
+    """A strategy from ``Strategy`` alone, which probes, reports losses and never records an
+    aggregation itself.
+    """
 
     strategy: ClassVar[dict[str, Any]] = RING
 
@@ -114,7 +127,11 @@ def groups() -> set[str]:
         for value in vars(module).values()
         if isinstance(value, Registry)
     ]
-    return {registry.group.removeprefix("fedsim.") for registry in registries if registry.group is not None}
+    return {
+        registry.group.removeprefix("fedsim.")
+        for registry in registries
+        if registry.group is not None
+    }
 
 
 def test_every_group_is_tried() -> None:
@@ -123,7 +140,9 @@ def test_every_group_is_tried() -> None:
 
 
 def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> None:
-    """Built by setuptools, which checks the names of groups, and installed as pip does; each kind is then used by name."""
+    """Built by setuptools, which checks the names of groups, and installed as pip does; each
+    kind is then used by name.
+    """
     setuptools = pytest.importorskip("setuptools")
     assert setuptools is not None
     source = tmp_path / "source"
@@ -131,11 +150,13 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
     (source / "outsiders.py").write_text(Path(outside_parts.__file__).read_text())
     points = {group: next(part for part in _classes(PARTS[group])) for group in PARTS}
     lines = [
-        f'[project.entry-points."fedsim.{group}"]\n{part.lower()} = "outsiders:{part}"\n' for group, part in points.items()
+        f'[project.entry-points."fedsim.{group}"]\n{part.lower()} = "outsiders:{part}"\n'
+        for group, part in points.items()
     ]
     (source / "pyproject.toml").write_text(
         '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n\n'
-        '[project]\nname = "outsiders"\nversion = "1"\n\n[tool.setuptools]\npy-modules = ["outsiders"]\n\n' + "\n".join(lines)
+        '[project]\nname = "outsiders"\nversion = "1"\n\n[tool.setuptools]\npy-modules = '
+        '["outsiders"]\n\n' + "\n".join(lines)
     )
     target = tmp_path / "installed"
     build = textwrap.dedent("""
@@ -168,7 +189,12 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
         print("outsiders" in sys.modules)
     """)
     done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(target)!r})\n{use}", json.dumps(sections)],
+        [
+            sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(target)!r})\n{use}",
+            json.dumps(sections),
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -178,8 +204,14 @@ def test_an_installed_package_registers_a_part_in_each_group(tmp_path: Path) -> 
 
 
 def _classes(keys: Any) -> list[str]:
-    values = list(keys.values()) if isinstance(keys, dict) else keys if isinstance(keys, list) else []
-    here = [keys] if isinstance(keys, str) and isinstance(getattr(outside_parts, keys, None), type) else []
+    values = (
+        list(keys.values()) if isinstance(keys, dict) else keys if isinstance(keys, list) else []
+    )
+    here = (
+        [keys]
+        if isinstance(keys, str) and isinstance(getattr(outside_parts, keys, None), type)
+        else []
+    )
     return here + [part for value in values for part in _classes(value)]
 
 
@@ -187,5 +219,9 @@ def test_they_are_written_with_public_names_alone() -> None:
     text = Path(outside_parts.__file__).read_text()
     assert "from fedsim import plugin as fed" in text
     assert "import fedsim" not in text.replace("from fedsim import plugin as fed", "")
-    used = {name.partition(".")[2] for name in text.split() if name.startswith("fed.") and name[4:5].isupper()}
+    used = {
+        name.partition(".")[2]
+        for name in text.split()
+        if name.startswith("fed.") and name[4:5].isupper()
+    }
     assert {name for name in used if name.isidentifier()} <= set(plugin.__all__)

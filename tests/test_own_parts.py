@@ -24,17 +24,28 @@ from tests import own_parts
 from tests.benchmarks.kills import kill
 from tests.calls import call
 
-OWN: dict[str, Any] = {"kind": "tests.own_parts:Proud", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"}
+OWN: dict[str, Any] = {
+    "kind": "tests.own_parts:Proud",
+    "clients_per_round": 5,
+    "local_epochs": 2,
+    "deadline": "30 s",
+}
 OWN |= {"boldness": 0.1, "selection": {"kind": "tests.own_parts:Slowest", "patience": 3.0}}
 SECTIONS: dict[str, Any] = {
-    "data": {"source": {"kind": "tests.own_parts:Rings", "classes": 3}, "partition": {"kind": "dirichlet", "alpha": 1.0}},
+    "data": {
+        "source": {"kind": "tests.own_parts:Rings", "classes": 3},
+        "partition": {"kind": "dirichlet", "alpha": 1.0},
+    },
     "messages": {"up": "tests.own_parts:Half", "down": "tests.own_parts:Half"},
 }
 HERE = "tests.own_parts:"
 EXECUTORS = [
     "threads",
     pytest.param(
-        "ray", marks=pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
+        "ray",
+        marks=pytest.mark.skipif(
+            find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+        ),
     ),
 ]
 
@@ -74,9 +85,21 @@ def write(folder: Path, sections: Mapping[str, Any], name: str = "scenario.toml"
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        ("Clumsy", r"AttributeError: 'Ref' object has no attribute 'no_such_thing', in own_parts.py, line \d+"),
-        ("Unfinished", r"fedsim: Unfinished \(own_parts.py, line \d+\) has no 'receive', which it has to have \(--debug"),
-        ("Mute", r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers, Opaque and Header"),
+        (
+            "Clumsy",
+            r"AttributeError: 'Ref' object has no attribute 'no_such_thing', in own_parts.py, "
+            r"line \d+",
+        ),
+        (
+            "Unfinished",
+            r"fedsim: Unfinished \(own_parts.py, line \d+\) has no 'receive', which it has to "
+            r"have \(--debug",
+        ),
+        (
+            "Mute",
+            r"the content 'model' of a message is a dict; allowed are refs, Partial, numbers, "
+            r"Opaque and Header",
+        ),
     ],
 )
 def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says: str) -> None:
@@ -88,7 +111,9 @@ def test_a_mistake_in_it_is_named_with_its_place(tmp_path: Path, kind: str, says
 
 
 def ran(strategy: dict[str, Any] | str, **population: Any) -> dict[str, Any]:
-    return run({"population": {"devices": 20} | population, "strategy": strategy, "stop": {"rounds": 2}})
+    return run(
+        {"population": {"devices": 20} | population, "strategy": strategy, "stop": {"rounds": 2}}
+    )
 
 
 class TestWhatAPartOfOnesOwnMustNotDo:
@@ -96,21 +121,41 @@ class TestWhatAPartOfOnesOwnMustNotDo:
     @pytest.mark.parametrize(
         ("chosen", "why"),
         [
-            *(([10**6], "device 1000000;"), ([-1], "device -1;"), (["a"], "device 'a';"), ([2, 2], "device 2 twice;")),
+            *(
+                ([10**6], "device 1000000;"),
+                ([-1], "device -1;"),
+                (["a"], "device 'a';"),
+                ([2, 2], "device 2 twice;"),
+            ),
             ([*range(20)], r"device \d+, which is not there or is busy;"),
         ],
     )
     def test_choose_what_cannot_be_asked(self, kind: str, chosen: list[Any], why: str) -> None:
-        away = {"availability": {"kind": "renewal", "mean_on": "1 s", "mean_off": "1 h"}} if len(chosen) == 20 else {}
-        with pytest.raises(SimulationError, match=rf"Wrong\.select \(own_parts\.py, line \d+\) has chosen {why} allowed"):
-            ran({"kind": kind, "selection": {"kind": "tests.own_parts:Wrong", "chosen": chosen}}, **away)
+        away = (
+            {"availability": {"kind": "renewal", "mean_on": "1 s", "mean_off": "1 h"}}
+            if len(chosen) == 20
+            else {}
+        )
+        with pytest.raises(
+            SimulationError,
+            match=rf"Wrong\.select \(own_parts\.py, line \d+\) has chosen {why} allowed",
+        ):
+            ran(
+                {"kind": kind, "selection": {"kind": "tests.own_parts:Wrong", "chosen": chosen}},
+                **away,
+            )
 
     @pytest.mark.parametrize(
         ("kind", "hook", "says"),
         [
             ("Misread", "asks", r"is 'def asks\(self\)'; it must be a property"),
             ("Hasty", "choose", r"is 'def choose\((.*)\)'; it must be 'async def choose\(\1\)'"),
-            ("Narrow", "select", r"is 'def select\(self, server, count\)'; it must be 'def select\(self, server, state"),
+            (
+                "Narrow",
+                "select",
+                r"is 'def select\(self, server, count\)'; it must be 'def select\(self, "
+                r"server, state",
+            ),
             ("Timely", "reply", r"is 'async def reply\((.*)\)'; it must be 'def reply\(\1\)'"),
         ],
     )
@@ -126,20 +171,33 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             class Keyed(own_parts.Slowest):
                 asks: bool = True  # type: ignore[assignment, misc]
 
-        with pytest.raises(ScenarioError, match=r"Keyed.asks \(test_own_parts.py, line \d+\) is a key; it must be a property"):
+        with pytest.raises(
+            ScenarioError,
+            match=r"Keyed.asks \(test_own_parts.py, line \d+\) is a key; it must be a property",
+        ):
             refuse_wrong_hooks(Keyed, "kind")
 
     @pytest.mark.parametrize(
         ("annotation", "says"),
         [
-            (float, r"is a key of type float; the inherited key holds int: repeat its type, or choose another name"),
+            (
+                float,
+                r"is a key of type float; the inherited key holds int: repeat its type, or "
+                r"choose another name",
+            ),
             (int | str, r"is a key of type int \| str; the inherited key holds int"),
             (bool, r"is a key of type bool; the inherited key holds int"),
             (list[int], r"is a key of type list\[int\]; the inherited key holds int"),
         ],
     )
-    def test_have_a_key_of_another_type_than_the_inherited_one(self, annotation: Any, says: str) -> None:
-        retyped = type("Retyped", (FedAvg.Params,), {"__annotations__": {"local_epochs": annotation}, "__module__": __name__})
+    def test_have_a_key_of_another_type_than_the_inherited_one(
+        self, annotation: Any, says: str
+    ) -> None:
+        retyped = type(
+            "Retyped",
+            (FedAvg.Params,),
+            {"__annotations__": {"local_epochs": annotation}, "__module__": __name__},
+        )
         own = type("Own", (FedAvg,), {"Params": retyped, "__module__": __name__})
         with pytest.raises(ScenarioError, match=rf"kind: Retyped.local_epochs.* {says}"):
             refuse_wrong_hooks(own, "kind")
@@ -147,8 +205,12 @@ class TestWhatAPartOfOnesOwnMustNotDo:
     @pytest.mark.parametrize("annotation", [int, Annotated[int, Field(ge=2)], Literal[1, 2], None])
     def test_may_narrow_an_inherited_key(self, annotation: Any) -> None:
         annotations = {"local_epochs": annotation}
-        narrowed = type("Narrowed", (FedAvg.Params,), {"__annotations__": annotations, "__module__": __name__})
-        refuse_wrong_hooks(type("Own", (FedAvg,), {"Params": narrowed, "__module__": __name__}), "kind")
+        narrowed = type(
+            "Narrowed", (FedAvg.Params,), {"__annotations__": annotations, "__module__": __name__}
+        )
+        refuse_wrong_hooks(
+            type("Own", (FedAvg,), {"Params": narrowed, "__module__": __name__}), "kind"
+        )
 
     def test_choose_nothing_at_all(self) -> None:
         says = r"Silent\.select \(own_parts\.py, line \d+\) returns None; allowed is a list"
@@ -156,10 +218,14 @@ class TestWhatAPartOfOnesOwnMustNotDo:
             ran({"kind": "fedavg", "selection": "tests.own_parts:Silent"})
 
     def test_wait_for_real_time(self) -> None:
-        with pytest.raises(SimulationError, match="a handler waits for something that is no value") as caught:
+        with pytest.raises(
+            SimulationError, match="a handler waits for something that is no value"
+        ) as caught:
             ran("tests.own_parts:Sleepy")
         frames = traceback.extract_tb(caught.value.__traceback__)
-        assert "sleep(0.01)" in str(next(frame.line for frame in frames if frame.filename == own_parts.__file__))
+        assert "sleep(0.01)" in str(
+            next(frame.line for frame in frames if frame.filename == own_parts.__file__)
+        )
 
     def test_make_models_of_what_is_no_number(self) -> None:
         summary = ran("tests.own_parts:NoNumber")
@@ -169,14 +235,24 @@ class TestWhatAPartOfOnesOwnMustNotDo:
 
 
 def test_a_selection_sees_battery_charger_and_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """10 samples at 1 a second and 3 W leave 970 of 1,000 J; what idles draws nothing here, and no link takes any time."""
+    """10 samples at 1 a second and 3 W leave 970 of 1,000 J; what idles draws nothing here, and
+    no link takes any time.
+    """
     seen: dict[int, list[Any]] = {}
-    monkeypatch.setattr(own_parts.Charged, "heard", lambda _, __, ___, message: seen.update({message.device: message["power"]}))
+    monkeypatch.setattr(
+        own_parts.Charged,
+        "heard",
+        lambda _, __, ___, message: seen.update({message.device: message["power"]}),
+    )
     sections: dict[str, Any] = {
         "learning": "off",
         "model": {"kind": "size", "bytes": "1 kB"},
         "population": {"devices": 4, "speed": "1 samples/s", "samples": {"low": 10, "high": 10}},
-        "strategy": {"clients_per_round": 4, "local_epochs": 1, "selection": "tests.own_parts:Charged"},
+        "strategy": {
+            "clients_per_round": 4,
+            "local_epochs": 1,
+            "selection": "tests.own_parts:Charged",
+        },
         "energy": {"compute": "3 W", "battery": {"capacity": "1000 J"}},
         "stop": {"rounds": 1},
     }
@@ -224,15 +300,25 @@ class _Keyless(_Taken):
     Params = SynchronousParams
 
     async def aggregate(self) -> None:
-        self.state["model"] = await self.next_model(self.server.models.initial(), self.state["received"])
+        self.state["model"] = await self.next_model(
+            self.server.models.initial(), self.state["received"]
+        )
 
 
 @pytest.mark.parametrize(
     ("strategy", "says"),
     [
-        (_Taken, r"_Taken\.models\(\) gives 0 for 'global'; a pair of a model \(Ref\).* use another name"),
+        (
+            _Taken,
+            r"_Taken\.models\(\) gives 0 for 'global'; a pair of a model \(Ref\).* use another "
+            r"name",
+        ),
         (_Mixing, r"mix is given 0; a model \(Ref\) is needed; .* use another name"),
-        (_Keyless, r"'aggregation' and 'server', which SynchronousParams has not; .*AggregatingParams or CombiningParams"),
+        (
+            _Keyless,
+            r"'aggregation' and 'server', which SynchronousParams has not; .*AggregatingParams "
+            r"or CombiningParams",
+        ),
     ],
 )
 def test_what_a_strategy_in_rounds_lacks_is_said(strategy: type, says: str) -> None:

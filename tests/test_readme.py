@@ -1,9 +1,11 @@
-"""The examples of README and docs: a page is a story, and each of its blocks runs in turn, in an empty folder, or says why not.
+"""The examples of README and docs: a page is a story, and each of its blocks runs in turn, in an
+empty folder, or says why not.
 
-A comment above a fenced block, ``<!-- not run: WHY -->``, is the one way to have it left out; the files and the parts of
-studies that it names must be there nevertheless. A block that begins with the name of a file, as in ``# mine.py``, is it.
-Other TOML is what a scenario may say, and is run as a change of the quickstart. What ships with fedsim is run with two rounds,
-studies of it with one strategy and one seed, and one picture is drawn.
+A comment above a fenced block, ``<!-- not run: WHY -->``, is the one way to have it left out; the
+files and the parts of studies that it names must be there nevertheless. A block that begins with
+the name of a file, as in ``# mine.py``, is it. Other TOML is what a scenario may say, and is run as
+a change of the quickstart. What ships with fedsim is run with two rounds, studies of it with one
+strategy and one seed, and one picture is drawn.
 """
 
 import pkgutil
@@ -32,9 +34,15 @@ ROOT = Path(__file__).resolve().parents[1]
 GENERATED = ROOT / "docs" / "generated"
 DOCS = [path for path in sorted((ROOT / "docs").rglob("*.md")) if GENERATED not in path.parents]
 PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *DOCS]
-HOUSE = [ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", ".github/PULL_REQUEST_TEMPLATE.md")]
+HOUSE = [
+    ROOT / name for name in ("CONTRIBUTING.md", "CHANGELOG.md", ".github/PULL_REQUEST_TEMPLATE.md")
+]
 
-SET_UP = (["python3", "-m", "venv"], [".venv/bin/python", "-m", "pip"], [".venv/bin/python", "-m", "pytest"])
+SET_UP = (
+    ["python3", "-m", "venv"],
+    [".venv/bin/python", "-m", "pip"],
+    [".venv/bin/python", "-m", "pytest"],
+)
 """How commands begin that CI itself calls before the tests, or to run them."""
 
 
@@ -62,8 +70,13 @@ class Block(NamedTuple):
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     found = re.finditer(r"^(?:<!-- (.*) -->\n)?```(.*)\n((?:.*\n)*?)```$", text, re.MULTILINE)
-    read = [Block(page, text.count("\n", 0, one.start(3)), one[1] or "", one[2], one[3]) for one in found]
-    assert len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(read), f"{page.name}: a block is not read"
+    read = [
+        Block(page, text.count("\n", 0, one.start(3)), one[1] or "", one[2], one[3])
+        for one in found
+    ]
+    assert len(re.findall(r"^\s*(?:```|~~~)", text, re.MULTILINE)) == 2 * len(read), (
+        f"{page.name}: a block is not read"
+    )
     return [block for block in read if not block.language.startswith("{")]
 
 
@@ -110,21 +123,31 @@ def place(clone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def small(tables: dict[str, Any]) -> dict[str, Any]:
     if "fedavg" in tables.get("variants", {}):
-        return tables | {"variants": {"fedavg": tables["variants"]["fedavg"]}, "seeds": [1], "references": []}
+        return tables | {
+            "variants": {"fedavg": tables["variants"]["fedavg"]},
+            "seeds": [1],
+            "references": [],
+        }
     if "rounds" in tables.get("stop", {}):
         tables["stop"] |= {"rounds": 2}
     return tables
 
 
 DONE: dict[tuple[str, ...], Path] = {}
-"""Studies and reports whose command several pages have: each is made once, and where a study lies."""
+"""Studies and reports whose command several pages have: each is made once, and where a study
+lies.
+"""
 FEW = ("--workers", "1", "--seeds", "1")  # for every study
 
 
 def carry_out(words: list[str], place: str) -> None:
     if words[:3] in SET_UP:
         return
-    if words[0] in ("python", ".venv/bin/python") and words[1] == "-m" and words[2].endswith("analysis"):
+    if (
+        words[0] in ("python", ".venv/bin/python")
+        and words[1] == "-m"
+        and words[2].endswith("analysis")
+    ):
         result = CliRunner().invoke(draw, [*words[3:], "--only", "accuracy"])
         assert result.exit_code == 0, f"{place}: {words}: {result.output}"
         return
@@ -145,13 +168,21 @@ def run_as_change(block: Block) -> None:
     said = tomllib.loads(block.text)
     devices = range(fedsim.Scenario(**said).population.devices)
     tables = {  # those of the user's own that the blocks name
-        "devices.csv": ["speed,zone,rtt", *(f"{100 + device},Europe/Berlin,20" for device in devices)],
+        "devices.csv": [
+            "speed,zone,rtt",
+            *(f"{100 + device},Europe/Berlin,20" for device in devices),
+        ],
         "on.csv": ["device,start,end", *(f"{device},0 s,1 week" for device in devices)],
         "grid.csv": ["intensity", *(["300 g/kWh"] * 24)],
     }
     for name, lines in tables.items():
         Path(name).write_text("\n".join(lines))
-    assert fedsim.run(fedsim.Scenario(**read_toml("scenarios/quickstart.toml", "") | said)).summary["status"] == "done"
+    assert (
+        fedsim.run(fedsim.Scenario(**read_toml("scenarios/quickstart.toml", "") | said)).summary[
+            "status"
+        ]
+        == "done"
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -173,7 +204,9 @@ def test_a_page_is_a_story(
         elif block.language == "python":
             capsys.readouterr()
             exec(compile(block.text, block.place, "exec"), said)
-            assert "print" not in block.text or re.search(r"\d", capsys.readouterr().out), block.place
+            assert "print" not in block.text or re.search(r"\d", capsys.readouterr().out), (
+                block.place
+            )
         elif block.language == "toml":
             run_as_change(block)
 
@@ -185,12 +218,16 @@ def test_few_blocks_are_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [b for p in PAGES for b in BLOCKS[p] if not b.runs and b.language == "sh"], ids=lambda block: block.place
+    "block",
+    [b for p in PAGES for b in BLOCKS[p] if not b.runs and b.language == "sh"],
+    ids=lambda block: block.place,
 )
 def test_what_is_not_run_names_what_there_is(block: Block) -> None:
     for words in commands(block):
         for word in words:
-            assert not word.startswith("scenarios/") or (ROOT / word).is_file(), f"{block.place}: {word}"
+            assert not word.startswith("scenarios/") or (ROOT / word).is_file(), (
+                f"{block.place}: {word}"
+            )
         if "study" in words:
             told = study_command.make_context("study", words[words.index("study") + 1 :]).params
             assert read_study(told["study"], seeds=told["seeds"]).only(told["only"])
@@ -199,7 +236,9 @@ def test_what_is_not_run_names_what_there_is(block: Block) -> None:
 @pytest.mark.parametrize("page", [*PAGES, *HOUSE], ids=lambda page: page.name)
 def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     text = page.read_text()
-    for path in re.findall(r"`((?:scenarios|fedsim|tests|analysis|docs)/[\w/.]+\.(?:py|toml|md))`", text):
+    for path in re.findall(
+        r"`((?:scenarios|fedsim|tests|analysis|docs)/[\w/.]+\.(?:py|toml|md))`", text
+    ):
         assert (ROOT / path).exists(), path
     for module in re.findall(r"python -m (tests\.[\w.]+)", text):
         assert (ROOT / f"{module.replace('.', '/')}.py").exists(), module
@@ -208,5 +247,9 @@ def test_files_verbs_and_names_that_it_names_are_there(page: Path) -> None:
     for verb in re.findall(r"`fedsim ([a-z]+)", text):
         assert verb in main.commands, verb
     for link in re.findall(r"\]\(((?!http|#)[^)#\s]+)", text):
-        there = ROOT / "docs" / link[1:] if link.startswith("/") else (ROOT if page in HOUSE else page.parent) / link
+        there = (
+            ROOT / "docs" / link[1:]
+            if link.startswith("/")
+            else (ROOT if page in HOUSE else page.parent) / link
+        )
         assert there.exists() or GENERATED in there.parents, f"{page.name}: {link}"

@@ -1,7 +1,7 @@
 """Runs that were stopped and continued are the runs that were never stopped, to the bit.
 
-That this holds for every strategy is part of the contract (``fedsim.testing``); here are other worlds, the command line, and
-what must be refused.
+That this holds for every strategy is part of the contract (``fedsim.testing``); here are other
+worlds, the command line, and what must be refused.
 """
 
 import json
@@ -28,7 +28,15 @@ from fedsim.common.errors import CheckpointError, RunFolderError
 from fedsim.records.lock import LOCK, locked
 from fedsim.records.reading import RunFolder
 from fedsim.running.checkpoint import store
-from fedsim.testing import FIGURES, assert_same_run, assert_sound, eventful_world, go_on, run, run_until
+from fedsim.testing import (
+    FIGURES,
+    assert_same_run,
+    assert_sound,
+    eventful_world,
+    go_on,
+    run,
+    run_until,
+)
 from tests import children
 from tests.calls import call
 from tests.children import GENEROUS_S
@@ -45,7 +53,11 @@ TREE = {
 }
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(
+    max_examples=6,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(
     strategy=st.sampled_from(STRATEGIES),
     seed=st.integers(0, 1000),
@@ -54,7 +66,12 @@ TREE = {
     tcp=st.booleans(),
 )
 def test_any_world_any_instant(
-    strategy: dict[str, Any], seed: int, share: float, tree: bool, tcp: bool, tmp_path_factory: pytest.TempPathFactory
+    strategy: dict[str, Any],
+    seed: int,
+    share: float,
+    tree: bool,
+    tcp: bool,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     place = tmp_path_factory.mktemp("resume")
     scenario = eventful_world(strategy, seed=seed) | ({"network": TREE} if tree else {})
@@ -68,7 +85,9 @@ def test_any_world_any_instant(
 
 
 def stopped_often(scenario: dict[str, Any], place: Path, records: int) -> list[dict[str, Any]]:
-    """The states of a run that was stopped after every few records, and ended as the run that was not."""
+    """The states of a run that was stopped after every few records, and ended as the run that
+    was not.
+    """
     run(scenario, place / "whole")
     status, states = run_until(scenario, place / "cut", records), []
     while status == "interrupted":
@@ -79,20 +98,35 @@ def stopped_often(scenario: dict[str, Any], place: Path, records: int) -> list[d
 
 
 def stopped_at(scenario: dict[str, Any], place: Path, *shares: float) -> None:
-    """Stop a run after shares of all its records, one after the other: it ends as the run that was not stopped."""
+    """Stop a run after shares of all its records, one after the other: it ends as the run that
+    was not stopped.
+    """
     events = run(scenario, place / "whole")["events"]
     assert_sound(place / "whole")
     for at, share in enumerate(shares):
-        assert run_until(scenario, place / "cut", int(share * events), resume=at > 0) == "interrupted"
+        assert (
+            run_until(scenario, place / "cut", int(share * events), resume=at > 0) == "interrupted"
+        )
     go_on(scenario, place / "cut")
     assert_same_run(place / "whole", place / "cut")
 
 
-@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in ("fedbuff", "refl")])
-def test_while_the_server_computes_and_waits_for_the_lost(strategy: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "strategy", [one for one in STRATEGIES if one["kind"] in ("fedbuff", "refl")]
+)
+def test_while_the_server_computes_and_waits_for_the_lost(
+    strategy: dict[str, Any], tmp_path: Path
+) -> None:
     """The two of all strategies that do something of their own then."""
-    sections = eventful_world(strategy, seed=5, rounds=2) | {"learning": "off", "server": {"speed": 1e-6, "patience": "9 s"}}
-    sections["population"]["availability"] = {"kind": "renewal", "mean_on": "10 s", "mean_off": "10 s"}
+    sections = eventful_world(strategy, seed=5, rounds=2) | {
+        "learning": "off",
+        "server": {"speed": 1e-6, "patience": "9 s"},
+    }
+    sections["population"]["availability"] = {
+        "kind": "renewal",
+        "mean_on": "10 s",
+        "mean_off": "10 s",
+    }
     states = stopped_often(sections, tmp_path, 5)
     assert any(root["server"]["unnoticed"] for root in states)
     assert any(root["server"]["busy_until"] > root["now"] for root in states)
@@ -101,37 +135,60 @@ def test_while_the_server_computes_and_waits_for_the_lost(strategy: dict[str, An
 BUSY = ("cata-fed", "cfl", "tifl", "lcfl", "flexcfl", "fedat")
 
 
-@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in BUSY], ids=lambda one: one["kind"])
+@pytest.mark.parametrize(
+    "strategy", [one for one in STRATEGIES if one["kind"] in BUSY], ids=lambda one: one["kind"]
+)
 def test_where_the_server_has_costs(strategy: dict[str, Any], tmp_path: Path) -> None:
-    """Of strategies that cluster, test tiers or wait for their own timers when the server computes or hears of a loss."""
-    sections = eventful_world(strategy, seed=5, rounds=3) | {"server": {"speed": 1e-6, "patience": "4 s"}}
+    """Of strategies that cluster, test tiers or wait for their own timers when the server
+    computes or hears of a loss.
+    """
+    sections = eventful_world(strategy, seed=5, rounds=3) | {
+        "server": {"speed": 1e-6, "patience": "4 s"}
+    }
     stopped_at(sections, tmp_path, 1 / 3, 1 / 4, 1 / 4)
 
 
 @pytest.mark.parametrize("kind", ["feddyn", "scaffold"])
 def test_models_have_the_names_that_they_would_have(kind: str, tmp_path: Path) -> None:
-    """Records name models that are not finite; the zeros with which clients begin were named before the interrupt."""
+    """Records name models that are not finite; the zeros with which clients begin were named
+    before the interrupt.
+    """
     scenario = eventful_world({"kind": kind, "clients_per_round": 4}, rounds=4)
     scenario["training"] = {"lr": 1e6, "weight_decay": 1e3}
     stopped_at(scenario, tmp_path, 1 / 2)
     assert "non-finite" in {event["kind"] for event in RunFolder(tmp_path / "whole").events}
 
 
-TCP = {"kind": "tcp", "segment": "100 B", "initial_window": 1, "round_trip": "1 s", "weight_spread": 2.0}
+TCP = {
+    "kind": "tcp",
+    "segment": "100 B",
+    "initial_window": 1,
+    "round_trip": "1 s",
+    "weight_spread": 2.0,
+}
 """With small windows and long round trips, so that slow start lasts."""
 
 
 @pytest.mark.parametrize("network", ["star", "tree"])
 def test_in_slow_start(network: str, tmp_path: Path) -> None:
     """Windows that are open go on to double when they would have."""
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=2)
-    scenario |= {"learning": "off", "network": (TREE if network == "tree" else scenario["network"]) | {"protocol": TCP}}
-    assert sum(bool(root["network"]["windows"]) for root in stopped_often(scenario, tmp_path, 7)) > 3
+    scenario = eventful_world(
+        {"kind": "fedavg", "clients_per_round": 6, "deadline": "30 s"}, seed=4, rounds=2
+    )
+    scenario |= {
+        "learning": "off",
+        "network": (TREE if network == "tree" else scenario["network"]) | {"protocol": TCP},
+    }
+    assert (
+        sum(bool(root["network"]["windows"]) for root in stopped_often(scenario, tmp_path, 7)) > 3
+    )
     assert_sound(tmp_path / "cut")
 
 
 def words(scenario: dict[str, Any], place: Path) -> list[str]:
-    """What comes after ``fedsim`` on the command line that runs a scenario into ``place / "out"``."""
+    """What comes after ``fedsim`` on the command line that runs a scenario into ``place /
+    "out"``.
+    """
     path = place / "scenario.toml"
     path.write_text(fedsim.Scenario(**scenario).to_toml())
     return ["run", str(path), "--out", str(place / "out"), "--quiet"]
@@ -144,12 +201,19 @@ class TestCommandLine:
         return children.fedsim(*words(scenario, place))
 
     def long(self) -> dict[str, Any]:
-        scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}, seed=2)
+        scenario = eventful_world(
+            {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+            seed=2,
+        )
         return scenario | {"stop": {"rounds": 100}, "checkpoint": {"rounds": 5}}
 
     @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
-    def test_a_run_that_is_ended_goes_on(self, end: signal.Signals, tmp_path: Path, made: Made) -> None:
-        """A signal saves the run (SIGINT in tests/test_cli.py); one that is killed goes on from its last checkpoint."""
+    def test_a_run_that_is_ended_goes_on(
+        self, end: signal.Signals, tmp_path: Path, made: Made
+    ) -> None:
+        """A signal saves the run (SIGINT in tests/test_cli.py); one that is killed goes on from
+        its last checkpoint.
+        """
         scenario = self.long()
         made(scenario, tmp_path / "whole")
         process = self.started(scenario, tmp_path)
@@ -163,14 +227,20 @@ class TestCommandLine:
 
     def test_the_end_of_its_terminal_saves_the_run(self, tmp_path: Path) -> None:
         terminal, end = pty.openpty()
-        process = children.fedsim(*[word for word in words(self.long(), tmp_path) if word != "--quiet"], stdout=end, stderr=end)
+        process = children.fedsim(
+            *[word for word in words(self.long(), tmp_path) if word != "--quiet"],
+            stdout=end,
+            stderr=end,
+        )
         saved = f"{store.FOLDER}/[0-9]*[0-9]"  # from then on the run takes signals
         children.wait_until(lambda: any((tmp_path / "out").glob(saved)), process)
         os.close(end)
         process.send_signal(signal.SIGHUP)
         os.close(terminal)  # from now on whatever is written fails
         assert process.wait(GENEROUS_S) == 130
-        assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
+        assert (
+            json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
+        )
 
 
 Cut = tuple[dict[str, Any], Path]
@@ -178,7 +248,9 @@ Cut = tuple[dict[str, Any], Path]
 
 @pytest.fixture(scope="module")
 def cut_once(tmp_path_factory: pytest.TempPathFactory) -> Cut:
-    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=1) | {"checkpoint": {"time": "7 s"}}
+    scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=1) | {
+        "checkpoint": {"time": "7 s"}
+    }
     folder = tmp_path_factory.mktemp("cut") / "cut"
     assert run_until(scenario, folder, 200) == "interrupted"
     assert len(list((folder / store.FOLDER).iterdir())) == 2
@@ -225,8 +297,14 @@ HARMS: dict[str, tuple[Callable[[Path], object], str]] = {
     "none": (lambda out: shutil.rmtree(out / store.FOLDER), "no checkpoint"),
     "swapped": (swap, "which is not its name"),
     "a link": (put_elsewhere, "is a link, which is not followed"),
-    **{f"{name} is short": (lambda out, name=name: truncate(store.latest(out) / name), "damaged") for name in _SAVED},
-    **{f"{name} is gone": (lambda out, name=name: (store.latest(out) / name).unlink(), "damaged") for name in _SAVED},
+    **{
+        f"{name} is short": (lambda out, name=name: truncate(store.latest(out) / name), "damaged")
+        for name in _SAVED
+    },
+    **{
+        f"{name} is gone": (lambda out, name=name: (store.latest(out) / name).unlink(), "damaged")
+        for name in _SAVED
+    },
 }
 
 
@@ -243,14 +321,26 @@ class TestRefusals:
         refused(cut, "is done")
 
     @pytest.mark.parametrize("table", ["events", "transfers", "rounds"])
-    def test_a_part_that_the_checkpoint_counts_on(self, cut: Cut, table: str, tmp_path: Path) -> None:
-        """Nothing is computed on top of a part that is not as it was: emptied, changed, exchanged or gone."""
+    def test_a_part_that_the_checkpoint_counts_on(
+        self, cut: Cut, table: str, tmp_path: Path
+    ) -> None:
+        """Nothing is computed on top of a part that is not as it was: emptied, changed,
+        exchanged or gone.
+        """
         part = cut[1] / f"{table}.part-00000.parquet"
         whole = part.read_bytes()
-        other = (cut[1] / f"{'events' if table == 'rounds' else 'rounds'}.part-00000.parquet").read_bytes()
+        other = (
+            cut[1] / f"{'events' if table == 'rounds' else 'rounds'}.part-00000.parquet"
+        ).read_bytes()
         run_until(cut[0] | {"seed": 8}, tmp_path / "other", 200)
         of_another_run = (tmp_path / "other" / part.name).read_bytes()
-        for content in (b"", whole[:-1], whole[:50] + bytes([whole[50] ^ 1]) + whole[51:], other, of_another_run):
+        for content in (
+            b"",
+            whole[:-1],
+            whole[:50] + bytes([whole[50] ^ 1]) + whole[51:],
+            other,
+            of_another_run,
+        ):
             part.write_bytes(content)
             refused(cut, rf"{table}\.part-00000\.parquet' is not what was written")
         part.unlink()
@@ -267,7 +357,9 @@ class TestRefusals:
         assert not (cut[1] / LOCK).exists()
 
     def test_forged(self, cut: Cut) -> None:
-        """Wrong content under right fingerprints: unknown classes, fields that do not exist, states of another form."""
+        """Wrong content under right fingerprints: unknown classes, fields that do not exist,
+        states of another form.
+        """
         place = store.latest(cut[1])
         events, tree, arrays = store.read(place)
         text = json.dumps(tree)
@@ -288,7 +380,8 @@ class TestRefusals:
 
 
 def test_what_a_killed_writer_left_is_gone_after_a_resume(cut: Cut, tmp_path: Path) -> None:
-    """Whatever it was writing: the summary, a table, a part, a model, a checkpoint; and parts written after the checkpoint.
+    """Whatever it was writing: the summary, a table, a part, a model, a checkpoint; and parts
+    written after the checkpoint.
 
     The newest checkpoint is gone, and the one before it serves.
     """
@@ -296,7 +389,12 @@ def test_what_a_killed_writer_left_is_gone_after_a_resume(cut: Cut, tmp_path: Pa
     for name in ("summary.json", "devices.parquet"):  # something else has taken their place
         (cut[1] / name).unlink()
         (cut[1] / name / "in it").mkdir(parents=True)
-    for name in ("summary.json", "events.parquet", "rounds.part-00009.parquet", "models/global.safetensors"):
+    for name in (
+        "summary.json",
+        "events.parquet",
+        "rounds.part-00009.parquet",
+        "models/global.safetensors",
+    ):
         (cut[1] / f"{name}.writing").write_text("{")
     (cut[1] / store.FOLDER / "000000099999.writing").mkdir()
     (cut[1] / "events.part-00077.parquet").write_text("of what was lost")
@@ -323,7 +421,12 @@ def test_links_in_a_folder_lead_nothing_to_harm(cut: Cut, tmp_path: Path) -> Non
     (out / "elsewhere").symlink_to(mine)
     (out / store.FOLDER / "999999999999").symlink_to(mine / "3")
     go_on(scenario, out)
-    assert sorted(path.name for path in mine.rglob("*")) == ["3", "left.writing", "precious", "state.json"]
+    assert sorted(path.name for path in mine.rglob("*")) == [
+        "3",
+        "left.writing",
+        "precious",
+        "state.json",
+    ]
     assert {path.read_text() for path in mine.rglob("*") if path.is_file()} == {"precious"}
 
 
@@ -332,7 +435,12 @@ def test_a_network_that_was_changed_is_written_again(tmp_path: Path) -> None:
     (tmp_path / "city.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
     scenario = eventful_world({"kind": "fedavg", "clients_per_round": 6}, seed=1)
     scenario["data"] |= {"root": str(tmp_path)}
-    scenario["network"] = {"kind": "graph", "file": "city.json", "server": "hub", "attach": ["north", "south"]}
+    scenario["network"] = {
+        "kind": "graph",
+        "file": "city.json",
+        "server": "hub",
+        "attach": ["north", "south"],
+    }
     assert run_until(scenario, tmp_path / "cut", 100) == "interrupted"
     written = (tmp_path / "cut" / "network.json").read_text()
     for damaged in ("", written.replace("125000.0", "1.0")):
@@ -355,11 +463,15 @@ def no_file_larger_than(size: int) -> Iterator[None]:
 
 @pytest.mark.parametrize("share", [0.1, 0.6, 0.95])
 def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, made: Made) -> None:
-    """The system refuses every file beyond a size: the run fails without a traceback, and goes on from its last checkpoint."""
+    """The system refuses every file beyond a size: the run fails without a traceback, and goes
+    on from its last checkpoint.
+    """
     scenario = eventful_world({"kind": "fedbuff", "concurrency": 7, "buffer": 3}, seed=6, rounds=20)
     scenario |= {"checkpoint": {"time": "7 s"}}
     whole, out = made(scenario, tmp_path / "whole"), tmp_path / "out"
-    most_bytes = int(share * max(file.stat().st_size for file in whole.rglob("*") if file.is_file()))
+    most_bytes = int(
+        share * max(file.stat().st_size for file in whole.rglob("*") if file.is_file())
+    )
     command = words(scenario, tmp_path)
     with no_file_larger_than(most_bytes):
         failed = call(*command)
@@ -375,11 +487,15 @@ def test_a_disk_that_takes_no_more_at_any_write(tmp_path: Path, share: float, ma
 
 
 def test_checkpoints_change_nothing(tmp_path: Path) -> None:
-    scenario = eventful_world({"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "local_epochs": 1}, seed=4)
+    scenario = eventful_world(
+        {"kind": "flexcfl", "groups": 2, "clients_per_round": 5, "local_epochs": 1}, seed=4
+    )
     often = run(scenario | {"checkpoint": {"rounds": 1}}, tmp_path / "often")
     never = run(scenario | {"checkpoint": {}}, tmp_path / "never")
     assert [often[key] for key in FIGURES] == [never[key] for key in FIGURES]
-    assert (tmp_path / "often" / "events.parquet").read_bytes() == (tmp_path / "never" / "events.parquet").read_bytes()
+    assert (tmp_path / "often" / "events.parquet").read_bytes() == (
+        tmp_path / "never" / "events.parquet"
+    ).read_bytes()
     assert len(list((tmp_path / "often" / store.FOLDER).iterdir())) == 2
     assert not (tmp_path / "never" / store.FOLDER).exists()
     assert not list((tmp_path / "never").glob("*.part-*"))
@@ -408,7 +524,8 @@ def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError) as refusal, locked(tmp_path):
             pass
         assert str(refusal.value) == (
-            f"another process ({other.pid} on {socket.gethostname()!r}) works in {str(tmp_path)!r}; wait, or end it"
+            f"another process ({other.pid} on {socket.gethostname()!r}) works in "
+            f"{str(tmp_path)!r}; wait, or end it"
         )
         other.kill()
     assert (tmp_path / LOCK).exists()  # nobody was there to remove it
@@ -418,7 +535,12 @@ def test_the_holder_is_named_and_a_dead_one_is_none(tmp_path: Path) -> None:
 
 
 def test_who_is_patient_gets_it_when_its_holder_has_ended(tmp_path: Path) -> None:
-    with holder(tmp_path, 0.5), locked(tmp_path, patience_s=GENEROUS_S), pytest.raises(RunFolderError), locked(tmp_path):
+    with (
+        holder(tmp_path, 0.5),
+        locked(tmp_path, patience_s=GENEROUS_S),
+        pytest.raises(RunFolderError),
+        locked(tmp_path),
+    ):
         pass
 
 

@@ -24,7 +24,9 @@ class EveryArrivalParams(StrategyParams):
 
 
 class EveryArrival(Strategy[EveryArrivalParams]):
-    """A strategy of a user's own, without rounds: each update is mixed in and evaluated as it arrives."""
+    """A strategy of a user's own, without rounds: each update is mixed in and evaluated as it
+    arrives.
+    """
 
     Params = EveryArrivalParams
 
@@ -35,13 +37,17 @@ class EveryArrival(Strategy[EveryArrivalParams]):
     def refill(self) -> None:
         free = self.params.concurrency - len(self.state["open"])
         for device in self.server.clients.sample(free, "select", self.state["version"]):
-            self.state["open"].append(self.server.ask(device, {"model": self.state["model"]}, round=self.state["version"]))
+            self.state["open"].append(
+                self.server.ask(device, {"model": self.state["model"]}, round=self.state["version"])
+            )
         if not self.state["open"]:
             self.server.look_again("refill", 1.0)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.outcome == "done":
-            self.state["model"] = self.server.models.mix([(self.state["model"], 0.7), (message["update"], 0.3)])
+            self.state["model"] = self.server.models.mix(
+                [(self.state["model"], 0.7), (message["update"], 0.3)]
+            )
             self.server.emit("aggregate", tasks=[message.task], weights=[0.3])
             await self.server.finish_round(self.state["version"], self.models())
             self.state["version"] += 1
@@ -59,13 +65,39 @@ STRATEGIES: list[dict[str, Any]] = [
     {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "fedprox", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s", "mu": 0.1},
     {"kind": "local", "clients_per_round": 7},
-    {"kind": "cata-fed", "clients_per_round": 4, "deadline": "3 s", "clusters": 2, "smallest_part": 10, "rejoin": True},
+    {
+        "kind": "cata-fed",
+        "clients_per_round": 4,
+        "deadline": "3 s",
+        "clusters": 2,
+        "smallest_part": 10,
+        "rejoin": True,
+    },
     {"kind": "cfl", "local_epochs": 2, "deadline": "30 s", "split_rounds": [1, 3]},
     {"kind": "fedasync", "concurrency": 6, "rho": 0.1},
     {"kind": "fedbuff", "concurrency": 7, "buffer": 3},
-    {"kind": "tifl", "clients_per_round": 3, "tiers": 3, "mode": "credits", "interval": 2, "deadline": "30 s"},
-    {"kind": "lcfl", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
-    {"kind": "rfedavg", "clients_per_round": 6, "clustering": "kmeans", "kmeans_clusters": "ccs", "deadline": "30 s"},
+    {
+        "kind": "tifl",
+        "clients_per_round": 3,
+        "tiers": 3,
+        "mode": "credits",
+        "interval": 2,
+        "deadline": "30 s",
+    },
+    {
+        "kind": "lcfl",
+        "groups": 3,
+        "local_epochs": 2,
+        "participation": 0.5,
+        "moment": {"rounds": 2, "participation": 0.3},
+    },
+    {
+        "kind": "rfedavg",
+        "clients_per_round": 6,
+        "clustering": "kmeans",
+        "kmeans_clusters": "ccs",
+        "deadline": "30 s",
+    },
     {"kind": "fesem", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
     {
         "kind": "flexcfl",
@@ -76,48 +108,93 @@ STRATEGIES: list[dict[str, Any]] = [
         "eta_g": 0.1,
         "deadline": "30 s",
     },
-    {"kind": "ifca-mig", "groups": 3, "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+    {
+        "kind": "ifca-mig",
+        "groups": 3,
+        "clients_per_round": 6,
+        "local_epochs": 2,
+        "deadline": "30 s",
+    },
     {"kind": "scaffold", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddyn", "clients_per_round": 5, "local_epochs": 2, "alpha": 0.1, "deadline": "30 s"},
     {"kind": "fedat", "clients_per_round": 3, "tiers": 3},
-    {"kind": "refl", "clients_per_round": 5, "over_selection": 1.6, "local_epochs": 2, "deadline": "12 s"},
+    {
+        "kind": "refl",
+        "clients_per_round": 5,
+        "over_selection": 1.6,
+        "local_epochs": 2,
+        "deadline": "12 s",
+    },
     {"kind": "fednova", "clients_per_round": 5, "local_epochs": 3, "deadline": "20 s"},
     {"kind": "ditto", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "feddr", "clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
     {"kind": "fpfc", "clients_per_round": 5, "local_epochs": 2, "lam": 0.3, "deadline": "30 s"},
-    {"kind": "fedrep", "clients_per_round": 5, "head": ["*.bias"], "head_epochs": 1, "deadline": "30 s"},
+    {
+        "kind": "fedrep",
+        "clients_per_round": 5,
+        "head": ["*.bias"],
+        "head_epochs": 1,
+        "deadline": "30 s",
+    },
     {"kind": "pfedme", "clients_per_round": 5, "local_rounds": 3, "steps": 3, "deadline": "30 s"},
-    {"kind": "fl-hc", "groups": 3, "local_epochs": 2, "participation": 0.5, "moment": {"rounds": 2, "participation": 0.3}},
+    {
+        "kind": "fl-hc",
+        "groups": 3,
+        "local_epochs": 2,
+        "participation": 0.5,
+        "moment": {"rounds": 2, "participation": 0.3},
+    },
     {"kind": "hypcluster", "groups": 3, "clients_per_round": 6, "deadline": "30 s"},
     {"kind": "d-psgd", "deadline": "30 s"},
-    {"kind": "gossip", "deadline": "30 s", "topology": {"kind": "random-regular", "parameters": {"d": 4}, "every": 1}},
+    {
+        "kind": "gossip",
+        "deadline": "30 s",
+        "topology": {"kind": "random-regular", "parameters": {"d": 4}, "every": 1},
+    },
     {"kind": "epidemic", "deadline": "30 s", "sample_size": 2},
     {"kind": "tests.test_runs:EveryArrival"},
 ]
 
 
 def test_evaluating_less_often_changes_no_model(small: dict[str, Any]) -> None:
-    often, seldom = (fedsim.run(fedsim.Scenario(**small | {"evaluation": {"every": every}})).summary for every in (1, 8))
+    often, seldom = (
+        fedsim.run(fedsim.Scenario(**small | {"evaluation": {"every": every}})).summary
+        for every in (1, 8)
+    )
     assert often["events_sha256"] != seldom["events_sha256"]
     assert often["models_sha256"] == seldom["models_sha256"]
 
 
-def test_the_same_world_for_every_strategy_and_another_for_another_seed(small: dict[str, Any], tmp_path: Path) -> None:
+def test_the_same_world_for_every_strategy_and_another_for_another_seed(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     columns = ("speed", "link_down", "link_up", "latency", "samples", "test_samples")
     small |= {"learning": "off", "stop": {"rounds": 1000, "simulated_time": "9 s"}}
-    small["drift"] = {"kind": "swap-all", "probability": 0.3, "at": {"times": ["1 s", "3 s", "8 s"]}}
+    small["drift"] = {
+        "kind": "swap-all",
+        "probability": 0.3,
+        "at": {"times": ["1 s", "3 s", "8 s"]},
+    }
     worlds = []
-    for number, change in enumerate([*({"strategy": strategy} for strategy in STRATEGIES), {"seed": 4}]):
+    for number, change in enumerate(
+        [*({"strategy": strategy} for strategy in STRATEGIES), {"seed": 4}]
+    ):
         fedsim.run(fedsim.Scenario(**small | change), tmp_path / str(number), executor="inline")
         run = RunFolder(tmp_path / str(number))
-        shifts = [(event["time"], event["device"], event["data"]) for event in run.events if event["kind"] == "shift"]
+        shifts = [
+            (event["time"], event["device"], event["data"])
+            for event in run.events
+            if event["kind"] == "shift"
+        ]
         worlds.append((shifts, [[row[name] for name in columns] for row in run.devices]))
     assert len(worlds[0][0]) > 6
     assert all(world == worlds[0] for world in worlds[:-1])
     assert all(one != other for one, other in zip(worlds[0], worlds[-1], strict=True))
 
 
-def test_when_nobody_will_ever_come_the_run_ends_and_says_so(small: dict[str, Any], tmp_path: Path) -> None:
+def test_when_nobody_will_ever_come_the_run_ends_and_says_so(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     (tmp_path / "t.json").write_text('{"1": {"start": 0, "end": 100, "ready": [], "ok": true}}')
     small["data"] |= {"root": str(tmp_path)}
     small["population"]["availability"] = {"kind": "flash", "file": "t.json"}
@@ -218,10 +295,14 @@ def test_rounds_and_what_an_accuracy_took(small: dict[str, Any], tmp_path: Path)
     assert loaded.costs_to(middle)["bytes"] == took["bytes"]
     pd.testing.assert_frame_equal(rounds, loaded.rounds)
     assert rounds["round"].tolist() == [row["round"] for row in result.rows]
-    assert fedsim.run(fedsim.Scenario(**small | {"stop": {"simulated_time": "1 ms"}}), executor="inline").rounds.empty
+    assert fedsim.run(
+        fedsim.Scenario(**small | {"stop": {"simulated_time": "1 ms"}}), executor="inline"
+    ).rounds.empty
 
 
-def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_cell_ends_the_run(
+    small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when Jupyter's stop button raises in the thread of the cell, which waits for the run's."""
 
     class Impatient(loading.ThreadPoolExecutor):
@@ -237,7 +318,9 @@ def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path,
             return future
 
     async def cell() -> None:
-        scenario = fedsim.Scenario(**small | {"stop": {"rounds": 100_000}, "checkpoint": {"rounds": 1}})
+        scenario = fedsim.Scenario(
+            **small | {"stop": {"rounds": 100_000}, "checkpoint": {"rounds": 1}}
+        )
         monkeypatch.setattr(loading, "ThreadPoolExecutor", Impatient)
         fedsim.run(scenario, tmp_path / "run", executor="inline")
 
@@ -247,7 +330,9 @@ def test_an_interrupted_cell_ends_the_run(small: dict[str, Any], tmp_path: Path,
     assert threading.active_count() == before
 
 
-def test_all_show_themselves_in_short_and_without_escapes(small: dict[str, Any], tmp_path: Path) -> None:
+def test_all_show_themselves_in_short_and_without_escapes(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     scenario = fedsim.Scenario(**small | {"name": "<b>odd</b>"})
     result = fedsim.run(scenario, tmp_path / "run", executor="inline")
     for thing in (scenario, result, fedsim.load_run(tmp_path / "run")):
@@ -257,9 +342,13 @@ def test_all_show_themselves_in_short_and_without_escapes(small: dict[str, Any],
         assert ("<table>" in shown, "fedavg" in shown, "<b>" in shown) == (True, True, False)
 
     folder = tmp_path / "a\x1b[31mb"
-    result = fedsim.run(fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder)
+    result = fedsim.run(
+        fedsim.Scenario(**small | {"learning": "off", "stop": {"rounds": 1}}), folder
+    )
     told = (folder / "summary.json").read_text()
-    (folder / "summary.json").write_text(told.replace('"name": "small"', '"name": "x\\u001b]0;owned\\u0007\\u202e"'))
+    (folder / "summary.json").write_text(
+        told.replace('"name": "small"', '"name": "x\\u001b]0;owned\\u0007\\u202e"')
+    )
     shown = repr(fedsim.load_run(folder))
     assert r"scenario x\u001b]0;owned\u0007\u202e" in shown
     assert all(text.isprintable() for text in (shown, repr(result)))

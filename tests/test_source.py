@@ -1,4 +1,6 @@
-"""The source as its readers meet it: names with one meaning, docstrings that begin with their subject, short files."""
+"""The source as its readers meet it: names with one meaning, docstrings that begin with their
+subject, short files.
+"""
 
 import ast
 import inspect
@@ -14,7 +16,10 @@ import fedsim.plugin
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = sorted(
-    path for folder in ("fedsim", "analysis") for path in (ROOT / folder).rglob("*.py") if "scenarios" not in path.parts
+    path
+    for folder in ("fedsim", "analysis")
+    for path in (ROOT / folder).rglob("*.py")
+    if "scenarios" not in path.parts
 )
 RIDDLE = re.compile(r"(What|Who|Whose|Whom|How|Where|Those|Which|Whatever|Whoever)\b")
 _DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -40,21 +45,33 @@ def test_docstrings_begin_with_their_subject() -> None:
         f"{name}: {text.splitlines()[0]}"
         for name, tree in trees().items()
         for node in ast.walk(tree)
-        if isinstance(node, _DOCUMENTED) and (text := ast.get_docstring(node)) and RIDDLE.match(text)
+        if isinstance(node, _DOCUMENTED)
+        and (text := ast.get_docstring(node))
+        and RIDDLE.match(text)
     ]
     assert found == []
 
 
 def test_a_type_has_a_name_of_its_own() -> None:
-    """Classes and aliases of types at the top of a module; a leading underscore makes no other name."""
+    """Classes and aliases of types at the top of a module; a leading underscore makes no other
+    name.
+    """
     places = defaultdict(list)
     for name, tree in trees().items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef):
                 places[node.name.lstrip("_")].append(name)
-            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _is_type(node.value):
+            elif (
+                isinstance(node, ast.Assign)
+                and isinstance(node.targets[0], ast.Name)
+                and _is_type(node.value)
+            ):
                 places[node.targets[0].id.lstrip("_")].append(name)
-    twice = {name: found for name, found in places.items() if len(found) > 1 and name[:1].isupper() and not name.isupper()}
+    twice = {
+        name: found
+        for name, found in places.items()
+        if len(found) > 1 and name[:1].isupper() and not name.isupper()
+    }
     assert twice == {}
 
 
@@ -84,7 +101,15 @@ def _private_names_of_simpy() -> set[str]:
     env = simpy.Environment()
     resource = simpy.Resource(env)
     process = env.process(env.timeout(1) for _ in range(1))
-    things = (env, env.event(), process, env.timeout(1), env.all_of([]), resource, resource.request())
+    things = (
+        env,
+        env.event(),
+        process,
+        env.timeout(1),
+        env.all_of([]),
+        resource,
+        resource.request(),
+    )
     return {name for thing in things for name in dir(thing) if _is_private(name)}
 
 
@@ -96,7 +121,9 @@ def reaches_in(tree: ast.Module) -> list[str]:
     """The names that a file uses of the insides of the four libraries."""
     names, found = _private_names_of_simpy(), []
     for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef) and any("simpy" in base or base == "Event" for base in map(ast.unparse, node.bases)):
+        if isinstance(node, ast.ClassDef) and any(
+            "simpy" in base or base == "Event" for base in map(ast.unparse, node.bases)
+        ):
             inside = {getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(node)}
             found += [f"{node.name} uses {name}" for name in sorted(inside & names)]
         elif isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in LIBRARIES:
@@ -104,26 +131,49 @@ def reaches_in(tree: ast.Module) -> list[str]:
             found += [ast.unparse(node) for part in parts if _is_private(part) or part == "encoder"]
         elif isinstance(node, ast.Attribute) and _is_private(node.attr):
             owner = ast.unparse(node.value)
-            if owner.split(".")[0] in LIBRARIES or (owner not in ("self", "cls") and node.attr in names):
+            if owner.split(".")[0] in LIBRARIES or (
+                owner not in ("self", "cls") and node.attr in names
+            ):
                 found.append(f"{owner}.{node.attr}")
     return found
 
 
 def test_only_the_environment_reaches_into_simpy() -> None:
     paths = [*SOURCES, *(ROOT / "scenarios").rglob("*.py")]
-    found = {path.relative_to(ROOT).as_posix(): used for path in paths if (used := reaches_in(tree_of(path)))}
-    own = ["Alarm uses _ok", "Alarm uses _value", "Environment uses _eid", "Environment uses _queue"]
+    found = {
+        path.relative_to(ROOT).as_posix(): used
+        for path in paths
+        if (used := reaches_in(tree_of(path)))
+    }
+    own = [
+        "Alarm uses _ok",
+        "Alarm uses _value",
+        "Environment uses _eid",
+        "Environment uses _queue",
+    ]
     assert found == {"fedsim/clock/environment.py": own}
 
 
 def test_it_would_be_seen() -> None:
-    inside = ["env._queue.clear()", "class Alarm(Event):\n    _ok = True", "asyncio._get_running_loop()"]
+    inside = [
+        "env._queue.clear()",
+        "class Alarm(Event):\n    _ok = True",
+        "asyncio._get_running_loop()",
+    ]
     inside += ["from json.encoder import c_make_encoder", "from networkx.utils import _private"]
     assert all(reaches_in(ast.parse(source)) for source in inside)
 
 
 TESTS = sorted(path for path in (ROOT / "tests").rglob("*.py") if "apps" not in path.parts)
-STARTERS = {"Popen", "fork", "forkpty", "posix_spawn", "spawnv", "get_context", "ProcessPoolExecutor"}
+STARTERS = {
+    "Popen",
+    "fork",
+    "forkpty",
+    "posix_spawn",
+    "spawnv",
+    "get_context",
+    "ProcessPoolExecutor",
+}
 OWN_STARTERS = {
     "tests/children.py",
     "tests/fuzzing/place.py",
@@ -131,10 +181,19 @@ OWN_STARTERS = {
     "tests/benchmarks/fuzz.py",
     "tests/benchmarks/hashes.py",
 }
-"""They end what they start: by the fixture of all tests, by a limit for each case, and by a pool's context."""
+"""They end what they start: by the fixture of all tests, by a limit for each case, and by a
+pool's context.
+"""
 CLOCKS = {"monotonic", "perf_counter", "process_time", "thread_time"}
-OF_THEIR_OWN = {"tests/test_contract.py", "tests/test_source.py", "tests/clock/test_ray.py", "tests/analysis/chromium.py"}
-"""A strategy that draws from a clock, which is found; a wait of a task for another to be killed; a page that is waited for."""
+OF_THEIR_OWN = {
+    "tests/test_contract.py",
+    "tests/test_source.py",
+    "tests/clock/test_ray.py",
+    "tests/analysis/chromium.py",
+}
+"""A strategy that draws from a clock, which is found; a wait of a task for another to be killed;
+a page that is waited for.
+"""
 LEAST_WAIT_S = 300
 
 
@@ -145,13 +204,24 @@ def calls_of(path: Path) -> list[tuple[str, ast.Call]]:
 
 def test_nothing_is_started_that_does_not_end_with_its_test() -> None:
     """All are started by ``tests.children``, or by ``subprocess.run``, which waits for them."""
-    found = {path.relative_to(ROOT).as_posix() for path in TESTS for name, _ in calls_of(path) if name in STARTERS}
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in TESTS
+        for name, _ in calls_of(path)
+        if name in STARTERS
+    }
     assert found <= OWN_STARTERS
 
 
 def test_no_test_measures_time_or_waits_for_too_short() -> None:
-    """Benchmarks and fuzzing measure; tests wait for events, and give up only after what no loaded machine needs."""
-    paths = [path for path in TESTS if not {"benchmarks", "fuzzing"} & set(path.parts) and path.name != "children.py"]
+    """Benchmarks and fuzzing measure; tests wait for events, and give up only after what no
+    loaded machine needs.
+    """
+    paths = [
+        path
+        for path in TESTS
+        if not {"benchmarks", "fuzzing"} & set(path.parts) and path.name != "children.py"
+    ]
     assert len(paths) > 100
     found = []
     for path in paths:
@@ -159,7 +229,11 @@ def test_no_test_measures_time_or_waits_for_too_short() -> None:
         for name, call in calls_of(path):
             waits = [word.value for word in call.keywords if word.arg == "timeout"]
             waits += call.args[:1] if name == "wait" and "process" in ast.unparse(call.func) else []
-            short = [wait for wait in waits if isinstance(wait, ast.Constant) and float(wait.value) < LEAST_WAIT_S]
+            short = [
+                wait
+                for wait in waits
+                if isinstance(wait, ast.Constant) and float(wait.value) < LEAST_WAIT_S
+            ]
             if short or (name in CLOCKS and place not in OF_THEIR_OWN):
                 found.append(f"{place}:{call.lineno}: {ast.unparse(call)}")
     assert found == []

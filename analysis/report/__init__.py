@@ -1,7 +1,8 @@
-"""``fedsim report``: runs and studies as one HTML page that needs nothing else, with a timeline to look at closely.
+"""``fedsim report``: runs and studies as one HTML page that needs nothing else, with a timeline
+to look at closely.
 
-``gather`` finds the runs; ``page`` and ``sections`` put the page together out of ``markup``; the scripts in ``assets`` draw the
-steps that ``timeline`` brings into the page.
+``gather`` finds the runs; ``page`` and ``sections`` put the page together out of ``markup``; the
+scripts in ``assets`` draw the steps that ``timeline`` brings into the page.
 """
 
 from fedsim.analysis.report.page import write_report

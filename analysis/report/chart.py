@@ -1,6 +1,8 @@
-"""Accuracy against time, bytes and rounds as lines that a reader can hide and look at closely; ``chart.js`` draws them.
+"""Accuracy against time, bytes and rounds as lines that a reader can hide and look at closely;
+``chart.js`` draws them.
 
-uPlot (MIT, 51 kB) is in the page: of the libraries it is the smallest that has bands, dashes and a cursor, and loads nothing.
+uPlot (MIT, 51 kB) is in the page: of the libraries it is the smallest that has bands, dashes and
+a cursor, and loads nothing.
 """
 
 from collections.abc import Sequence
@@ -16,16 +18,22 @@ from fedsim.analysis.report.markup import Markup, data_block, el, join, pack
 from fedsim.analysis.style import Series
 
 AT_ONCE = 8  # lines; the others are a click away
-_POINTS, _TOLD = 120, 5  # of a line, in the chart and in the table
+# of a line, in the chart and in the table
+_POINTS = 120
+_TOLD = 5
 _DASHES: dict[str, list[int]] = {"-": [], "--": [8, 5], ":": [2, 4], "-.": [9, 4, 2, 4]}
 _SAYS = (
-    "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends where its first seed does. Point "
-    "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click for all."
+    "Lines are means over seeds, bands go from the lowest to the highest of them; a line ends "
+    "where its first seed does. Point "
+    "at a line for its figures, choose names to hide or show lines, drag to zoom, double-click "
+    "for all."
 )
 
 
 def chart(series: Sequence[Series]) -> list[Markup]:
-    """The chart of all series, of which the first eight are seen; empty if nothing was evaluated."""
+    """The chart of all series, of which the first eight are seen; empty if nothing was
+    evaluated.
+    """
     name = figures_of([run for one in series for run in one.runs])[0]
     try:
         curves = curves_of(series, name)
@@ -39,21 +47,41 @@ def chart(series: Sequence[Series]) -> list[Markup]:
         grid = np.linspace(0.0, max(float(one["at"].max()) for one in bands if len(one)), _POINTS)
         columns[f"x{place}"] = (grid / axis.unit).astype(np.float32)
         for part in ("mean", "low", "high"):
-            known = [one if len(one) else one.reindex([0]) for one in bands]  # NaN outside of what is known
-            values = [np.interp(grid, one["at"], one[part], left=np.nan, right=np.nan) for one in known]
+            # NaN outside of what is known
+            known = [one if len(one) else one.reindex([0]) for one in bands]
+            values = [
+                np.interp(grid, one["at"], one[part], left=np.nan, right=np.nan) for one in known
+            ]
             columns[f"{part}{place}"] = np.concatenate(values).astype(np.float32)
     lines = []
     for one in series:
         look = style.line_of(one.number, 2.0)
-        lines.append({"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]})
+        lines.append(
+            {"name": one.name, "colour": look["color"], "dash": _DASHES[look["linestyle"]]}
+        )
     figure = "test accuracy (0 to 1)" if name == "accuracy" else f"test {name}"
-    header = {"points": _POINTS, "axes": [axis.label for axis in axes], "lines": lines, "figure": figure}
+    header = {
+        "points": _POINTS,
+        "axes": [axis.label for axis in axes],
+        "lines": lines,
+        "figure": figure,
+    }
     options = [el("option", axis.label, value=place) for place, axis in enumerate(axes)]
-    some = [(f"the best {AT_ONCE}", AT_ONCE)] * (len(lines) > AT_ONCE) + [("all", len(lines)), ("none", 0)]
+    some = [(f"the best {AT_ONCE}", AT_ONCE)] * (len(lines) > AT_ONCE) + [
+        ("all", len(lines)),
+        ("none", 0),
+    ]
     buttons = (el("button", text, type="button", data_show=most) for text, most in some)
     toolbar = el("div", el("label", "against ", el("select", *options)), *buttons, class_="toolbar")
-    key = el("ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key")
-    stage = el("div", class_="plotted", role="img", aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}")
+    key = el(
+        "ul", *(el("li", _button(place, line)) for place, line in enumerate(lines)), class_="key"
+    )
+    stage = el(
+        "div",
+        class_="plotted",
+        role="img",
+        aria_label=f"{name.capitalize()} of {len(lines)} lines. {_SAYS}",
+    )
     block = data_block("chart-data", {"header": header, "packed": pack(columns)})
     body = join(toolbar, key, stage, el("output", class_="said"), el("figcaption", _SAYS), block)
     told = np.linspace(0, _POINTS - 1, _TOLD + 1, dtype=int)[1:]
@@ -61,7 +89,12 @@ def chart(series: Sequence[Series]) -> list[Markup]:
     cells = [["" if np.isnan(mean) else f"{mean:.3f}" for mean in own] for own in means]
     rows = [[line["name"], *own] for line, own in zip(lines, cells, strict=True)]
     heads = ["line", *(f"{columns['x0'][at]:.3g}" for at in told)]
-    table = tables.grid(heads, rows, [True, *[False] * _TOLD], f"Mean {name} of each line at some times: {axes[0].label}.")
+    table = tables.grid(
+        heads,
+        rows,
+        [True, *[False] * _TOLD],
+        f"Mean {name} of each line at some times: {axes[0].label}.",
+    )
     return [
         el("h3", f"{name.capitalize()} against time, bytes and rounds", id="accuracy"),
         el("figure", body, class_="chart", data_block="chart-data"),
@@ -71,7 +104,16 @@ def chart(series: Sequence[Series]) -> list[Markup]:
 
 def _button(place: int, line: dict[str, Any]) -> Markup:
     dash = " ".join(map(str, line["dash"])) or None
-    swatch = el("line", x1=0, x2=26, y1=6, y2=6, stroke=line["colour"], stroke_width=3, stroke_dasharray=dash)
+    swatch = el(
+        "line",
+        x1=0,
+        x2=26,
+        y1=6,
+        y2=6,
+        stroke=line["colour"],
+        stroke_width=3,
+        stroke_dasharray=dash,
+    )
     picture = el("svg", swatch, viewBox="0 0 26 12", aria_hidden="true")
     pressed = "true" if place < AT_ONCE else "false"
     return el("button", picture, line["name"], type="button", data_line=place, aria_pressed=pressed)

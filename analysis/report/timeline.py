@@ -1,7 +1,8 @@
-"""The interactive timeline: every step of every lane (a device) as arrays for ``lanes.js``, its controls and its key.
+"""The interactive timeline: every step of every lane (a device) as arrays for ``lanes.js``, its
+controls and its key.
 
-Steps are in order of lane and time, in whole ticks, each as its gap to the one before and its length: small numbers, which
-compress well.
+Steps are in order of lane and time, in whole ticks, each as its gap to the one before and its
+length: small numbers, which compress well.
 """
 
 import html
@@ -27,9 +28,11 @@ from fedsim.records.reading import RunFolder
 STEPS = tuple(style.STEPS)
 OUTCOMES = tuple(style.OUTCOMES)
 _TICK_S = 1e-4  # as fine as anybody reads a time off a screen
-_LEAST_TICKS, _MOST_TICKS = 2**20, 2**31
+_LEAST_TICKS = 2**20
+_MOST_TICKS = 2**31
 _POINTS = 16384  # of a curve: far more than pixels, so that it can be looked at closely
-_AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}  # of a message the bytes delivered, of all
+# of a message the bytes delivered, of all
+_AMOUNTS = {"train": ("epochs", "asked"), "evaluate": ("models", "models")}
 
 
 class TimelineData(NamedTuple):
@@ -59,7 +62,8 @@ def read_timeline(run: RunFolder, most_lanes: int, most_steps: int) -> TimelineD
 
 
 def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
-    everyone, steps = history.population.index.to_numpy(np.int64), len(history.steps)
+    everyone = history.population.index.to_numpy(np.int64)
+    steps = len(history.steps)
     if len(everyone) <= most_lanes and steps <= most_steps:
         return everyone
     worked = np.unique(history.steps["device"]).astype(np.int64)
@@ -67,42 +71,66 @@ def _shown(history: History, most_lanes: int, most_steps: int) -> Ints:
     return worked[style.evenly(len(worked), room)] if len(worked) else everyone[:most_lanes]
 
 
-def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]") -> dict[str, NDArray[Any]]:
+def _columns(
+    history: History, tick: float, devices: Ints, lane: "pd.Series[Any]"
+) -> dict[str, NDArray[Any]]:
     run = history.run
 
     def ticks(times: Any) -> NDArray[np.uint32]:
-        clipped = np.clip(np.asarray(times, dtype=float), 0.0, history.end)  # times after the end lie at it
+        # times after the end lie at it
+        clipped = np.clip(np.asarray(times, dtype=float), 0.0, history.end)
         return np.asarray(np.rint(clipped / tick), dtype=np.uint32)
 
     def of_lanes(table: pd.DataFrame, *by: str) -> tuple[pd.DataFrame, Ints]:
-        """The rows of the devices shown, lane by lane in order of time; each lane's first position, and the end."""
+        """The rows of the devices shown, lane by lane in order of time; each lane's first
+        position, and the end.
+        """
         rows = on_lanes(table, lane).sort_values(["lane", *by], kind="stable")
-        return rows, np.searchsorted(rows["lane"].to_numpy(np.int64), np.arange(len(lane) + 1)).astype(np.int64)
+        return rows, np.searchsorted(
+            rows["lane"].to_numpy(np.int64), np.arange(len(lane) + 1)
+        ).astype(np.int64)
 
     def before(values: NDArray[Any]) -> NDArray[Any]:
         """The value of the step before each in its lane, 0 before the first."""
-        return pd.Series(values, dtype=np.int64).groupby(steps["lane"].to_numpy()).shift(fill_value=0).to_numpy()
+        return (
+            pd.Series(values, dtype=np.int64)
+            .groupby(steps["lane"].to_numpy())
+            .shift(fill_value=0)
+            .to_numpy()
+        )
 
     own = history.population.loc[devices]
     steps, first = of_lanes(history.steps, "start", "task")
     away, off_first = of_lanes(history.away, "start")
     stays, stay_first = of_lanes(history.stays[history.stays["group"] != NO_GROUP], "start")
     marks, _ = of_lanes(history.marks, "time")
-    start, end = ticks(steps["start"]), ticks(steps["end"])
-    kind, outcome = (pd.Categorical(steps[name], among).codes for name, among in (("step", STEPS), ("outcome", OUTCOMES)))
-    numbers = {name: steps[name].fillna(NO_GROUP).to_numpy(np.int64) for name in ("task", "round", "group")}
+    start = ticks(steps["start"])
+    end = ticks(steps["end"])
+    kind, outcome = (
+        pd.Categorical(steps[name], among).codes
+        for name, among in (("step", STEPS), ("outcome", OUTCOMES))
+    )
+    numbers = {
+        name: steps[name].fillna(NO_GROUP).to_numpy(np.int64) for name in ("task", "round", "group")
+    }
     keys = [_AMOUNTS.get(step, ("delivered", "bytes")) for step in steps["step"]]
     data = zip(map(parsed, steps["data"]), keys, strict=True)
-    amounts = [[facts.get(key, np.nan) for key in pair] for facts, pair in data]  # how much of how much; NaN where unknown
+    # how much of how much; NaN where unknown
+    amounts = [[facts.get(key, np.nan) for key in pair] for facts, pair in data]
     done, asked = np.array(amounts, dtype=np.float32).reshape(-1, 2).T
     rounds = history.rounds
     accuracy = {row["round"]: row["accuracy"] for row in run.rounds}
-    reached = rounds["deadline"].where(rounds["deadline"] <= rounds["end"])  # else it would fall into the next round
+    # else it would fall into the next round
+    reached = rounds["deadline"].where(rounds["deadline"] <= rounds["end"])
     path = [step for one in CriticalPaths(run).rounds for step in one.steps]
-    on_path = lane.reindex([-1 if step.device is None else step.device for step in path], fill_value=-1)
+    on_path = lane.reindex(
+        [-1 if step.device is None else step.device for step in path], fill_value=-1
+    )
     useful = history.steps["outcome"] == "done"
-    curves = {"useful": counted(history.steps[useful]), "wasted": counted(history.steps[~useful])}  # devices at work
-    curves |= {"down": link_load(run, "down"), "up": link_load(run, "up")}  # of the server's link, bytes/s
+    # devices at work
+    curves = {"useful": counted(history.steps[useful]), "wasted": counted(history.steps[~useful])}
+    # of the server's link, bytes/s
+    curves |= {"down": link_load(run, "down"), "up": link_load(run, "up")}
     small = {name: thinned(curve, _POINTS) for name, curve in curves.items()}
     return {
         "device": devices.astype(np.uint32),
@@ -141,7 +169,8 @@ def _columns(history: History, tick: float, devices: Ints, lane: "pd.Series[Any]
     }
 
 
-_CROSS, _CIRCLE = "M6 2.5 L14 10.5 M14 2.5 L6 10.5", "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
+_CROSS = "M6 2.5 L14 10.5 M14 2.5 L6 10.5"
+_CIRCLE = "M7 6.5 a3 3 0 1 0 6 0 a3 3 0 1 0 -6 0"
 _SIGNS = {
     "lost": (_CROSS, "its device disconnected"),
     "left": ("M10 2 L14.5 6.5 L10 11 L5.5 6.5 Z", "its device left for good"),
@@ -155,10 +184,21 @@ _SIGNS = {
 
 
 def stage(place: int, name: str, grouped: bool) -> Markup:
-    """A run's timeline, the ``place``-th of the page: its controls, and where it is drawn from its data block."""
-    tint = el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints") if grouped else ""
+    """A run's timeline, the ``place``-th of the page: its controls, and where it is drawn from
+    its data block.
+    """
+    tint = (
+        el("label", el("input", type="checkbox", name="tint", checked=True), "groups as tints")
+        if grouped
+        else ""
+    )
     by_group = el("option", "by last group", value="group") if grouped else ""
-    words = {"place": str(place), "name": html.escape(harmless(name)), "tint": tint, "by_group": by_group}
+    words = {
+        "place": str(place),
+        "name": html.escape(harmless(name)),
+        "tint": tint,
+        "by_group": by_group,
+    }
     return Markup(Template(asset("stage.html")).substitute(words))
 
 
@@ -166,26 +206,44 @@ def key(found: Sequence[TimelineData]) -> Markup:
     """Legend of the colours and signs of these timelines, with the controls."""
     kinds = np.unique(np.concatenate([data.columns["kind"] for data in found]))
     marks = np.unique(np.concatenate([data.columns["mark_kind"] for data in found]))
-    steps, outcomes = {STEPS[kind & 7] for kind in kinds}, {OUTCOMES[kind >> 3] for kind in kinds}
+    steps = {STEPS[kind & 7] for kind in kinds}
+    outcomes = {OUTCOMES[kind >> 3] for kind in kinds}
     signs = outcomes | {MARKS[mark] for mark in marks}
 
     def has(column: str, least: int = 0) -> bool:
         return any((data.columns[column] >= least).any() for data in found)
 
     knows = all(data.header["knows_away"] for data in found)
-    tints = [el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group)) for group in (0, 1)]
+    tints = [
+        el("rect", x=10 * group, y="0", width="10", height="13", fill=style.group_tint(group))
+        for group in (0, 1)
+    ]
     edges = {"left": (style.PURPLE, style.PURPLE), "shift": ("#000000", "#ffffff")}
     entries = [
         *((step in steps, _swatch(colour), step) for step, colour in style.STEPS.items()),
         (True, _swatch(style.PALE), "idle" if knows else "idle or disconnected"),
         (has("off_start"), _swatch(style.AWAY), "cannot be reached"),
-        *((own in outcomes, _swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}") for own in MEANING),
-        *((name in signs, _sign(path, *edges.get(name, ("#000000",) * 2)), words) for name, (path, words) in _SIGNS.items()),
+        *(
+            (own in outcomes, _swatch("#ffffff", style.OUTCOMES[own]), f"wasted, {MEANING[own]}")
+            for own in MEANING
+        ),
+        *(
+            (name in signs, _sign(path, *edges.get(name, ("#000000",) * 2)), words)
+            for name, (path, words) in _SIGNS.items()
+        ),
         (True, _line("#283036", None), "round's end"),
-        (has("path_lane"), _icon(el("path", d="M0 10 H9 V3 H20", class_="path")), "critical path: what each round waited for"),
+        (
+            has("path_lane"),
+            _icon(el("path", d="M0 10 H9 V3 H20", class_="path")),
+            "critical path: what each round waited for",
+        ),
         (has("round_deadline", 1), _line(style.VERMILLION, "4 3"), "deadline that was reached"),
         (has("act"), _line(style.PURPLE, "1 2"), "a process of the world acts"),
-        (any(data.header["groups"] for data in found), _icon(*tints), "in a group, each its colour"),
+        (
+            any(data.header["groups"] for data in found),
+            _icon(*tints),
+            "in a group, each its colour",
+        ),
         (True, _swatch(style.OUTCOMES["done"]), "devices at work"),
         (bool(outcomes - {"done"}), _swatch(style.VERMILLION), "devices whose work is wasted"),
     ]
@@ -194,9 +252,17 @@ def key(found: Sequence[TimelineData]) -> Markup:
 
 
 def _swatch(colour: str, hatch: str | None = None) -> Markup:
-    box = el("rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac")
+    box = el(
+        "rect", x="0.5", y="0.5", width="19", height="12", fill=colour, stroke=hatch or "#9aa5ac"
+    )
     starts = range(-12, 20, 6) if hatch else ()
-    return _icon(box, *(el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none") for x in starts))
+    return _icon(
+        box,
+        *(
+            el("path", d=f"M{x} 13 L{x + 13} 0", stroke=hatch, stroke_width="2", fill="none")
+            for x in starts
+        ),
+    )
 
 
 def _sign(path: str, edge: str, fill: str) -> Markup:
@@ -204,7 +270,9 @@ def _sign(path: str, edge: str, fill: str) -> Markup:
 
 
 def _line(colour: str, dashes: str | None) -> Markup:
-    return _icon(el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes))
+    return _icon(
+        el("path", d="M10 0 V13", stroke=colour, stroke_width="2", stroke_dasharray=dashes)
+    )
 
 
 def _icon(*shapes: Markup) -> Markup:

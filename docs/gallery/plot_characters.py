@@ -2,17 +2,19 @@
 Who speaks next? A character model by three strategies
 ======================================================
 
-Fourteen speakers of Shakespeare's, a device each, learn to tell the next character. How soon a model of characters is any good
-depends on the model and on the strategy: a round of FedAvg waits for the slowest of its seven, Adam on the server goes its own
-way from what a round finds, and FedBuff waits for nobody.
+Fourteen speakers of Shakespeare's, a device each, learn to tell the next character. How soon a
+model of characters is any good depends on the model and on the strategy: a round of FedAvg waits
+for the slowest of its seven, Adam on the server goes its own way from what a round finds, and
+FedBuff waits for nobody.
 """
 
 # %%
 # The set-up
 # ----------
-# The world of the scenario ``characters``, with an LSTM and with a small transformer. Local steps are plain SGD in all runs, at
-# a learning rate that suits the model. The measure is perplexity: e to the mean cross-entropy of a character, so 61 for one who
-# guesses evenly, and 23 for one who knows how often each character comes.
+# The world of the scenario ``characters``, with an LSTM and with a small transformer. Local steps
+# are plain SGD in all runs, at a learning rate that suits the model. The measure is perplexity: e
+# to the mean cross-entropy of a character, so 61 for one who guesses evenly, and 23 for one who
+# knows how often each character comes.
 import matplotlib.pyplot as plt
 
 import fedsim
@@ -23,10 +25,16 @@ fedavg = 'kind="fedavg", clients_per_round=7'
 strategies = {
     "FedAvg": [f"strategy={{{fedavg}}}", "stop.rounds=12"],
     "FedAdam": [f'strategy={{{fedavg}, server={{kind="adam", lr=0.03}}}}', "stop.rounds=12"],
-    "FedBuff": ['strategy={kind="fedbuff", concurrency=7, buffer=3}', "stop.rounds=28", "evaluation.every=2"],
+    "FedBuff": [
+        'strategy={kind="fedbuff", concurrency=7, buffer=3}',
+        "stop.rounds=28",
+        "evaluation.every=2",
+    ],
 }
 runs = {
-    (model, name): fedsim.run(fedsim.load("characters", [f"model.kind={kinds[model]}", f"training.lr={lr}", *changes]))
+    (model, name): fedsim.run(
+        fedsim.load("characters", [f"model.kind={kinds[model]}", f"training.lr={lr}", *changes])
+    )
     for model, lr in models.items()
     for name, changes in strategies.items()
 }
@@ -49,8 +57,13 @@ axes[0].legend()
 for model in models:
     best = {name: runs[model, name].summary["metrics"]["perplexity"]["best"] for name in strategies}
     goal = 1.02 * max(best.values())
-    took = {name: runs[model, name].costs_to(f"perplexity={goal}")["time"] / 60 for name in strategies}
+    took = {
+        name: runs[model, name].costs_to(f"perplexity={goal}")["time"] / 60 for name in strategies
+    }
     first = min(took, key=took.get)
     values = ", ".join(f"{value:.1f} by {name}" for name, value in best.items())
     times = ", ".join(f"{name} {each:.1f}" for name, each in took.items())
-    print(f"{model}: perplexity {values}. Minutes of simulated time to {goal:.1f}: {times}; {first} is there first.")
+    print(
+        f"{model}: perplexity {values}. Minutes of simulated time to {goal:.1f}: {times}; "
+        f"{first} is there first."
+    )

@@ -2,16 +2,16 @@
 What does churn cost?
 =====================
 
-Devices vanish and come back. What they were doing is lost, and the round goes on without them. How much of the time and of the
-bytes goes that way?
+Devices vanish and come back. What they were doing is lost, and the round goes on without them.
+How much of the time and of the bytes goes that way?
 """
 
 # %%
 # The set-up
 # ----------
-# The scenario ``quickstart``, whose devices can be reached four fifths of the time throughout: a mean of ``on`` and a quarter
-# of that off. Only the pace of coming and going differs, and in one case they never vanish. What is drawn is the mean of
-# three worlds.
+# The scenario ``quickstart``, whose devices can be reached four fifths of the time throughout: a
+# mean of ``on`` and a quarter of that off. Only the pace of coming and going differs, and in one
+# case they never vanish. What is drawn is the mean of three worlds.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -29,7 +29,9 @@ def availability(on: int) -> str:
 
 
 runs = {
-    name: [fedsim.run(fedsim.load("quickstart", [availability(on), *stop], seed)) for seed in (1, 2, 3)]
+    name: [
+        fedsim.run(fedsim.load("quickstart", [availability(on), *stop], seed)) for seed in (1, 2, 3)
+    ]
     for name, on in paces.items()
 }
 
@@ -41,10 +43,16 @@ for same in runs.values():
     moved = [run.summary["bytes"] for run in same]
     minutes.append(np.mean([run.costs_to(TARGET)["time"] / 60 for run in same]))
     wasted.append(100 * np.mean([one["wasted"] / (one["down"] + one["up"]) for one in moved]))
-    lost.append(100 * np.mean([run.rounds["disconnected"].sum() / run.rounds["selected"].sum() for run in same]))
+    lost.append(
+        100
+        * np.mean([run.rounds["disconnected"].sum() / run.rounds["selected"].sum() for run in same])
+    )
 fig, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 for axis, values, title in zip(
-    axes, (minutes, wasted, lost), (f"minutes to {TARGET:.0%}", "bytes wasted (%)", "tasks lost to churn (%)"), strict=True
+    axes,
+    (minutes, wasted, lost),
+    (f"minutes to {TARGET:.0%}", "bytes wasted (%)", "tasks lost to churn (%)"),
+    strict=True,
 ):
     axis.bar(list(runs), values, color=["tab:grey", *["tab:blue"] * 4])
     axis.set(title=title, xlabel="mean time on")
@@ -55,11 +63,18 @@ for axis, values, title in zip(
 # ----------
 names = list(runs)
 print(
-    f"Devices that stay on for {names[1]} lose {lost[1]:.0f} % of the tasks; those that stay for {names[-1]} lose "
-    f"{lost[-1]:.0f} %, and {wasted[-1]:.0f} % of all bytes with them (without churn {wasted[0]:.0f} %, for being late)."
+    f"Devices that stay on for {names[1]} lose {lost[1]:.0f} % of the tasks; those that stay "
+    f"for {names[-1]} lose "
+    f"{lost[-1]:.0f} %, and {wasted[-1]:.0f} % of all bytes with them (without churn "
+    f"{wasted[0]:.0f} %, for being late)."
 )
 slower = minutes[-1] / minutes[0]
 print(
-    f"To {TARGET:.0%} accuracy it takes {minutes[0]:.1f} minutes without churn, {minutes[2]:.1f} at {names[2]}, "
-    + (f"and {minutes[-1]:.1f} at {names[-1]}." if slower == slower else f"and at {names[-1]} 60 rounds are not enough.")
+    f"To {TARGET:.0%} accuracy it takes {minutes[0]:.1f} minutes without churn, "
+    f"{minutes[2]:.1f} at {names[2]}, "
+    + (
+        f"and {minutes[-1]:.1f} at {names[-1]}."
+        if slower == slower
+        else f"and at {names[-1]} 60 rounds are not enough."
+    )
 )

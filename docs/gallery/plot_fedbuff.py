@@ -2,15 +2,17 @@
 Is FedBuff worth it here?
 =========================
 
-FedAvg waits for the slowest client of each round. FedBuff waits for nobody: who is through is replaced at once, and every
-ten updates make a version, some of them stale. Whether that pays depends on how unequal devices are.
+FedAvg waits for the slowest client of each round. FedBuff waits for nobody: who is through is
+replaced at once, and every ten updates make a version, some of them stale. Whether that pays
+depends on how unequal devices are.
 """
 
 # %%
 # The set-up
 # ----------
-# The world of the scenario ``asynchronous``, once as it is, with speeds from 1 to 10 samples/s, and once with equal speeds,
-# where only the sizes of the devices' data differ. In both, twenty clients work at a time.
+# The world of the scenario ``asynchronous``, once as it is, with speeds from 1 to 10 samples/s, and
+# once with equal speeds, where only the sizes of the devices' data differ. In both, twenty clients
+# work at a time.
 import matplotlib.pyplot as plt
 
 import fedsim
@@ -42,12 +44,16 @@ axes[0].legend()
 # ----------
 took = {key: run.costs_to(TARGET) for key, run in runs.items()}
 faster = {world: took[world, "FedAvg"]["time"] / took[world, "FedBuff"]["time"] for world in worlds}
-dearer = {world: took[world, "FedBuff"]["bytes"] / took[world, "FedAvg"]["bytes"] for world in worlds}
+dearer = {
+    world: took[world, "FedBuff"]["bytes"] / took[world, "FedAvg"]["bytes"] for world in worlds
+}
 print(
-    f"Where speeds spread by a factor of ten, FedBuff reaches {TARGET:.0%} {faster['speeds 1 to 10']:.1f} times as fast as "
+    f"Where speeds spread by a factor of ten, FedBuff reaches {TARGET:.0%} "
+    f"{faster['speeds 1 to 10']:.1f} times as fast as "
     f"FedAvg, for {dearer['speeds 1 to 10']:.2f} times the bytes."
 )
 print(
-    f"Where speeds are equal there is less to wait for: it is {faster['equal speeds']:.1f} times as fast, for "
+    f"Where speeds are equal there is less to wait for: it is {faster['equal speeds']:.1f} "
+    "times as fast, for "
     f"{dearer['equal speeds']:.2f} times the bytes."
 )

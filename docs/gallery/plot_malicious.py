@@ -2,15 +2,16 @@
 How robust against malicious clients?
 =====================================
 
-Some devices send not what they have learnt, but the opposite of it, five times as long. A mean takes all they send into
-account; a median, a trimmed mean or Krum do not. What does each withstand, and what does it cost where nobody attacks?
+Some devices send not what they have learnt, but the opposite of it, five times as long. A mean
+takes all they send into account; a median, a trimmed mean or Krum do not. What does each withstand,
+and what does it cost where nobody attacks?
 """
 
 # %%
 # The set-up
 # ----------
-# Forty devices, fifteen of them in a round. From none to two fifths of all devices flip the sign of their updates: the same
-# ones for every aggregation, since the seed is the same.
+# Forty devices, fifteen of them in a round. From none to two fifths of all devices flip the sign of
+# their updates: the same ones for every aggregation, since the seed is the same.
 import matplotlib.pyplot as plt
 
 import fedsim
@@ -34,9 +35,23 @@ base = {
 
 def accuracy(share: float, aggregation: object) -> float:
     """What training ends with (%)."""
-    strategy = {"kind": "fedavg", "clients_per_round": 15, "local_epochs": 2, "aggregation": aggregation}
-    attack = {"malicious": {"share": share, "attack": {"kind": "sign-flip", "factor": 5.0}}} if share else {}
-    return 100 * fedsim.run(fedsim.Scenario(**base, **attack, strategy=strategy)).summary["accuracy"]["final"]
+    strategy = {
+        "kind": "fedavg",
+        "clients_per_round": 15,
+        "local_epochs": 2,
+        "aggregation": aggregation,
+    }
+    attack = (
+        {"malicious": {"share": share, "attack": {"kind": "sign-flip", "factor": 5.0}}}
+        if share
+        else {}
+    )
+    return (
+        100
+        * fedsim.run(fedsim.Scenario(**base, **attack, strategy=strategy)).summary["accuracy"][
+            "final"
+        ]
+    )
 
 
 ends = {name: [accuracy(share, kind) for share in shares] for name, kind in aggregations.items()}
@@ -63,7 +78,8 @@ print(
     + "."
 )
 print(
-    f"Where nobody attacks these cost {mean[0] - min(values[0] for values in robust.values()):.1f} points at most; with two "
+    "Where nobody attacks these cost "
+    f"{mean[0] - min(values[0] for values in robust.values()):.1f} points at most; with two "
     f"fifths the best of them, the {max(robust, key=lambda name: robust[name][-1])}, still has "
     f"{max(values[-1] for values in robust.values()):.0f} %."
 )

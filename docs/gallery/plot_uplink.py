@@ -2,15 +2,15 @@
 What does a shared uplink cost?
 ===============================
 
-Clients of a round begin together and end together, so their updates meet on the server's link. Each client's own link is fast
-enough; how long a round takes is up to what they share.
+Clients of a round begin together and end together, so their updates meet on the server's link.
+Each client's own link is fast enough; how long a round takes is up to what they share.
 """
 
 # %%
 # The set-up
 # ----------
-# A model of 2 MB, devices with 5 Mbit/s up, and a server link of 10, 50 or 1,000 Mbit/s. Nothing is learnt: only times are
-# asked for, so ten rounds of up to 160 clients take a moment.
+# A model of 2 MB, devices with 5 Mbit/s up, and a server link of 10, 50 or 1,000 Mbit/s. Nothing is
+# learnt: only times are asked for, so ten rounds of up to 160 clients take a moment.
 import tempfile
 from pathlib import Path
 
@@ -40,36 +40,50 @@ for link, minutes in links.items():
             "device": {"down": "20 Mbit/s", "up": "5 Mbit/s", "latency": "40 ms"},
         }
         strategy = {"kind": "fedavg", "clients_per_round": clients, "local_epochs": 1}
-        run = fedsim.run(fedsim.Scenario(**base, network=network, strategy=strategy), folder / f"{link[:2]}-{clients}")
+        run = fedsim.run(
+            fedsim.Scenario(**base, network=network, strategy=strategy),
+            folder / f"{link[:2]}-{clients}",
+        )
         minutes.append(run.rounds["time"].iloc[-1] / len(run.rounds) / 60)
 
 # %%
 # The pictures
 # ------------
-# First how long a round takes; then what thirty of the devices do in the first three rounds of forty clients over the narrowest
-# link. They wait for the model together, train for a while each, and wait for each other again.
+# First how long a round takes; then what thirty of the devices do in the first three rounds of
+# forty clients over the narrowest link. They wait for the model together, train for a while each,
+# and wait for each other again.
 fig, axis = plt.subplots(figsize=(6, 3.5), layout="constrained")
 for link, minutes in links.items():
     axis.plot(cohorts, minutes, marker="o", label=link)
 axis.set(
-    xscale="log", xticks=cohorts, xticklabels=map(str, cohorts), xlabel="clients in a round", ylabel="minutes a round", ylim=0
+    xscale="log",
+    xticks=cohorts,
+    xticklabels=map(str, cohorts),
+    xlabel="clients in a round",
+    ylabel="minutes a round",
+    ylim=0,
 )
 axis.minorticks_off()
 axis.legend(title="server link")
 
 # %%
-plt.figure(fedsim.load_run(folder / "10-40").figure("timeline", rounds=(0, 3), devices=30, order="first"))
+plt.figure(
+    fedsim.load_run(folder / "10-40").figure("timeline", rounds=(0, 3), devices=30, order="first")
+)
 
 # %%
 # The answer
 # ----------
 narrow, wide = links["10 Mbit/s"], links["1 Gbit/s"]
 print(
-    f"With {cohorts[0]} clients a round takes {narrow[0]:.1f} minutes over 10 Mbit/s and {wide[0]:.1f} over 1 Gbit/s: the "
+    f"With {cohorts[0]} clients a round takes {narrow[0]:.1f} minutes over 10 Mbit/s and "
+    f"{wide[0]:.1f} over 1 Gbit/s: the "
     f"devices' own links and their training are what it waits for."
 )
 print(
-    f"With {cohorts[-1]} clients it takes {narrow[-1]:.1f} minutes over 10 Mbit/s and {wide[-1]:.1f} over 1 Gbit/s: from there "
-    f"on a round is the time that {cohorts[-1]} models need on the shared link, {cohorts[-1] * 16 * 2 / 10 / 60:.1f} minutes "
+    f"With {cohorts[-1]} clients it takes {narrow[-1]:.1f} minutes over 10 Mbit/s and "
+    f"{wide[-1]:.1f} over 1 Gbit/s: from there "
+    f"on a round is the time that {cohorts[-1]} models need on the shared link, "
+    f"{cohorts[-1] * 16 * 2 / 10 / 60:.1f} minutes "
     "down and up together."
 )

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # A strategy of your own
 #
-# FedAvg, whose clients exaggerate: what one has learnt it sends longer than it is, by a factor that falls with the times that
-# it has been heard. It is a file with two halves, and needs nothing beside `fedsim.plugin`.
+# FedAvg, whose clients exaggerate: what one has learnt it sends longer than it is, by a factor that
+# falls with the times that it has been heard. It is a file with two halves, and needs nothing
+# beside `fedsim.plugin`.
 
 # %%
 import tempfile
@@ -25,8 +26,9 @@ import matplotlib.pyplot as plt
 import fedsim
 
 # %% [markdown]
-# The client half sees its own device and what it received; it keeps a state of its own. The server half sees what arrives. The
-# arithmetic with models is written down here, and carried out only when somebody asks for a value.
+# The client half sees its own device and what it received; it keeps a state of its own. The server
+# half sees what arrives. The arithmetic with models is written down here, and carried out only when
+# somebody asks for a value.
 
 # %%
 file = Path(tempfile.mkdtemp()) / "bold.py"
@@ -75,15 +77,18 @@ class Bold(FedAvg[BoldParams]):
 ''')
 
 # %% [markdown]
-# A scenario names it by the path of its file. Its parameters are keys like all others: units, bounds and misspelled names are
-# seen to.
+# A scenario names it by the path of its file. Its parameters are keys like all others: units,
+# bounds and misspelled names are seen to.
 
 # %%
 base = {
     "seed": 1,
     "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5}},
     "training": {"lr": 0.05, "batch_size": 10},
-    "population": {"devices": 40, "speed": {"kind": "lognormal", "median": "8 samples/s", "spread": 2.0}},
+    "population": {
+        "devices": 40,
+        "speed": {"kind": "lognormal", "median": "8 samples/s", "spread": 2.0},
+    },
     "stop": {"rounds": 50},
 }
 terms = {"clients_per_round": 10, "local_epochs": 1}
@@ -99,7 +104,9 @@ except fedsim.ScenarioError as error:
 # %%
 runs = {"FedAvg": fedsim.run(fedsim.Scenario(**base, strategy={"kind": "fedavg", **terms}))}
 for boldness in (1.0, 3.0):
-    runs[f"boldness {boldness:g}"] = fedsim.run(fedsim.Scenario(**base, strategy=bold | {"boldness": boldness}))
+    runs[f"boldness {boldness:g}"] = fedsim.run(
+        fedsim.Scenario(**base, strategy=bold | {"boldness": boldness})
+    )
 fig, axis = plt.subplots(figsize=(7, 3.6), layout="constrained")
 for name, run in runs.items():
     axis.plot(run.rounds["time"] / 60, run.rounds["accuracy"], label=name)
@@ -108,11 +115,14 @@ axis.legend()
 
 # %%
 for name, run in runs.items():
-    print(f"{name}: 80 % after {run.costs_to(0.8)['time'] / 60:.1f} min, {run.summary['accuracy']['final']:.1%} at the end")
+    print(
+        f"{name}: 80 % after {run.costs_to(0.8)['time'] / 60:.1f} min, "
+        f"{run.summary['accuracy']['final']:.1%} at the end"
+    )
 
 # %% [markdown]
-# Without boldness it is FedAvg, and the models should be the same to within rounding. That is worth a test in a strategy's
-# first minute.
+# Without boldness it is FedAvg, and the models should be the same to within rounding. That is worth
+# a test in a strategy's first minute.
 
 # %%
 none = fedsim.run(fedsim.Scenario(**base, strategy=bold | {"boldness": 0.0}))

@@ -13,7 +13,8 @@
 # %% [markdown]
 # # A study compared
 #
-# Strategies in the same worlds, over several seeds: what each needs to reach an accuracy, and how sure that is.
+# Strategies in the same worlds, over several seeds: what each needs to reach an accuracy, and how
+# sure that is.
 
 # %%
 import tempfile
@@ -25,15 +26,22 @@ folder = Path(tempfile.mkdtemp())
 base = {
     "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 0.5}},
     "training": {"lr": 0.1, "batch_size": 10},
-    "population": {"devices": 40, "speed": {"kind": "lognormal", "median": "8 samples/s", "spread": 2.0}},
-    "network": {"kind": "star", "device": {"down": "500 kbit/s", "up": "100 kbit/s", "latency": "40 ms"}},
+    "population": {
+        "devices": 40,
+        "speed": {"kind": "lognormal", "median": "8 samples/s", "spread": 2.0},
+    },
+    "network": {
+        "kind": "star",
+        "device": {"down": "500 kbit/s", "up": "100 kbit/s", "latency": "40 ms"},
+    },
     "strategy": {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 2},
     "stop": {"rounds": 25},
 }
 
 # %% [markdown]
-# A study is a base and what is changed of it. The same seed gives every variant the same world, so they can be compared seed by
-# seed. Runs are done side by side; called again, it goes on where it was left.
+# A study is a base and what is changed of it. The same seed gives every variant the same world, so
+# they can be compared seed by seed. Runs are done side by side; called again, it goes on where it
+# was left.
 
 # %%
 study = fedsim.run_study(
@@ -46,7 +54,10 @@ study = fedsim.run_study(
         "variants": {
             "fedavg": {},
             "over-selection": {"strategy.over_selection": 1.5},
-            "fedbuff": {"strategy": {"kind": "fedbuff", "concurrency": 10, "buffer": 5, "local_epochs": 2}, "stop.rounds": 50},
+            "fedbuff": {
+                "strategy": {"kind": "fedbuff", "concurrency": 10, "buffer": 5, "local_epochs": 2},
+                "stop.rounds": 50,
+            },
         },
     },
     folder / "study",
@@ -58,10 +69,17 @@ study
 
 # %%
 table = study.table.set_index("variant")
-table[[column for column in table if column.startswith(("final accuracy", "time to target", "traffic to target"))]].round(3).T
+table[
+    [
+        column
+        for column in table
+        if column.startswith(("final accuracy", "time to target", "traffic to target"))
+    ]
+].round(3).T
 
 # %% [markdown]
-# Seed by seed against the baseline. What the worlds have in common drops out, so these intervals are narrower:
+# Seed by seed against the baseline. What the worlds have in common drops out, so these intervals
+# are narrower:
 
 # %%
 paired = study.paired
@@ -83,8 +101,8 @@ study.figure("costs")
 study.run("fedbuff", seed=2).figure("timeline")
 
 # %% [markdown]
-# A study can search, too. Which step size and how many clients reach the target soonest? Trials are drawn at random here;
-# `kind = "optuna"` learns from those before.
+# A study can search, too. Which step size and how many clients reach the target soonest? Trials are
+# drawn at random here; `kind = "optuna"` learns from those before.
 
 # %%
 searched = fedsim.run_study(
@@ -110,6 +128,7 @@ searched.trials.head()
 # %%
 best = searched.trials.iloc[0]
 print(
-    f"best of {len(searched.trials)}: learning rate {best['training.lr']:g}, {best['strategy.clients_per_round']} clients a "
+    f"best of {len(searched.trials)}: learning rate {best['training.lr']:g}, "
+    f"{best['strategy.clients_per_round']} clients a "
     f"round, {best['time_to_accuracy']:.0f} s to 85 %"
 )

@@ -1,6 +1,8 @@
-"""The command line: each verb parses its options, calls the library, and prints. No other room imports it.
+"""The command line: each verb parses its options, calls the library, and prints. No other room
+imports it.
 
-Exit status: 0 done; 1 failed; 2 a mistake in the scenario or on the command line; 130 interrupted, and what there was is kept.
+Exit status: 0 done; 1 failed; 2 a mistake in the scenario or on the command line; 130
+interrupted, and what there was is kept.
 """
 
 import asyncio
@@ -42,13 +44,19 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="fedsim")
 def main() -> None:
-    """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on real devices?"""
-    if threading.current_thread() is threading.main_thread():  # SIGTERM and SIGHUP end a command as Ctrl-C does
+    """Simulate federated learning: what would a strategy cost in time, bytes and accuracy on
+    real devices?
+    """
+    # SIGTERM and SIGHUP end a command as Ctrl-C does
+    if threading.current_thread() is threading.main_thread():
         for number in signals()[1:]:
-            click.get_current_context().call_on_close(partial(signal.signal, number, signal.signal(number, _end)))
+            click.get_current_context().call_on_close(
+                partial(signal.signal, number, signal.signal(number, _end))
+            )
     before = gc.get_threshold()
     click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
-    gc.set_threshold(100_000)  # libraries make many objects when they are loaded, and none of them is garbage
+    # libraries make many objects when they are loaded, and none of them is garbage
+    gc.set_threshold(100_000)
     atexit.register(gc.freeze)  # nor need they be looked through when the process ends
 
 
@@ -66,16 +74,33 @@ for _verb in (*BEGINNING, *STUDYING, *EXPLAINING, *SHOWING):
 @options.out("The run folder to make.", required=True)
 @options.SEED
 @options.CHANGES
-@click.option("--executor", default="threads", show_default=True, help="Where learning is computed: inline, threads, ray.")
+@click.option(
+    "--executor",
+    default="threads",
+    show_default=True,
+    help="Where learning is computed: inline, threads, ray.",
+)
 @options.WORKERS
 @options.ADDRESS
-@click.option("--resume", is_flag=True, help="Go on with the run in --out where its newest checkpoint left it.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Go on with the run in --out where its newest checkpoint left it.",
+)
 @options.ALLOW_CODE
 @options.WATCH
 @options.PORT
 @options.QUIET
 @options.one_message
-def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: int | None, quiet: bool, **given: Any) -> int:
+def run_command(
+    scenario: str,
+    out: Path,
+    allow_code: bool,
+    watch: bool,
+    port: int | None,
+    quiet: bool,
+    **given: Any,
+) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.clock.executors import make_executor
     from fedsim.lab.terminal import Console, RunProgress, summary_lines
@@ -87,23 +112,40 @@ def run_command(scenario: str, out: Path, allow_code: bool, watch: bool, port: i
     at_port = options.port_of(watch, port)
     if watch:
         from fedsim.analysis.watch import watching  # loads what draws
-    read = load(scenario, given["changes"], given["seed"], allow_code=allow_code, tell=options.tell_dropped(quiet))
-    with closing(make_executor(given["executor"], given["workers"], given["address"], read.training.device)) as where:
-        job = Job(read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S)
+    read = load(
+        scenario,
+        given["changes"],
+        given["seed"],
+        allow_code=allow_code,
+        tell=options.tell_dropped(quiet),
+    )
+    with closing(
+        make_executor(given["executor"], given["workers"], given["address"], read.training.device)
+    ) as where:
+        job = Job(
+            read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S
+        )
         if not quiet:
             say(*read.stop.notes, *read.strategy.notes, err=True)
-            progress = RunProgress(read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts)
+            progress = RunProgress(
+                read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts
+            )
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)
             if job.checkpointer is not None:
                 job.checkpointer.tell = progress.saved
-        with watching(out, at_port) if watch else nullcontext(), interrupted_once(partial(end_soon, job), again=end_at_once):
+        with (
+            watching(out, at_port) if watch else nullcontext(),
+            interrupted_once(partial(end_soon, job), again=end_at_once),
+        ):
             result = asyncio.run(job.execute())
     interrupted = result.summary["status"] == "interrupted"
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
         if job.checkpointer is not None and interrupted:
             code = " --allow-code" if allow_code else ""
-            again = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
+            again = (
+                f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
+            )
             say(f"interrupted; to go on: {again}", err=True)
     return INTERRUPTED if interrupted else 0

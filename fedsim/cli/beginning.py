@@ -1,4 +1,6 @@
-"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check`` and ``data fetch``."""
+"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``
+and ``data fetch``.
+"""
 
 from contextlib import closing
 from pathlib import Path
@@ -6,39 +8,64 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import ALLOW_CODE, CHANGES, FILE, FOLDER, SCENARIO, SEED, one_message, tell_dropped
+from fedsim.cli.options import (
+    ALLOW_CODE,
+    CHANGES,
+    FILE,
+    FOLDER,
+    SCENARIO,
+    SEED,
+    one_message,
+    tell_dropped,
+)
 from fedsim.common.harmless import say
 
 
 @click.command("new", short_help="Ask five things and write a study.")
 @click.argument("file", type=FILE, default="study.toml")
-@click.option("--devices", help="A count and a kind: '200 phones', '30 boards', '10 hospitals', '4 regions'.")
-@click.option("--link", help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.")
+@click.option(
+    "--devices", help="A count and a kind: '200 phones', '30 boards', '10 hospitals', '4 regions'."
+)
+@click.option(
+    "--link",
+    help="A kind of link (fedsim describe links), or its rates down and up: '20/5 Mbit/s'.",
+)
 @click.option("--model", help="The size of the model: '5 MB'.")
 @click.option("--target", type=float, help="The accuracy to reach: 0.9.")
 @click.option("--deadline", help="Of a round: a time, or 'try' for several.")
 @one_message
 def new_command(file: Path, **given: Any) -> None:
-    """Ask five things and write FILE, a commented study that answers: which deadline, which strategy, at what cost?
+    """Ask five things and write FILE, a commented study that answers: which deadline, which
+    strategy, at what cost?
 
-    Options answer the questions for scripts; the others are asked, and Enter takes the answer in brackets.
+    Options answer the questions for scripts; the others are asked, and Enter takes the answer in
+    brackets.
     """
     from fedsim.lab.newcomer import QUESTIONS, write_study
 
     for name, (question, usual) in QUESTIONS.items():
         if given[name] is None:
-            given[name] = click.prompt(question, default=usual, type=float if name == "target" else str)
+            given[name] = click.prompt(
+                question, default=usual, type=float if name == "target" else str
+            )
     line = write_study(file, **given)
-    say(f"written {line}", "run it:", f"  fedsim study {file} --out runs/{file.stem}", f"  fedsim report runs/{file.stem}")
+    say(
+        f"written {line}",
+        "run it:",
+        f"  fedsim study {file} --out runs/{file.stem}",
+        f"  fedsim report runs/{file.stem}",
+    )
 
 
 @click.command("describe", short_help="Say what a kind, a preset, a key or a link is.")
 @click.argument("name", nargs=-1, required=True)
 @one_message
 def describe_command(name: tuple[str, ...]) -> None:
-    """Say what NAME is, with its figures and their sources: a kind, a preset, a link, a key or table of a scenario or study.
+    """Say what NAME is, with its figures and their sources: a kind, a preset, a link, a key or
+    table of a scenario or study.
 
-    Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words are searched for.
+    Such as: phone-mid, smartphone-4g, lte, fedbuff, energy.preset, study.parts. Any other words
+    are searched for.
     """
     from fedsim.lab.catalogue import about
 
@@ -53,7 +80,13 @@ def list_command(name: str | None) -> None:
     from fedsim.lab.catalogue import about, catalogue, entry_lines
 
     if name is None:
-        say(*(line for title, entries in catalogue().items() for line in entry_lines(title, entries)))
+        say(
+            *(
+                line
+                for title, entries in catalogue().items()
+                for line in entry_lines(title, entries)
+            )
+        )
     else:
         say(*about(name))
 
@@ -63,7 +96,9 @@ def list_command(name: str | None) -> None:
 @click.argument("folder", type=FOLDER, default=".")
 @one_message
 def init_command(name: str, folder: Path) -> None:
-    """Copy the scenario or study NAME, of those that come with fedsim, into FOLDER, to be changed there."""
+    """Copy the scenario or study NAME, of those that come with fedsim, into FOLDER, to be
+    changed there.
+    """
     from fedsim.running.shipped import copy
 
     say(*(f"written {path}" for path in copy(name, folder)))
@@ -86,10 +121,20 @@ def schema_command(file: Any) -> None:
 @SEED
 @CHANGES
 @ALLOW_CODE
-@click.option("--no-trial", is_flag=True, help="Do not try the beginning of the run (some seconds) to tell what it takes here.")
-@click.option("--toml", is_flag=True, help="Print the scenario too, with every default: the output is a scenario file.")
+@click.option(
+    "--no-trial",
+    is_flag=True,
+    help="Do not try the beginning of the run (some seconds) to tell what it takes here.",
+)
+@click.option(
+    "--toml",
+    is_flag=True,
+    help="Print the scenario too, with every default: the output is a scenario file.",
+)
 @one_message
-def check_command(scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool) -> None:
+def check_command(
+    scenario: str, seed: int | None, changes: Any, allow_code: bool, no_trial: bool, toml: bool
+) -> None:
     """Validate SCENARIO, and say what it will cost."""
     from fedsim.clock.executors import make_executor
     from fedsim.lab.forecast import PATIENCE_S, forecast_lines
@@ -111,7 +156,13 @@ def data_group() -> None:
 
 @data_group.command("fetch")
 @click.argument("name")
-@click.option("--root", type=FOLDER, envvar="FEDSIM_DATA", required=True, help="Where to put it; by default $FEDSIM_DATA.")
+@click.option(
+    "--root",
+    type=FOLDER,
+    envvar="FEDSIM_DATA",
+    required=True,
+    help="Where to put it; by default $FEDSIM_DATA.",
+)
 @one_message
 def data_fetch_command(name: str, root: Path) -> None:
     """Download the data set NAME and write it in its published format."""
@@ -120,4 +171,12 @@ def data_fetch_command(name: str, root: Path) -> None:
     say(f"written to {fetch(name, root)}")
 
 
-BEGINNING = (new_command, describe_command, list_command, init_command, schema_command, check_command, data_group)
+BEGINNING = (
+    new_command,
+    describe_command,
+    list_command,
+    init_command,
+    schema_command,
+    check_command,
+    data_group,
+)

@@ -7,7 +7,16 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import ALLOW_CODE, RUN_FOLDER, RUNS, WORKERS, changes, one_message, out, tell_dropped
+from fedsim.cli.options import (
+    ALLOW_CODE,
+    RUN_FOLDER,
+    RUNS,
+    WORKERS,
+    changes,
+    one_message,
+    out,
+    tell_dropped,
+)
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
@@ -15,22 +24,49 @@ from fedsim.running.mistakes import INTERRUPTED
 
 @click.command("compare", short_help="Put runs and studies side by side.")
 @RUNS
-@click.option("--ledger", type=click.Choice(["strict", "paper"]), default="strict", show_default=True, help="Counted bytes.")
+@click.option(
+    "--ledger",
+    type=click.Choice(["strict", "paper"]),
+    default="strict",
+    show_default=True,
+    help="Counted bytes.",
+)
 @click.option(
     "--target",
     "targets",
     multiple=True,
-    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was reached; may be repeated.",
+    help="An accuracy (0..1), or such as perplexity=8: adds rounds, time and bytes until it was "
+    "reached; may be repeated.",
 )
-@click.option("--baseline", help="The run or variant that the others are compared with; by default the first run.")
-@click.option("--goal", help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or budget.")
-@click.option("--budget", multiple=True, metavar="KEY=VALUE", help="Rank by accuracy within time='20 min', bytes='3 GB'.")
-@click.option("--published", type=click.Path(dir_okay=False), help="A file of published figures, shown beside the study's.")
+@click.option(
+    "--baseline",
+    help="The run or variant that the others are compared with; by default the first run.",
+)
+@click.option(
+    "--goal",
+    help="What to rank by: time, bytes, energy, carbon, money, rounds, battery, flat, accuracy or "
+    "budget.",
+)
+@click.option(
+    "--budget",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Rank by accuracy within time='20 min', bytes='3 GB'.",
+)
+@click.option(
+    "--published",
+    type=click.Path(dir_okay=False),
+    help="A file of published figures, shown beside the study's.",
+)
 @click.option("--csv", "form", flag_value="csv", help="Print CSV.")
 @click.option("--markdown", "form", flag_value="markdown", help="Print Markdown.")
-@click.option("--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most.")
+@click.option(
+    "--all", "whole", is_flag=True, help="Print all figures, and not only what is asked for most."
+)
 @one_message
-def compare_command(runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any) -> None:
+def compare_command(
+    runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any
+) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.measures import read_goal
@@ -58,26 +94,53 @@ def compare_command(runs: Any, form: Any, whole: bool, published: str | None, go
         say(*as_text(tables, form).removesuffix("\n").split("\n"))
 
 
-def _refuse_unused(published: str | None, form: str | None, whole: bool, goal: str | None, how: Mapping[str, Any]) -> None:
+def _refuse_unused(
+    published: str | None, form: str | None, whole: bool, goal: str | None, how: Mapping[str, Any]
+) -> None:
     """Refuse options that would change nothing that is printed."""
     if published is not None:
-        given = {"--target": how["targets"], "--budget": how["budget"], "--baseline": how["baseline"], "--goal": goal}
+        given = {
+            "--target": how["targets"],
+            "--budget": how["budget"],
+            "--baseline": how["baseline"],
+            "--goal": goal,
+        }
         given["--ledger paper"] = how["ledger"] == "paper"
         unused = [name for name, value in given.items() if value]
         if unused:
-            raise ScenarioError(f"{unused[0]} changes nothing with --published, whose file says what is shown; leave it out")
+            raise ScenarioError(
+                f"{unused[0]} changes nothing with --published, whose file says what is shown; "
+                "leave it out"
+            )
     elif goal is not None and (whole or form is not None):
         every = "--all" if form is None else f"--{form}"
-        raise ScenarioError(f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of the two")
+        raise ScenarioError(
+            f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of "
+            "the two"
+        )
 
 
 @click.command("why", short_help="Explain how long the rounds of a run took.")
 @RUN_FOLDER
-@click.option("--round", "number", type=click.IntRange(min=0), metavar="N", help="One round: each step that it waited for.")
+@click.option(
+    "--round",
+    "number",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="One round: each step that it waited for.",
+)
 @one_message
 def why_command(run: Path, number: int | None) -> None:
-    """Explain how long the rounds of RUN took: the critical path of one, or of all where the simulated time went."""
-    from fedsim.lab.compare.critical_path import CriticalPaths, path_table, round_in_words, run_in_words, totals_table
+    """Explain how long the rounds of RUN took: the critical path of one, or of all where the
+    simulated time went.
+    """
+    from fedsim.lab.compare.critical_path import (
+        CriticalPaths,
+        path_table,
+        round_in_words,
+        run_in_words,
+        totals_table,
+    )
     from fedsim.lab.compare.show import print_to
     from fedsim.lab.terminal import Console
     from fedsim.records.reading import RunFolder
@@ -98,8 +161,11 @@ def why_command(run: Path, number: int | None) -> None:
 @WORKERS
 @ALLOW_CODE
 @one_message
-def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool) -> int:
-    """Run the scenario of RUN again with a change, in the same world, and show what that changed, side by side.
+def whatif_command(
+    run: Path, changes: tuple[str, ...], out: Path | None, workers: int | None, allow_code: bool
+) -> int:
+    """Run the scenario of RUN again with a change, in the same world, and show what that
+    changed, side by side.
 
     Beside the folders a page has both timelines, on one axis of time.
     """
@@ -123,7 +189,8 @@ def whatif_command(run: Path, changes: tuple[str, ...], out: Path | None, worker
     say(f"what if {', '.join(changes)}:")
     both = before, RunFolder(after)
     found = [one.summary["accuracy"]["best"] for one in both]
-    common = math.floor(min(found) * 20) / 20 if None not in found else 0.0  # a target that both reach
+    # a target that both reach
+    common = math.floor(min(found) * 20) / 20 if None not in found else 0.0
     print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
     print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in both})])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))

@@ -11,7 +11,8 @@ from fedsim.common.harmless import say
 from fedsim.running.mistakes import explained
 
 one_message = explained("fedsim")
-FOLDER, FILE = click.Path(path_type=Path), click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path)
+FILE = click.Path(path_type=Path, dir_okay=False)
 
 ALLOW_CODE = click.option(
     "--allow-code",
@@ -20,13 +21,27 @@ ALLOW_CODE = click.option(
 )
 SCENARIO = click.argument("scenario", type=click.Path(dir_okay=False))
 SEED = click.option("--seed", type=click.IntRange(min=0), help="Override the scenario's seed.")
-ADDRESS = click.option("--address", metavar="HOST:PORT", help="The Ray cluster, or 'auto'; by default Ray is started here.")
-WATCH = click.option("--watch", is_flag=True, help="Serve the report on this machine alone, and renew it while runs go on.")
-PORT = click.option("--port", type=click.IntRange(0, 65535), help="For --watch; by default any that is free.")
+ADDRESS = click.option(
+    "--address",
+    metavar="HOST:PORT",
+    help="The Ray cluster, or 'auto'; by default Ray is started here.",
+)
+WATCH = click.option(
+    "--watch",
+    is_flag=True,
+    help="Serve the report on this machine alone, and renew it while runs go on.",
+)
+PORT = click.option(
+    "--port", type=click.IntRange(0, 65535), help="For --watch; by default any that is free."
+)
 QUIET = click.option("--quiet", is_flag=True, help="Print nothing but errors.")
 RUN_FOLDER = click.argument("run", type=FOLDER)
 RUNS = click.argument("runs", nargs=-1, required=True, type=FOLDER)
-WORKERS = click.option("--workers", type=int, help="Threads or processes; by default one per core. No influence on results.")
+WORKERS = click.option(
+    "--workers",
+    type=int,
+    help="Threads or processes; by default one per core. No influence on results.",
+)
 
 
 def out(told: str, *, required: bool = False, kind: click.Path = FOLDER) -> Callable[[Any], Any]:
@@ -41,7 +56,9 @@ def changes(told: str, *, required: bool = False) -> Callable[[Any], Any]:
 
 
 def port_of(watch: bool, port: int | None) -> int:
-    """The port to serve at, 0 for any that is free; ``ScenarioError`` for one that nothing would be served at."""
+    """The port to serve at, 0 for any that is free; ``ScenarioError`` for one that nothing would
+    be served at.
+    """
     if port is not None and not watch:
         raise ScenarioError(f"--port is {port}, but nothing is served without --watch")
     return port or 0

@@ -6,7 +6,17 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import ALLOW_CODE, FOLDER, PORT, RUN_FOLDER, RUNS, WATCH, one_message, out, port_of
+from fedsim.cli.options import (
+    ALLOW_CODE,
+    FOLDER,
+    PORT,
+    RUN_FOLDER,
+    RUNS,
+    WATCH,
+    one_message,
+    out,
+    port_of,
+)
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 
@@ -14,10 +24,14 @@ from fedsim.common.harmless import say
 @click.command("audit", short_help="Check that the records of a run fit together.")
 @RUN_FOLDER
 @ALLOW_CODE
-@click.option("--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers.")
+@click.option(
+    "--unchecked", is_flag=True, help="List all columns, keys and entries that no check covers."
+)
 @one_message
 def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
-    """Check the run folder RUN: causes before effects, one device in one place, bytes that balance."""
+    """Check the run folder RUN: causes before effects, one device in one place, bytes that
+    balance.
+    """
     from fedsim.lab.audit.declared import UNCHECKED
     from fedsim.lab.audited import audit_run
     from fedsim.records.reading import RunFolder
@@ -56,10 +70,16 @@ _ABSENT = "where LOG has no such column."
 @click.command("calibrate", short_help="Fit a world to the log of a real deployment.")
 @click.argument("log", type=FOLDER)
 @out("The folder for the scenario and its tables.", required=True)
-@click.option("--by-client", is_flag=True, help="Write each client's own values, not distributions over clients.")
+@click.option(
+    "--by-client",
+    is_flag=True,
+    help="Write each client's own values, not distributions over clients.",
+)
 @click.option("--bytes", "size", metavar="SIZE", help=f"Of each message, such as '2 MB', {_ABSENT}")
 @click.option("--samples", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT}")
-@click.option("--epochs", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT} Default: 1.")
+@click.option(
+    "--epochs", type=click.IntRange(min=1), help=f"Of each training, {_ABSENT} Default: 1."
+)
 @click.option("--latency", metavar="TIME", help="Of each client, if known: '20 ms'.")
 @click.option(
     "--protocol",
@@ -67,8 +87,12 @@ _ABSENT = "where LOG has no such column."
     help="That messages go by ([network] protocol); by default fluid, or that of a run folder.",
 )
 @one_message
-def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: Any, latency: Any, **fit: Any) -> None:
-    """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a run folder."""
+def calibrate_command(
+    log: Path, out: Path, size: Any, samples: Any, epochs: Any, latency: Any, **fit: Any
+) -> None:
+    """Fit a population and a network to LOG, the tasks of a real deployment (CSV, Parquet), or a
+    run folder.
+    """
     from fedsim.common.units import Bytes, Seconds, read_quantity
     from fedsim.lab.calibrate import calibrate
     from fedsim.lab.calibrate.log import LogDefaults
@@ -85,7 +109,8 @@ def calibrate_command(log: Path, out: Path, size: Any, samples: Any, epochs: Any
 @PORT
 @one_message
 def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: int | None) -> None:
-    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an interactive timeline.
+    """Write RUNS (run folders, folders of studies) as one HTML page with pictures, tables and an
+    interactive timeline.
 
     They may still go on. With --watch nothing is written; Ctrl-C ends it.
     """
@@ -96,7 +121,12 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     if watch:
         if out is not None:
             raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
-        serve(runs, lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True), threading.Event(), at_port)
+        serve(
+            runs,
+            lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True),
+            threading.Event(),
+            at_port,
+        )
     else:
         path = write_report(runs, out)
         say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
@@ -107,7 +137,9 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
 @out("The folder to point TensorBoard at.", required=True)
 @one_message
 def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
-    """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the simulated time."""
+    """Write the rounds of RUNS (or studies) for TensorBoard: "Step" is the round, "Relative" the
+    simulated time.
+    """
     from fedsim.lab.trackers.exports import write_tensorboard
 
     say(*(f"written {path}" for path in write_tensorboard(runs, out)))
@@ -115,10 +147,17 @@ def tensorboard_command(runs: tuple[Path, ...], out: Path) -> None:
 
 @click.command("mlflow", short_help="Tell MLflow of runs or studies.")
 @RUNS
-@click.option("--out", required=True, metavar="FOLDER|URI", help="The store: a folder of files, or a URI as MLflow has them.")
+@click.option(
+    "--out",
+    required=True,
+    metavar="FOLDER|URI",
+    help="The store: a folder of files, or a URI as MLflow has them.",
+)
 @one_message
 def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
-    """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a study is an experiment."""
+    """Tell MLflow of RUNS (or studies): the step is the round, the time the simulated time; a
+    study is an experiment.
+    """
     from fedsim.lab.trackers.exports import write_mlflow
 
     say(*(f"written {name}" for name in write_mlflow(runs, out)))
@@ -127,13 +166,28 @@ def mlflow_command(runs: tuple[Path, ...], out: str) -> None:
 @click.command("wandb", short_help="Write runs or studies for W&B, here alone.")
 @RUNS
 @out("The folder; its 'wandb' holds the runs.", required=True)
-@click.option("--project", default="fedsim", show_default=True, help="The project that 'wandb sync' will send them to.")
+@click.option(
+    "--project",
+    default="fedsim",
+    show_default=True,
+    help="The project that 'wandb sync' will send them to.",
+)
 @one_message
 def wandb_command(runs: tuple[Path, ...], out: Path, project: str) -> None:
-    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is a group."""
+    """Write RUNS (or studies) for W&B, on this machine alone: the step is the round; a study is
+    a group.
+    """
     from fedsim.lab.trackers.exports import write_wandb
 
     say(*(f"written {path}" for path in write_wandb(runs, out, project)))
 
 
-SHOWING = (audit_command, trace_command, calibrate_command, report_command, tensorboard_command, mlflow_command, wandb_command)
+SHOWING = (
+    audit_command,
+    trace_command,
+    calibrate_command,
+    report_command,
+    tensorboard_command,
+    mlflow_command,
+    wandb_command,
+)

@@ -6,7 +6,18 @@ from typing import Any
 
 import click
 
-from fedsim.cli.options import ADDRESS, ALLOW_CODE, CHANGES, FILE, QUIET, WORKERS, changes, one_message, out, tell_dropped
+from fedsim.cli.options import (
+    ADDRESS,
+    ALLOW_CODE,
+    CHANGES,
+    FILE,
+    QUIET,
+    WORKERS,
+    changes,
+    one_message,
+    out,
+    tell_dropped,
+)
 from fedsim.common.errors import ScenarioError
 from fedsim.common.harmless import say
 from fedsim.running.mistakes import INTERRUPTED
@@ -16,24 +27,45 @@ from fedsim.running.signals import interrupted_once
 @click.command("study", short_help="Run many strategies in the same worlds; compare them.")
 @click.argument("study", type=click.Path(dir_okay=False))
 @out("The study's folder, new or begun before.", required=True)
-@click.option("--executor", default="processes", show_default=True, help="Where the runs are done: processes or ray.")
+@click.option(
+    "--executor",
+    default="processes",
+    show_default=True,
+    help="Where the runs are done: processes or ray.",
+)
 @WORKERS
 @ADDRESS
 @CHANGES
-@click.option("--size", help="The size in which the study is run, of those that it has; by default the first.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Run the seeds 1 to N instead of those that it says.")
+@click.option(
+    "--size", help="The size in which the study is run, of those that it has; by default the first."
+)
+@click.option(
+    "--seeds",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Run the seeds 1 to N instead of those that it says.",
+)
 @click.option(
     "--only",
     multiple=True,
     metavar="VARIANT|KEY=VALUE",
-    help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or variants, are alternatives.",
+    help="Run some of it: KEY is part, seed or a key of the grid; several values of a KEY, or "
+    "variants, are alternatives.",
 )
 @ALLOW_CODE
-@click.option("--dry-run", is_flag=True, help="List the runs and how far each is; run and write nothing, read no data.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List the runs and how far each is; run and write nothing, read no data.",
+)
 @QUIET
 @one_message
-def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any) -> int:
-    """Run all strategies of STUDY in the same worlds, and compare them; called again, go on where it was left."""
+def study_command(
+    study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any
+) -> int:
+    """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
+    where it was left.
+    """
     from fedsim.lab.compare.lines import read_lines
     from fedsim.lab.compare.published import CLAIMS
     from fedsim.lab.compare.show import compare_published, print_short, print_to
@@ -46,7 +78,9 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
 
     executor, workers, address = (given.pop(name) for name in ("executor", "workers", "address"))
     if dry_run and quiet:
-        raise ScenarioError("--quiet prints nothing, but --dry-run only prints; give one of the two")
+        raise ScenarioError(
+            "--quiet prints nothing, but --dry-run only prints; give one of the two"
+        )
     read = read_study(study, changes, **given, tell=tell_dropped(quiet))
     conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
     if not quiet:
@@ -57,7 +91,10 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
         return 0
-    with closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress, interrupted_once(conductor.interrupt):
+    with (
+        closing(StudyProgress(Console(stderr=True, quiet=quiet))) as progress,
+        interrupted_once(conductor.interrupt),
+    ):
         conductor.run(progress)
     trials = conductor.trials
     for failure in conductor.failed:
@@ -83,16 +120,21 @@ def study_command(study: str, out: Path, changes: Any, only: Any, dry_run: bool,
 @click.command("bench", short_help="Rank strategies in six frozen worlds.")
 @click.argument("strategies", nargs=-1, required=True, metavar="STRATEGY...")
 @out("The folder of the runs; by default runs/bench-STRATEGY.")
-@click.option("--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), metavar="N", help="Seeds 1 to N; by default 3."
+)
 @changes("A key of your strategy")
 @click.option("--keep", type=FILE, help="A board (CSV) to put the lines on.")
 @WORKERS
 @ALLOW_CODE
 @one_message
-def bench_command(strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **how: Any) -> None:
+def bench_command(
+    strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **how: Any
+) -> None:
     """Run strategies in six frozen worlds, and place them on the kept board.
 
-    STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own, or 'all' for the board's.
+    STRATEGY is a name of the board, a kind (fedsim list strategies), an import path of your own,
+    or 'all' for the board's.
     """
     from fedsim.lab import bench
     from fedsim.lab.compare.show import print_to
@@ -104,10 +146,17 @@ def bench_command(strategies: tuple[str, ...], out: Path | None, changes: Any, k
     print_to(Console(), [bench.table_of(lines, bench.read_board())])
     tables = bench.tables_of(target)
     if changed := bench.changed_tables(tables):
-        say(f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} differ", err=True)
+        say(
+            f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} "
+            "differ",
+            err=True,
+        )
     if keep is not None:
         bench.keep(lines, keep, tables)
-    say(f"runs are in {target}: fedsim report {target}", *([] if keep is None else [f"kept in {keep}"]))
+    say(
+        f"runs are in {target}: fedsim report {target}",
+        *([] if keep is None else [f"kept in {keep}"]),
+    )
 
 
 STUDYING = (study_command, bench_command)

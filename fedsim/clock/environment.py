@@ -1,11 +1,13 @@
-"""SimPy's environment for this simulator: alarms at absolute times, and one order of events within an instant.
+"""SimPy's environment for this simulator: alarms at absolute times, and one order of events
+within an instant.
 
 Events of one instant are processed by priority, and those of one priority as they were scheduled:
 
 1. ``URGENT``: starts and interruptions of processes (SimPy's own use of it);
-2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any event of a process;
-3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage. What completes in the same
-   instant has completed;
+2. ``NORMAL``: everything that completes: the end of a flow or a computation, an arrival, any
+   event of a process;
+3. ``CUT``: everything that interrupts: a device that disconnects, an empty battery, an outage.
+   What completes in the same instant has completed;
 4. ``SETTLE``: networks share their links again, once for all the changes of the instant;
 5. ``JOIN``: results of real work, in the order in which processes asked for them;
 6. ``SERVE``: the server handles its messages, one at a time;
@@ -24,7 +26,9 @@ from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator
 
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
-_ROOM = 1024  # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are dropped
+# entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are
+# dropped
+_ROOM = 1024
 
 Name = tuple[str, int]
 """Name of an alarm in a snapshot: a kind and a number."""
@@ -33,14 +37,21 @@ _UNNAMED: Name = ("", 0)
 
 
 class Alarm(Event):
-    """A named event at ``when`` (s), which can be cancelled and saved; ``ring`` is None once called or cancelled."""
+    """A named event at ``when`` (s), which can be cancelled and saved; ``ring`` is None once
+    called or cancelled.
+    """
 
-    _ok, _value = True, None  # it has been triggered
+    # it has been triggered
+    _ok = True
+    _value = None
 
-    def __init__(self, env: "Environment", name: Name, when: float, ring: Callable[[], object]) -> None:
+    def __init__(
+        self, env: "Environment", name: Name, when: float, ring: Callable[[], object]
+    ) -> None:
         self.env = env  # what ``Event.__init__`` does
         self.callbacks = [_ring]
-        self.name, self.when = name, when
+        self.name = name
+        self.when = when
         self.ring: Callable[[], object] | None = ring
 
     def cancel(self) -> None:
@@ -49,7 +60,8 @@ class Alarm(Event):
 
 
 def _ring(alarm: Any) -> None:
-    ring, alarm.ring = alarm.ring, None
+    ring = alarm.ring
+    alarm.ring = None
     ring()
 
 
@@ -58,11 +70,14 @@ def _is_cancelled(event: Event) -> bool:
 
 
 class Join(Event):
-    """Result of real work: ``yield join`` in a process, ``await join`` in a handler; meanwhile the clock stands still."""
+    """Result of real work: ``yield join`` in a process, ``await join`` in a handler; meanwhile
+    the clock stands still.
+    """
 
     def __init__(self, env: "Environment", work: "Future[Any]") -> None:
         super().__init__(env)
-        self.work, self._environment = work, env
+        self.work = work
+        self._environment = env
 
     def __await__(self) -> Generator[Any, None, Any]:
         if not self._environment.handling:  # outside of simulated time: after a run
@@ -82,14 +97,17 @@ class Join(Event):
 
 
 class Environment(simpy.Environment):
-    """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and resources are SimPy's.
+    """SimPy's environment, with alarms. ``run``, ``step``, ``peek``, processes, conditions and
+    resources are SimPy's.
 
-    An alarm is one entry of the schedule, at its exact time, with any priority. A cancelled alarm never moves the clock.
+    An alarm is one entry of the schedule, at its exact time, with any priority. A cancelled
+    alarm never moves the clock.
 
     Attributes:
         pending: real work that must be done before the next event, and what to call then.
         handling: whether a handler of the server runs.
-        moved: called with the time (s) of the next event before the clock moves there; infinity if there is none.
+        moved: called with the time (s) of the next event before the clock moves there; infinity
+            if there is none.
     """
 
     def __init__(self) -> None:
@@ -108,8 +126,12 @@ class Environment(simpy.Environment):
         return schedule[0][0] if schedule else inf
 
     def advance(self) -> float:
-        """Process the events due now, up to the first that joins real work (``pending``); returns the next one's time (s)."""
-        schedule, step, now = self._schedule, super().step, self.now
+        """Process the events due now, up to the first that joins real work (``pending``);
+        returns the next one's time (s).
+        """
+        schedule = self._schedule
+        step = super().step
+        now = self.now
         while schedule:  # without ``peek``, whose call would take a sixth of an event's time
             when, _, _, event = schedule[0]
             if type(event) is Alarm and event.ring is None:
@@ -131,7 +153,9 @@ class Environment(simpy.Environment):
             wait([work])
             go_on()
 
-    def at(self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
+    def at(
+        self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL
+    ) -> Alarm:
         """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
         if when < (now := self.now):
             raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
@@ -140,12 +164,20 @@ class Environment(simpy.Environment):
         return alarm
 
     def call(self, ring: Callable[[], object], priority: EventPriority = NORMAL) -> None:
-        """Call ``ring`` in this instant, after what is scheduled in it already with the same priority."""
+        """Call ``ring`` in this instant, after what is scheduled in it already with the same
+        priority.
+        """
         self.at(_UNNAMED, self.now, ring, priority)
 
     def alarms(self) -> Iterator[Event]:
-        """The events to come, cancelled alarms aside, in the order in which they will be processed."""
-        return (entry[3] for entry in sorted(self._schedule, key=lambda entry: entry[:3]) if not _is_cancelled(entry[3]))
+        """The events to come, cancelled alarms aside, in the order in which they will be
+        processed.
+        """
+        return (
+            entry[3]
+            for entry in sorted(self._schedule, key=lambda entry: entry[:3])
+            if not _is_cancelled(entry[3])
+        )
 
     def trim(self) -> None:
         """Drop cancelled alarms if they are half of a long schedule."""

@@ -1,7 +1,9 @@
-"""Executors run the real work. An executor decides how long work takes in real time, and nothing else.
+"""Executors run the real work. An executor decides how long work takes in real time, and nothing
+else.
 
-Work that needs a process of its own goes to worker processes of this machine, which carry out one call at a time. Calls and
-answers are pickles on their pipes; a worker's output goes to this process's standard error.
+Work that needs a process of its own goes to worker processes of this machine, which carry out one
+call at a time. Calls and answers are pickles on their pipes; a worker's output goes to this
+process's standard error.
 """
 
 import os
@@ -33,7 +35,9 @@ from {module} import {name}
 
 
 class Executor(Protocol):
-    """Runs functions somewhere, at some time, in any order; the simulation never looks at when they finish."""
+    """Runs functions somewhere, at some time, in any order; the simulation never looks at when
+    they finish.
+    """
 
     workers: int
 
@@ -44,12 +48,15 @@ class Executor(Protocol):
     def submit(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
         """Start ``function(*args)``; its value or exception comes through the future.
 
-        It may run in another process, on copies of the arguments. An array that is read-only never changes.
+        It may run in another process, on copies of the arguments. An array that is read-only
+        never changes.
         """
         ...
 
     def submit_alone(self, function: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Like ``submit``, in a process that runs nothing else meanwhile; the function stands at the top of a module."""
+        """Like ``submit``, in a process that runs nothing else meanwhile; the function stands at
+        the top of a module.
+        """
         return self.submit(function, *args)
 
     def close(self) -> None:
@@ -57,34 +64,51 @@ class Executor(Protocol):
         return
 
 
-def make_executor(name: str, workers: int | None = None, address: str | None = None, device: str = "cpu") -> Executor:
-    """An executor by name (``--executor``), with so many threads or processes (by default one a core), for a device.
+def make_executor(
+    name: str, workers: int | None = None, address: str | None = None, device: str = "cpu"
+) -> Executor:
+    """An executor by name (``--executor``), with so many threads or processes (by default one a
+    core), for a device.
 
-    ``address`` is that of a Ray cluster that is there, with workers of its own: ``HOST:PORT``, or ``auto``. Raises
-    ``ScenarioError`` where there is no such executor or cluster, or it cannot do what is asked.
+    ``address`` is that of a Ray cluster that is there, with workers of its own: ``HOST:PORT``, or
+    ``auto``. Raises ``ScenarioError`` where there is no such executor or cluster, or it cannot do
+    what is asked.
     """
     if workers is not None and workers < 1:
         raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
     if address is not None and name in EXECUTORS and name != "ray":
-        raise ScenarioError(f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address")
+        raise ScenarioError(
+            f"--address is {address!r}, but --executor is {name!r}; only 'ray' has an address"
+        )
     if name == "inline":
         if workers not in (None, 1):
-            raise ScenarioError(f"--workers is {workers}, but --executor is 'inline', which computes in one thread")
+            raise ScenarioError(
+                f"--workers is {workers}, but --executor is 'inline', which computes in one thread"
+            )
         return Inline()
     if name == "threads":
         return Threads(workers or os.cpu_count() or 1)
     if name != "ray":
-        raise ScenarioError(f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}")
+        raise ScenarioError(
+            f"--executor is {name!r}; allowed are {', '.join(EXECUTORS)}{nearest(name, EXECUTORS)}"
+        )
     if address is not None and workers is not None:
-        raise ScenarioError(f"--workers is {workers}, but the cluster at --address {address!r} has its own number of them")
+        raise ScenarioError(
+            f"--workers is {workers}, but the cluster at --address {address!r} has its own "
+            "number of them"
+        )
     if device != "cpu":
-        raise ScenarioError(f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone")
+        raise ScenarioError(
+            f"training.device is {device!r}, but --executor is 'ray', whose workers use CPUs alone"
+        )
     made: Executor = at("fedsim.toolbox.ray:Ray", "--executor")(address, workers)
     return made
 
 
 class Inline(Executor):
-    """Runs each function in the calling thread when it is submitted: the reference for all others."""
+    """Runs each function in the calling thread when it is submitted: the reference for all
+    others.
+    """
 
     workers = 1
 
@@ -125,12 +149,14 @@ class Threads(Executor):
 
 
 def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Popen[Any]":
-    """Start a fresh Python that calls a function of fedsim's, with ``words`` as its command line, in a session of its own.
+    """Start a fresh Python that calls a function of fedsim's, with ``words`` as its command
+    line, in a session of its own.
 
-    It has this process's search path without the working directory, and its allowed code. Unlike a process of
-    ``multiprocessing`` it does not run the user's program again.
+    It has this process's search path without the working directory, and its allowed code. Unlike
+    a process of ``multiprocessing`` it does not run the user's program again.
     """
-    here, home = Path.cwd().resolve(), str(Path(__file__).absolute().parents[1])
+    here = Path.cwd().resolve()
+    home = str(Path(__file__).absolute().parents[1])
     now = list(sys.path)  # another thread may change it meanwhile, as a Flower app in use does
     path = [place for place in now if Path(place).is_absolute() and Path(place).resolve() != here]
     code = _CODE.format(path=[*path, home], places=places(), module=module, name=name)
@@ -153,17 +179,22 @@ class WorkerProcesses:
 
     def _call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         if not hasattr(self._own, "worker"):
-            self._own.worker = start("fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            self._own.worker = start(
+                "fedsim.clock.executors", "serve", stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            )
             self._all.append(self._own.worker)
         worker = self._own.worker
         try:
-            pickle.dump(places(), worker.stdin)  # of modules that were allowed by now, so that the next pickle can name them
+            # of modules that were allowed by now, so that the next pickle can name them
+            pickle.dump(places(), worker.stdin)
             pickle.dump((function, args), worker.stdin, protocol=5)
             worker.stdin.flush()
             done, outcome = pickle.load(worker.stdout)
         except (EOFError, BrokenPipeError) as error:
             del self._own.worker
-            raise SimulationError(f"a worker process ended while it worked (exit status {worker.wait()})") from error
+            raise SimulationError(
+                f"a worker process ended while it worked (exit status {worker.wait()})"
+            ) from error
         if done:
             return outcome
         raise outcome
@@ -180,7 +211,8 @@ class WorkerProcesses:
 
 def serve() -> None:
     """Carry out one call after another, in a worker, until its pipe is closed."""
-    calls, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    calls = sys.stdin.buffer
+    answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the work prints is no answer
     while True:
         try:
@@ -193,7 +225,9 @@ def serve() -> None:
 
 
 def answer(work: Callable[[], Any]) -> bytes:
-    """Do some work; a pickle of (True, its value) or (False, its error, or a ``SimulationError`` if that has no pickle)."""
+    """Do some work; a pickle of (True, its value) or (False, its error, or a ``SimulationError``
+    if that has no pickle).
+    """
     try:
         outcome = True, work()
     except Exception as error:
@@ -206,4 +240,6 @@ def answer(work: Callable[[], Any]) -> bytes:
         return content
     except Exception as error:
         wrong = error if outcome[0] else outcome[1]
-        return pickle.dumps((False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5)
+        return pickle.dumps(
+            (False, SimulationError(f"{type(wrong).__name__}: {wrong}")), protocol=5
+        )

@@ -1,10 +1,12 @@
-"""The clock: one SimPy environment, driven by asyncio, in which real work may be joined and every event is emitted.
+"""The clock: one SimPy environment, driven by asyncio, in which real work may be joined and
+every event is emitted.
 
-Within one instant the order is that of ``fedsim.clock.environment``. While real work is joined no event is processed, so that
-the run is the same to the bit whatever time the work takes.
+Within one instant the order is that of ``fedsim.clock.environment``. While real work is joined
+no event is processed, so that the run is the same to the bit whatever time the work takes.
 
-Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97 days). Later times are as far
-apart as float64s are (60 ns after ten years), and two sums may differ by some of these steps.
+Times lie on a grid of 2^-30 s (0.93 ns), on which sums are exact in a float64 up to 2^23 s (97
+days). Later times are as far apart as float64s are (60 ns after ten years), and two sums may differ
+by some of these steps.
 """
 
 import asyncio
@@ -21,12 +23,25 @@ from typing import Any, NamedTuple, Protocol
 import simpy
 from simpy.events import EventPriority
 
-from fedsim.clock.environment import LAST, NORMAL, SERVE, SETTLE, Alarm, Environment, Join, Name, ProcessGenerator
+from fedsim.clock.environment import (
+    LAST,
+    NORMAL,
+    SERVE,
+    SETTLE,
+    Alarm,
+    Environment,
+    Join,
+    Name,
+    ProcessGenerator,
+)
 from fedsim.clock.executors import Executor, Inline
 from fedsim.common.errors import SimulationError
 from fedsim.common.units import CLOCK_END_S, EXACT_S, TICK_S
 
-_WAITS = "a handler waits for something that is no value of this run; use server.timer to wait, server.value for results"
+_WAITS = (
+    "a handler waits for something that is no value of this run; use server.timer to wait, "
+    "server.value for results"
+)
 _TICKS_PER_SECOND = 1 / TICK_S
 _BREATH_S = 0.01  # the event loop gets its turn at least this often, in real seconds
 _NOTHING_LEFT = "nothing left to happen"
@@ -35,22 +50,36 @@ _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real cl
 
 
 def on_grid(seconds: float) -> float:
-    """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64 lies on one."""
-    return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
+    """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64
+    lies on one.
+    """
+    return (
+        round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
+        if -EXACT_S < seconds < EXACT_S
+        else seconds
+    )
 
 
 def on_grid_after(seconds: float) -> float:
     """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
-    return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND if -EXACT_S < seconds < EXACT_S else seconds
+    return (
+        math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
+        if -EXACT_S < seconds < EXACT_S
+        else seconds
+    )
 
 
 def tie_s(now: float) -> float:
-    """Largest distance of two times around ``now`` that ought to be one (s): each is a sum of a few that were rounded."""
+    """Largest distance of two times around ``now`` that ought to be one (s): each is a sum of a
+    few that were rounded.
+    """
     return 8 * max(TICK_S, math.ulp(now))
 
 
 class Record(NamedTuple):
-    """One thing that happened: when (simulated seconds), what, and what that kind of event needs."""
+    """One thing that happened: when (simulated seconds), what, and what that kind of event
+    needs.
+    """
 
     time: float
     kind: str
@@ -64,18 +93,26 @@ _make_record = tuple.__new__  # half the time of the constructor that NamedTuple
 
 
 class Blueprint(Protocol):
-    """Anything that can put a world and its server into an empty simulation; ``Scenario`` is one."""
+    """Anything that can put a world and its server into an empty simulation; ``Scenario`` is
+    one.
+    """
 
     def install(self, simulation: "Simulation") -> Any:
-        """Build everything into ``simulation``: processes, first wake-ups, sinks. What it returns is kept for the caller."""
+        """Build everything into ``simulation``: processes, first wake-ups, sinks.
+
+        What it returns is kept for the caller.
+        """
 
 
-_running: list[tuple[int, int, int]] = []  # of each run that goes on: the thresholds of the garbage collector before it
+# of each run that goes on: the thresholds of the garbage collector before it
+_running: list[tuple[int, int, int]] = []
 
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """While any run goes on, Python looks for cycles of garbage rarely: there are few, and it takes a quarter of the time."""
+    """While any run goes on, Python looks for cycles of garbage rarely: there are few, and it
+    takes a quarter of the time.
+    """
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
     if 0 < before[0] < _OBJECTS:
@@ -89,14 +126,16 @@ def _rare_collections() -> Iterator[None]:
 
 
 class Simulation:
-    """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a bare clock.
+    """A run in simulated time. ``Simulation(scenario)`` has a world in it; ``Simulation()`` is a
+    bare clock.
 
     Args:
         blueprint: what to build into it (a ``Scenario``), or None.
         executor: where real work runs; by default in this thread.
 
     Attributes:
-        env: SimPy's environment; it may be run and stepped as SimPy documents it, without ``run`` below.
+        env: SimPy's environment; it may be run and stepped as SimPy documents it, without
+            ``run`` below.
         now: the simulated time (s), read only; a faster ``env.now``.
         settled: whether the run stands between two instants (it may be saved there), or is over.
         working: whether the executor does real work in this thread now.
@@ -107,7 +146,9 @@ class Simulation:
     Watch it with ``async for record in simulation``, or let it run with ``await simulation.run()``.
     """
 
-    def __init__(self, blueprint: Blueprint | None = None, *, executor: Executor | None = None) -> None:
+    def __init__(
+        self, blueprint: Blueprint | None = None, *, executor: Executor | None = None
+    ) -> None:
         self.env = Environment()
         self.env.moved = self._move
         self.now, self.end, self.ended = 0.0, CLOCK_END_S, self.env.event()
@@ -133,7 +174,10 @@ class Simulation:
     def world(self) -> Any:
         """The ``fedsim.plugin.World`` for processes that are started from Python."""
         if self.installed is None:
-            raise SimulationError("there is no world in a bare clock; give Simulation a scenario, or use fedsim.build_world")
+            raise SimulationError(
+                "there is no world in a bare clock; give Simulation a scenario, or use "
+                "fedsim.build_world"
+            )
         return self.installed.processes.world
 
     def process(self, generator: ProcessGenerator) -> simpy.Process:
@@ -142,7 +186,13 @@ class Simulation:
         process.callbacks.append(_raise_failure)
         return process
 
-    def wake(self, name: Name, when: float, callback: Callable[[], object], priority: EventPriority = NORMAL) -> Alarm:
+    def wake(
+        self,
+        name: Name,
+        when: float,
+        callback: Callable[[], object],
+        priority: EventPriority = NORMAL,
+    ) -> Alarm:
         """Set an alarm: call a function at a time (s)."""
         return self.env.at(name, when, callback, priority)
 
@@ -151,12 +201,18 @@ class Simulation:
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Run a handler of the server in this instant, after the world's events; it may await real work alone."""
+        """Run a handler of the server in this instant, after the world's events; it may await
+        real work alone.
+        """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
 
-    def submit(self, function: Callable[..., Any], *args: Any, alone: bool = False) -> "Future[Any]":
-        """Start real work on the executor, for ``join``; ``alone``: with nothing else in its process."""
+    def submit(
+        self, function: Callable[..., Any], *args: Any, alone: bool = False
+    ) -> "Future[Any]":
+        """Start real work on the executor, for ``join``; ``alone``: with nothing else in its
+        process.
+        """
         self.working = True
         try:
             return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
@@ -164,7 +220,9 @@ class Simulation:
             self.working = False
 
     def join(self, work: "Future[Any]") -> Join:
-        """The result of ``work``, at this very instant: the clock stands still until it is there."""
+        """The result of ``work``, at this very instant: the clock stands still until it is
+        there.
+        """
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -180,12 +238,16 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Call ``sink`` with every record as it is emitted, or with those of ``kinds`` alone, after the sinks of all kinds."""
+        """Call ``sink`` with every record as it is emitted, or with those of ``kinds`` alone,
+        after the sinks of all kinds.
+        """
         for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
             sinks.append(sink)
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Call ``final`` at the end of the run, while records are still taken but no message is handled."""
+        """Call ``final`` at the end of the run, while records are still taken but no message is
+        handled.
+        """
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
@@ -205,15 +267,24 @@ class Simulation:
     # Snapshots, between two instants.
 
     def between_instants(self, action: Callable[[], None]) -> None:
-        """Call ``action`` once when this instant is over and before time moves on (or the run ends)."""
+        """Call ``action`` once when this instant is over and before time moves on (or the run
+        ends).
+        """
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:
-        """Kind, number and time (s) of every alarm to come, in order. ``SimulationError``: there are other events."""
+        """Kind, number and time (s) of every alarm to come, in order.
+
+        ``SimulationError``: there are other events.
+        """
         found = []
         for event in self.env.alarms():
             if not isinstance(event, Alarm) or event.when <= self.now:
-                why = "the instant is not over" if isinstance(event, Alarm) else f"{event!r} has no name"
+                why = (
+                    "the instant is not over"
+                    if isinstance(event, Alarm)
+                    else f"{event!r} has no name"
+                )
                 raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
             found.append((*event.name, event.when))
         return found
@@ -233,10 +304,13 @@ class Simulation:
             yield self._watched.popleft()
 
     async def _drive(self) -> AsyncIterator[None]:
-        """Carry out instant after instant; yields between two of them, often enough to keep the event loop alive."""
+        """Carry out instant after instant; yields between two of them, often enough to keep the
+        event loop alive.
+        """
         try:
             with _rare_collections():
-                breath, instants = time.perf_counter(), 0
+                breath = time.perf_counter()
+                instants = 0
                 while await self._goes_on():
                     instants += 1
                     if self._watched or instants >= _INSTANTS_A_LOOK:
@@ -248,7 +322,8 @@ class Simulation:
                             breath = time.perf_counter()
                     self.env.step()  # to the next instant
                 self._over = True  # no message is handled any more
-                for final in (lambda: None, *self._finals):  # the first event is that of the end itself
+                # the first event is that of the end itself
+                for final in (lambda: None, *self._finals):
                     final()
                     while self.env.peek() <= self.now:
                         self.env.step()
@@ -259,7 +334,8 @@ class Simulation:
 
     async def _goes_on(self) -> bool:
         """Finish this instant; returns whether another one follows."""
-        env, due = self.env, self.env.advance()
+        env = self.env
+        due = self.env.advance()
         while env.pending is not None:
             (work, go_on), env.pending = env.pending, None
             with suppress(Exception):  # it is raised where it is joined
@@ -285,7 +361,8 @@ class Simulation:
         self.env.handling = True
         try:
             waited = next(handler)
-            while not isinstance(waited, Join):  # the error arises in the handler itself, so that it says where
+            # the error arises in the handler itself, so that it says where
+            while not isinstance(waited, Join):
                 waited = handler.throw(SimulationError(_WAITS))
         except StopIteration:
             return
@@ -295,10 +372,23 @@ class Simulation:
 
 
 def _raise_failure(process: simpy.events.Event) -> None:
-    """SimPy raises a copy of what a process does not catch; the exception itself says where it was raised."""
+    """SimPy raises a copy of what a process does not catch; the exception itself says where it
+    was raised.
+    """
     if not process.ok:
         error: Any = process.value
         raise error
 
 
-__all__ = ["TICK_S", "Alarm", "Blueprint", "Environment", "Join", "Record", "Simulation", "on_grid", "on_grid_after", "tie_s"]
+__all__ = [
+    "TICK_S",
+    "Alarm",
+    "Blueprint",
+    "Environment",
+    "Join",
+    "Record",
+    "Simulation",
+    "on_grid",
+    "on_grid_after",
+    "tie_s",
+]

@@ -1,1 +1,4 @@
-"""Errors, files, units, registries and random streams, which every room uses. Imports no other room, and knows no time."""
+"""Errors, files, units, registries and random streams, which every room uses.
+
+Imports no other room, and knows no time.
+"""

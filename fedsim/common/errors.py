@@ -18,22 +18,32 @@ _LONGEST_NAME = 200  # characters of a name that is compared with others
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 on_command_line: ContextVar[bool] = ContextVar("on_command_line", default=False)
-"""Whether messages name options and verbs of the command line; otherwise they name Python arguments and functions."""
+"""Whether messages name options and verbs of the command line; otherwise they name Python
+arguments and functions.
+"""
 
-_OPTION = re.compile(r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim (run|study)'")
+_OPTION = re.compile(
+    r"(?<!\S)--(set|out|workers|address|executor|resume|baseline|target|only|seeds)\b|'fedsim "
+    r"(run|study)'"
+)
 _IN_PYTHON = {"set": "changes", "run": "fedsim.run", "study": "fedsim.run_study"}
 
 
 class FedsimError(Exception):
     """Base of all errors that fedsim raises on purpose."""
 
-    exit_status = 1  # of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run
+    # of the command line: 2 for mistakes in the scenario or the command line, 1 for errors of a run
+    exit_status = 1
 
     def __str__(self) -> str:
         text = super().__str__()
         if not on_command_line.get():
             text = _OPTION.sub(lambda found: _IN_PYTHON.get(found[1] or found[2], found[1]), text)
-        return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+        return (
+            text
+            if len(text) <= _LONGEST
+            else f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}"
+        )
 
 
 class ScenarioError(FedsimError):
@@ -49,7 +59,9 @@ class DataError(FedsimError):
 
 
 class RunFolderError(FedsimError):
-    """A run folder cannot be written (already used, no permission) or read (missing or damaged files)."""
+    """A run folder cannot be written (already used, no permission) or read (missing or damaged
+    files).
+    """
 
     exit_status = 2
 
@@ -70,25 +82,40 @@ def is_full(error: Exception) -> bool:
 
 
 def told(error: Exception, folder: Path | None = None) -> str:
-    """The message for an error raised elsewhere; ``folder`` is the output folder of the failed work."""
+    """The message for an error raised elsewhere; ``folder`` is the output folder of the failed
+    work.
+    """
     if is_full(error):
         name = getattr(error, "filename", None)
         place = folder if name is None else Path(os.fsdecode(name)).parent
         which = "" if place is None else f" that holds {str(place)!r}"
         saved = on_command_line.get() and place is not None and any(place.glob("checkpoint/*/*"))
-        return f"the disk{which} is full; make room there, and {'--resume goes on' if saved else 'try again'}"
+        return (
+            f"the disk{which} is full; make room there, and "
+            f"{'--resume goes on' if saved else 'try again'}"
+        )
     if isinstance(error, OSError):
-        return f"{str(error.filename)!r} cannot be used: {error.strerror}" if error.filename else str(error)
+        return (
+            f"{str(error.filename)!r} cannot be used: {error.strerror}"
+            if error.filename
+            else str(error)
+        )
     if isinstance(error, NotImplementedError) and not error.args:
         frame = [frame for frame, _ in traceback.walk_tb(error.__traceback__)][-1]
         owner = type(frame.f_locals.get("self"))
-        return f"{owner.__name__}{home_of(owner)} has no {frame.f_code.co_name!r}, which it has to have"
+        return (
+            f"{owner.__name__}{home_of(owner)} has no {frame.f_code.co_name!r}, which it has to "
+            "have"
+        )
     return f"{type(error).__name__}: {error}"
 
 
 def place_of(error: BaseException) -> str:
-    """The line of user code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none did."""
-    own, others = "", {_HERE, Path(sysconfig.get_path("stdlib"))}
+    """The line of user code that raised an error, as ``", in mine.py, line 12"``; ``""`` if none
+    did.
+    """
+    own = ""
+    others = {_HERE, Path(sysconfig.get_path("stdlib"))}
     for frame in traceback.extract_tb(error.__traceback__):
         file = Path(frame.filename)
         if file.is_file() and "site-packages" not in file.parts and others.isdisjoint(file.parents):
@@ -97,9 +124,12 @@ def place_of(error: BaseException) -> str:
 
 
 def home_of(code: Any) -> str:
-    """The source line of a user's function or class, as ``" (mine.py, line 12)"``; ``""`` for fedsim's own."""
+    """The source line of a user's function or class, as ``" (mine.py, line 12)"``; ``""`` for
+    fedsim's own.
+    """
     try:
-        file, line = Path(inspect.getfile(code)), inspect.getsourcelines(code)[1]
+        file = Path(inspect.getfile(code))
+        line = inspect.getsourcelines(code)[1]
     except (OSError, TypeError):  # defined without a source file
         return ""
     return "" if _HERE in file.resolve().parents else f" ({file.name}, line {line})"
@@ -112,9 +142,13 @@ def shown(value: object) -> str:
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is near."""
-    if len(name) > _LONGEST_NAME:  # two texts are compared in time that grows with the square of their length
+    """A hint for a misspelt name: ``" (did you mean 'fedavg'?)"``, or ``""`` when nothing is
+    near.
+    """
+    # two texts are compared in time that grows with the square of their length
+    if len(name) > _LONGEST_NAME:
         return ""
     short_names = [each for each in names if len(each) <= _LONGEST_NAME]
-    close = get_close_matches(name, short_names, n=1, cutoff=0.5 if len(name) > 2 else 0.6)  # "no" does not mean "on"
+    # "no" does not mean "on"
+    close = get_close_matches(name, short_names, n=1, cutoff=0.5 if len(name) > 2 else 0.6)
     return f" (did you mean {close[0]!r}?)" if close else ""

@@ -1,7 +1,8 @@
-"""Reading of untrusted files (no pipes, devices or endless nesting), and writing of files that survive a power cut.
+"""Reading of untrusted files (no pipes, devices or endless nesting), and writing of files that
+survive a power cut.
 
-An operating system writes contents and names to the disk in any order. A content is safe once its file is synced, a name once
-its folder is.
+An operating system writes contents and names to the disk in any order. A content is safe once
+its file is synced, a name once its folder is.
 """
 
 import errno
@@ -20,7 +21,10 @@ from typing import Any
 
 from fedsim.common.errors import DataError
 
-SOUGHT = "a relative path is sought in data.root, or without that in the working directory and then in $FEDSIM_DATA"
+SOUGHT = (
+    "a relative path is sought in data.root, or without that in the working directory and then in "
+    "$FEDSIM_DATA"
+)
 WRITING = ".writing"  # suffix of incomplete files
 _TOO_DEEP = "it is nested too deeply"
 _MOST_PARTS = 100  # of a dotted key: the parser's time grows with their square
@@ -29,13 +33,18 @@ _BETWEEN_KEYS = re.compile(r"[=,{\[\]]")
 
 
 def sought(file: str, root: Path | None) -> Path:
-    """The path of a file that a scenario names (see ``SOUGHT``); ``root``: ``data.root``, if given."""
-    here, shared = (root or Path()) / file, os.environ.get("FEDSIM_DATA")
+    """The path of a file that a scenario names (see ``SOUGHT``); ``root``: ``data.root``, if
+    given.
+    """
+    here = (root or Path()) / file
+    shared = os.environ.get("FEDSIM_DATA")
     return Path(shared, file) if shared and root is None and not here.exists() else here
 
 
 def regular(path: Path) -> Path:
-    """``path``, if it is a regular file; otherwise ``OSError``, whose ``strerror`` names its type."""
+    """``path``, if it is a regular file; otherwise ``OSError``, whose ``strerror`` names its
+    type.
+    """
     try:
         mode = path.stat().st_mode
     except ValueError as error:  # no system has such a path
@@ -58,13 +67,17 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
-    """The text of a regular file; otherwise ``OSError``, as of ``regular``, or ``UnicodeDecodeError``."""
+    """The text of a regular file; otherwise ``OSError``, as of ``regular``, or
+    ``UnicodeDecodeError``.
+    """
     return regular(path).read_text(encoding, errors)
 
 
 @contextmanager
 def reading(path: Path, key: str, form: str) -> Iterator[None]:
-    """Raise a ``DataError`` if the file at ``path``, which the scenario's ``key`` names, cannot be read as ``form``."""
+    """Raise a ``DataError`` if the file at ``path``, which the scenario's ``key`` names, cannot
+    be read as ``form``.
+    """
     try:
         yield
     except FileNotFoundError:
@@ -74,7 +87,9 @@ def reading(path: Path, key: str, form: str) -> Iterator[None]:
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
+    """The content of a JSON file in UTF-8, with a byte order mark or without; raises ``OSError``
+    or ``ValueError``.
+    """
     try:
         return json.loads(read_text(path, "utf-8-sig"))
     except RecursionError:
@@ -92,7 +107,9 @@ _FINITE = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 def parse_json(text: str, *, finite: bool = False) -> Any:
-    """The value of a text in JSON; raises ``ValueError``, also for numbers that are not ``finite`` where all are to be."""
+    """The value of a text in JSON; raises ``ValueError``, also for numbers that are not
+    ``finite`` where all are to be.
+    """
     try:
         return _FINITE.decode(text) if finite else json.loads(text)
     except RecursionError:
@@ -100,7 +117,9 @@ def parse_json(text: str, *, finite: bool = False) -> Any:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The tables of a TOML file in UTF-8, with a byte order mark or without; raises ``OSError`` or ``ValueError``."""
+    """The tables of a TOML file in UTF-8, with a byte order mark or without; raises ``OSError``
+    or ``ValueError``.
+    """
     return toml(read_text(path, "utf-8-sig"))
 
 
@@ -117,20 +136,27 @@ def _refuse_long_keys(text: str) -> None:
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_PARTS:
             bare = _TOML_STRING.sub("", line).partition("#")[0]
-            refuse_long_key(max(_BETWEEN_KEYS.split(bare), key=lambda part: part.count(".")), f" in line {number}")
+            refuse_long_key(
+                max(_BETWEEN_KEYS.split(bare), key=lambda part: part.count(".")),
+                f" in line {number}",
+            )
 
 
 def refuse_long_key(key: str, place: str = "") -> None:
     """Raise ``ValueError`` for a dotted key of very many parts, at a ``place`` of its file."""
     if key.count(".") > _MOST_PARTS:
-        raise ValueError(f"a key{place} has {key.count('.') + 1} parts; allowed are at most {_MOST_PARTS}")
+        raise ValueError(
+            f"a key{place} has {key.count('.') + 1} parts; allowed are at most {_MOST_PARTS}"
+        )
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Tables as dotted keys, in order."""
     found: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        found |= (
+            flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {prefix + key: value}
+        )
     return found
 
 
@@ -143,7 +169,8 @@ def sync(path: Path) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if not is_folder or error.errno not in (errno.EINVAL, errno.EBADF):  # some file systems cannot sync folders
+        # some file systems cannot sync folders
+        if not is_folder or error.errno not in (errno.EINVAL, errno.EBADF):
             raise
     finally:
         os.close(descriptor)
@@ -151,7 +178,9 @@ def sync(path: Path) -> None:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path, renamed to ``path`` on success; the name is safe after ``sync(path.parent)``, once for many."""
+    """A temporary path, renamed to ``path`` on success; the name is safe after
+    ``sync(path.parent)``, once for many.
+    """
     beside = path.with_name(path.name + WRITING)
     beside.unlink(missing_ok=True)
     try:
@@ -173,7 +202,9 @@ def make_folder(path: Path) -> None:
 def read_keyed_json(path: Path) -> Any:
     """As ``read_json``; an object that has a key twice raises ``ValueError`` too."""
     try:
-        return json.loads(regular(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_key_once)
+        return json.loads(
+            regular(path).read_text(encoding="utf-8-sig"), object_pairs_hook=_each_key_once
+        )
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
 

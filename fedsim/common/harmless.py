@@ -22,7 +22,11 @@ def say(*lines: object, err: bool = False) -> None:
 
 def visible(text: str) -> str:
     r"""The text with an escape such as ``\u001b`` for each unprintable character; TOML keeps its meaning."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else _escape(ord(c)) for c in text)
+    )
 
 
 def harmless(value: Any) -> Any:
@@ -40,8 +44,14 @@ def _escape(code: int) -> str:
 
 def clean(text: str, longest: int = _LONGEST) -> str:
     """The text on one line of printable characters, without the middle if it is long."""
-    line = " ".join("".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text).split())
-    return line if len(line) <= longest else f"{line[: longest // 2]}\u2026{line[len(line) - (longest - 1) // 2 :]}"
+    line = " ".join(
+        "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text).split()
+    )
+    return (
+        line
+        if len(line) <= longest
+        else f"{line[: longest // 2]}\u2026{line[len(line) - (longest - 1) // 2 :]}"
+    )
 
 
 def for_csv(text: str) -> str:

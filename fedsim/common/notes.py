@@ -1,4 +1,6 @@
-"""Notes of readers: each file's meaning as it was understood, collected while a scenario is built."""
+"""Notes of readers: each file's meaning as it was understood, collected while a scenario is
+built.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

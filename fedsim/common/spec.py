@@ -1,6 +1,8 @@
-"""``Spec``, the base of every table of a scenario: a frozen pydantic model that refuses unknown keys and wrong types.
+"""``Spec``, the base of every table of a scenario: a frozen pydantic model that refuses unknown
+keys and wrong types.
 
-A spec holds the values of a table and implements the rule that they parametrise: ``Renewal`` holds mean times and draws paths.
+A spec holds the values of a table and implements the rule that they parametrise: ``Renewal``
+holds mean times and draws paths.
 """
 
 import ast
@@ -33,25 +35,40 @@ def _said(value: Any) -> str:
 
 
 class OnlyWith:
-    """Annotation of a key that may be set only where one of the keys ``modes`` has one of ``values`` (by default: is true)."""
+    """Annotation of a key that may be set only where one of the keys ``modes`` has one of
+    ``values`` (by default: is true).
+    """
 
     def __init__(self, *modes: str, values: tuple[Any, ...] = ()) -> None:
-        self._modes, self._values = modes, values
+        self._modes = modes
+        self._values = values
 
     def check(self, spec: "Spec", name: str) -> None:
         """Raise ``ValueError`` if the key ``name`` has no effect in ``spec``."""
         found = {mode: getattr(spec, mode) for mode in self._modes}
-        if any(getattr(value, "kind", value) in self._values if self._values else value for value in found.values()):
+        if any(
+            getattr(value, "kind", value) in self._values if self._values else value
+            for value in found.values()
+        ):
             return
-        modes, allowed = " or ".join(map(repr, self._modes)), " or ".join(map(_said, self._values)) or "given"
+        modes = " or ".join(map(repr, self._modes))
+        allowed = " or ".join(map(_said, self._values)) or "given"
         here = " and ".join(f"{mode!r} is {_said(value)}" for mode, value in found.items())
-        raise ValueError(f"'{name}' is {_said(getattr(spec, name))}, which counts only where {modes} is {allowed}; here {here}")
+        raise ValueError(
+            f"'{name}' is {_said(getattr(spec, name))}, which counts only where {modes} is "
+            f"{allowed}; here {here}"
+        )
 
 
 class Spec(BaseModel):
-    """Base of every table of a scenario. Alternatives for one table are distinguished by the field ``kind``."""
+    """Base of every table of a scenario.
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)
+    Alternatives for one table are distinguished by the field ``kind``.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, arbitrary_types_allowed=True
+    )
 
     instead: ClassVar[Mapping[str, str]] = {}
     """Removed key -> its replacement, for keys of a base class or of an earlier version."""
@@ -68,35 +85,55 @@ class Spec(BaseModel):
                 message = "has the key {key}, which it does not take; allowed is {instead}"
                 raise PydanticCustomError("unknown_key", message, said)
             if key not in cls.model_fields:
-                said = {"key": repr(key), "allowed": f"{', '.join(cls.model_fields)}{nearest(str(key), cls.model_fields)}"}
-                raise PydanticCustomError("unknown_key", "has the unknown key {key}; allowed are {allowed}", said)
-        return {key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()}
+                said = {
+                    "key": repr(key),
+                    "allowed": f"{', '.join(cls.model_fields)}{nearest(str(key), cls.model_fields)}",
+                }
+                raise PydanticCustomError(
+                    "unknown_key", "has the unknown key {key}; allowed are {allowed}", said
+                )
+        return {
+            key: value + 0.0 if isinstance(value, float) else value for key, value in data.items()
+        }
 
     @model_validator(mode="after")
     def _keys_have_their_mode(self) -> Self:
         for name, note in _modes_of(type(self)):
-            if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
+            if getattr(self, name) != type(self).model_fields[name].get_default(
+                call_default_factory=True
+            ):
                 note.check(self, name)
         return self
 
     @classmethod
     def takes(cls) -> set[str]:
         """Names of the accepted keys; a subclass drops an inherited key by annotating it None."""
-        return {name for name, field in cls.model_fields.items() if field.annotation is not NoneType}
+        return {
+            name for name, field in cls.model_fields.items() if field.annotation is not NoneType
+        }
 
     @classmethod
-    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """The schema for TOML editors: descriptions from docstrings, defaults with units, no null."""
+    def __get_pydantic_json_schema__(
+        cls, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema for TOML editors: descriptions from docstrings, defaults with units, no
+        null.
+        """
         reference = handler(schema)
         table = handler.resolve_ref_schema(reference)
-        told, usual = told_of(cls), cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
+        told = told_of(cls)
+        usual = cls.model_construct().model_dump(mode="json", exclude_none=True, warnings=False)
         keys: JsonSchemaValue = {}
         for name, said in table["properties"].items():
             ways = _ways(said)
             if not ways:
                 continue  # dropped by this kind
             keys[name] = ways[0] if len(ways) == 1 else {"anyOf": ways}
-            keys[name] |= {word: known[name] for word, known in (("description", told), ("default", usual)) if name in known}
+            keys[name] |= {
+                word: known[name]
+                for word, known in (("description", told), ("default", usual))
+                if name in known
+            }
         table["properties"] = keys
         table["description"] = summary(cls)
         if "kind" in keys:
@@ -109,7 +146,12 @@ def _modes_of(spec: type[Spec]) -> list[tuple[str, OnlyWith]]:
     """The keys of a spec with an ``OnlyWith``, inherited ones included."""
     specs = [one for one in spec.__mro__ if issubclass(one, Spec)]
     fields = [(name, field) for one in reversed(specs) for name, field in one.model_fields.items()]
-    notes = {name: note for name, field in fields for note in field.metadata if isinstance(note, OnlyWith)}
+    notes = {
+        name: note
+        for name, field in fields
+        for note in field.metadata
+        if isinstance(note, OnlyWith)
+    }
     return list(notes.items())
 
 
@@ -128,7 +170,11 @@ def _ways(said: JsonSchemaValue) -> list[JsonSchemaValue]:
 def json_schema(spec: type[Spec], handler: GetJsonSchemaHandler) -> JsonSchemaValue:
     """The JSON schema of a spec as a definition within another schema."""
     schema: Any = spec.__pydantic_core_schema__
-    name = {"ref": f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"} if schema["type"] == "model" else {}
+    name = (
+        {"ref": f"{spec.__module__}.{spec.__qualname__}:{id(spec)}"}
+        if schema["type"] == "model"
+        else {}
+    )
     return handler(core_schema.definitions_schema({**schema, **name}, []))
 
 
@@ -141,16 +187,21 @@ def summary(spec: type) -> str:
 def told_of(spec: type) -> dict[str, str]:
     """The text of each attribute of a class, inherited ones included.
 
-    The text is the string literal behind the attribute, or an entry under "Attributes:" that may name several.
+    The text is the string literal behind the attribute, or an entry under "Attributes:" that may
+    name several.
     """
     told: dict[str, str] = {}
     for one in reversed(spec.__mro__):
         keys = inspect.cleandoc(one.__dict__.get("__doc__") or "").partition("Attributes:")[2]
-        for names, text in re.findall(r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", keys, re.MULTILINE):
+        for names, text in re.findall(
+            r"^    (\w[\w, ]*): ((?:.*\n?)(?:\n|     .*\n?)*)", keys, re.MULTILINE
+        ):
             told |= dict.fromkeys(names.split(", "), _plain(text))
         for field, behind in pairwise(_classes(one.__module__).get(one.__name__, ())):
             match field, behind:
-                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                    value=ast.Constant(value=str(text))
+                ):
                     told[name] = _plain(text)
     return told
 
@@ -162,7 +213,9 @@ def _classes(module: str) -> dict[str, list[ast.stmt]]:
         source = inspect.getsource(sys.modules[module])
     except (KeyError, OSError, TypeError):
         return {}
-    return {one.name: one.body for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ClassDef)}
+    return {
+        one.name: one.body for one in ast.walk(ast.parse(source)) if isinstance(one, ast.ClassDef)
+    }
 
 
 def _plain(text: str) -> str:

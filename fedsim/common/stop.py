@@ -21,7 +21,9 @@ class StopSpec(Spec):
     accuracy: float | None = Field(default=None, gt=0.0, le=1.0)
     """at the first evaluation that reaches it (0..1)."""
     metrics: dict[str, float] = Field(default_factory=dict)
-    """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a better one."""
+    """at the first evaluation at which one of these metrics (or ``loss``) reaches its value or a
+    better one.
+    """
 
     @model_validator(mode="after")
     def _some_end(self) -> "StopSpec":
@@ -36,5 +38,8 @@ class StopSpec(Spec):
         """Notes printed before a run that is too long for exact times."""
         if self.simulated_time is None or self.simulated_time <= EXACT_S:
             return []
-        until = f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns are added up exactly"
+        until = (
+            f"stop.simulated_time is after {show_seconds(EXACT_S)}, until when times of 0.93 ns "
+            "are added up exactly"
+        )
         return [f"{until}; at its end times are {math.ulp(self.simulated_time) * 1e9:.0f} ns apart"]

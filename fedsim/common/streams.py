@@ -1,7 +1,8 @@
 """Keyed randomness: every draw comes from a stream named by (seed, purpose, ids).
 
-No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's Philox (25 to make). Purposes
-begin with ``"world/"`` or ``"strategy/"``: one seed gives every strategy the same world.
+No draw depends on another. Scalars come from a counter hash (a microsecond), arrays from numpy's
+Philox (25 to make). Purposes begin with ``"world/"`` or ``"strategy/"``: one seed gives every
+strategy the same world.
 """
 
 import hashlib
@@ -21,7 +22,9 @@ _UNIT = 2.0**-53
 
 
 def _mix(z: Any) -> Any:
-    """The finaliser of splitmix64: a bijection of 64-bit words (int, or uint64 arrays), each bit of which moves all others."""
+    """The finaliser of splitmix64: a bijection of 64-bit words (int, or uint64 arrays), each bit
+    of which moves all others.
+    """
     z = ((z ^ (z >> 30)) * _MIX1) & _MASK
     z = ((z ^ (z >> 27)) * _MIX2) & _MASK
     return z ^ (z >> 31)
@@ -40,7 +43,9 @@ class Streams:
         self.seed = seed
 
     def word(self, purpose: str, entity: Any = 0, count: Any = 0) -> Any:
-        """64 random bits, the same for the same (seed, purpose, entity, count): an int, or uint64 for arrays of uint64."""
+        """64 random bits, the same for the same (seed, purpose, entity, count): an int, or
+        uint64 for arrays of uint64.
+        """
         z = _mix((_root(self.seed, purpose) + (entity + 1) * _ID_STEP) & _MASK)
         return _mix((z + (count + 1) * _GOLDEN) & _MASK)
 
@@ -53,10 +58,17 @@ class Streams:
         radius = math.sqrt(-2.0 * math.log(self.uniform(purpose, entity, 2 * count)))
         return radius * math.cos(2.0 * math.pi * self.uniform(purpose, entity, 2 * count + 1))
 
-    def uniforms(self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0) -> NDArray[np.float64]:
-        """``uniform`` for many entities and counts at once: the same numbers, vectorised. Shape as both, broadcast."""
+    def uniforms(
+        self, purpose: str, entities: NDArray[np.int64], count: int | NDArray[np.int64] = 0
+    ) -> NDArray[np.float64]:
+        """``uniform`` for many entities and counts at once: the same numbers, vectorised.
+
+        Shape as both, broadcast.
+        """
         with np.errstate(over="ignore"):
-            words = self.word(purpose, entities.astype(np.uint64), np.atleast_1d(count).astype(np.uint64))
+            words = self.word(
+                purpose, entities.astype(np.uint64), np.atleast_1d(count).astype(np.uint64)
+            )
         return ((words >> 11).astype(np.float64) + 0.5) * _UNIT  # type: ignore[no-any-return]
 
     def generator(self, purpose: str, *ids: int) -> np.random.Generator:
@@ -66,14 +78,19 @@ class Streams:
 
 
 class Shuffle:
-    """A random permutation of 0 to n - 1 (Fisher and Yates's), drawn number by number; ``remaining``, at first n, are left."""
+    """A random permutation of 0 to n - 1 (Fisher and Yates's), drawn number by number;
+    ``remaining``, at first n, are left.
+    """
 
     def __init__(self, generator: np.random.Generator, remaining: int) -> None:
-        self.remaining, self._generator, self._moved = remaining, generator, dict[int, int]()
+        self.remaining = remaining
+        self._generator = generator
+        self._moved = dict[int, int]()
 
     def draw(self, count: int) -> list[int]:
         """The next ``count`` numbers, or all that remain."""
-        moved, remaining = self._moved, self.remaining
+        moved = self._moved
+        remaining = self.remaining
         numbers = []
         for draw in self._generator.random(min(remaining, count)).tolist():
             position = int(draw * remaining)

@@ -1,4 +1,5 @@
-"""Local training and its time limit: written by a strategy, timed by the world, carried out by a solver.
+"""Local training and its time limit: written by a strategy, timed by the world, carried out by a
+solver.
 
 ``start``, ``anchor`` and ``linear`` are refs, into which the learning side alone looks.
 """
@@ -18,7 +19,9 @@ Places = tuple[tuple[int, int], ...]
 """Ranges of tensors in a flat model: begin and end, in order."""
 
 CutBy = Literal["width", "rank", "adapters"]
-"""Size of a smaller model: a share of channels and units, a rank of adapters, or one where adapters alone are trained."""
+"""Size of a smaller model: a share of channels and units, a rank of adapters, or one where
+adapters alone are trained.
+"""
 
 
 def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
@@ -32,7 +35,8 @@ def places_of(ranges: Iterable[tuple[int, int]]) -> Places:
 
 def complement(places: Places, size: int) -> Places:
     """Places of all other numbers in a flat model of so many."""
-    begins, ends = [0, *(end for _, end in places)], [*(begin for begin, _ in places), size]
+    begins = [0, *(end for _, end in places)]
+    ends = [*(begin for begin, _ in places), size]
     return places_of(zip(begins, ends, strict=True))
 
 
@@ -44,8 +48,8 @@ LastBatch = Literal["keep", "drop", "merge"]
 class Batching:
     """The batches of an epoch: their ``size``, and the fate of an incomplete ``last`` one.
 
-    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the batch before it. The only batch
-    of an epoch is kept in any case.
+    ``keep``: it is a smaller batch. ``drop``: it is left out. ``merge``: its samples join the
+    batch before it. The only batch of an epoch is kept in any case.
     """
 
     size: int
@@ -108,10 +112,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Contrast:
-    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x -log(p / (p + q)).
+    """A contrastive term in the loss of each sample (MOON, Li et al. 2021, Eq. 3): weight x
+    -log(p / (p + q)).
 
-    log p and log q are the cosines of the sample's representation with those under the start and ``previous``, over
-    ``temperature``. Each step costs two more forward passes.
+    log p and log q are the cosines of the sample's representation with those under the start and
+    ``previous``, over ``temperature``. Each step costs two more forward passes.
 
     Attributes:
         previous: a model (a ``Ref``).
@@ -126,10 +131,11 @@ class Contrast:
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from ``start`` (a ``Ref``).
+    """Local SGD on a device's own data: w <- w - lr (gradient + mu (w - anchor) + linear), from
+    ``start`` (a ``Ref``).
 
-    The gradient is that of a batch, with weight decay and L2 as ``[training]`` says; with momentum all of it goes through
-    the velocity.
+    The gradient is that of a batch, with weight decay and L2 as ``[training]`` says; with
+    momentum all of it goes through the velocity.
 
     Attributes:
         start: the model at its beginning: a ``Ref``, ``BEST`` or a ``PreviousResult``.
@@ -141,11 +147,13 @@ class Training:
         anchor: its center (a ``Ref``); None for ``start``.
         linear: added to every gradient (a ``Ref``); None for nothing.
         lr: the learning rate; None for that of ``[training]``, decayed by the round.
-        held: whole tensors of the flat model that keep their start. A step takes as long as one without.
+        held: whole tensors of the flat model that keep their start. A step takes as long as one
+            without.
         only_batch: number (from 0) of the one batch on which all ``steps`` are.
         contrast: a contrastive term in the loss; None for none.
         share: share of its batches that it takes, where a trainer stops early; shortens all epochs.
-        cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of it are 0 or held.
+        cut: the smaller model whose cost a step has; None: the whole one. All numbers outside of
+            it are 0 or held.
         last_gradient: it gives the gradient of its last step in place of the trained model.
 
     Raises:
@@ -171,17 +179,23 @@ class Training:
     def __post_init__(self) -> None:
         if self.steps is not None and (self.steps < 1 or self.epochs != 1):
             raise SimulationError(
-                f"a training has steps={self.steps} and epochs={self.epochs}; allowed are at least 1 step, and then epochs=1"
+                f"a training has steps={self.steps} and epochs={self.epochs}; allowed are at "
+                "least 1 step, and then epochs=1"
             )
         if self.only_batch is not None and (self.steps is None or self.only_batch < 0):
             raise SimulationError(
-                f"a training has only_batch={self.only_batch} and steps={self.steps}; allowed are batches from 0, and steps"
+                f"a training has only_batch={self.only_batch} and steps={self.steps}; allowed "
+                "are batches from 0, and steps"
             )
 
     @property
     def terms(self) -> list[str]:
         """Names of the terms that it adds to the loss."""
-        asked = {"proximal": self.mu, "linear": self.linear is not None, "contrastive": self.contrast is not None}
+        asked = {
+            "proximal": self.mu,
+            "linear": self.linear is not None,
+            "contrastive": self.contrast is not None,
+        }
         return [name for name, is_there in asked.items() if is_there]
 
     @property
@@ -217,13 +231,17 @@ class Limit:
     stop_at: float | None = None
     """the absolute time (s) at which it stops; finished epochs count."""
     budget: float | None = None
-    """computing time (s) from its first computation for the round on, tests and earlier trainings included."""
+    """computing time (s) from its first computation for the round on, tests and earlier
+    trainings included.
+    """
     reserve_upload: float = 0.0
     """bytes whose expected time on its own uplink it keeps in reserve."""
     adaptive: bool = False
     """whether it begins another epoch only if one of the mean length of the finished ones fits."""
     at_least: int = 1
-    """finished epochs without which none counts and the task ends as late, or, with ``go_on``, goes on untrained."""
+    """finished epochs without which none counts and the task ends as late, or, with ``go_on``,
+    goes on untrained.
+    """
     go_on: bool = False
     """whether the task goes on untrained if too few epochs were finished (``at_least``)."""
     reserve_s: float = 0.0

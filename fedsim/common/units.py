@@ -1,8 +1,9 @@
 """Quantities that carry their unit: ``"90 s"``, ``"40 Mbit/s"``, ``"400 samples/s"``.
 
-A scenario writes quantities as text with a unit; code holds plain floats in the base unit that the type names (``Seconds``,
-``BytesPerSecond``). Numbers without a unit or outside of the type's bounds are refused. ``scenario.toml`` writes a quantity in
-the unit that gives the shortest number and reads back to the very same float.
+A scenario writes quantities as text with a unit; code holds plain floats in the base unit that the
+type names (``Seconds``, ``BytesPerSecond``). Numbers without a unit or outside of the type's bounds
+are refused. ``scenario.toml`` writes a quantity in the unit that gives the shortest number and
+reads back to the very same float.
 """
 
 import math
@@ -19,8 +20,11 @@ from fedsim.common.errors import ScenarioError, nearest
 
 TICK_S = 2.0**-30  # the clock goes in such steps, so that sums of times are exact
 EXACT_S = 2.0**23  # 97 days: until then sums of such times are exact in a float64
-CLOCK_END_S = 1e10  # 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the time
-_LEAST_WAIT_S = 1e-3  # repeated waits must advance the clock up to its end, where float64s are 2 us apart
+# 317 years; there float64s are 2 us apart; much later, adding a second would no longer change the
+# time
+CLOCK_END_S = 1e10
+# repeated waits must advance the clock up to its end, where float64s are 2 us apart
+_LEAST_WAIT_S = 1e-3
 
 _NUMBER = r"[-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?|inf"
 _QUANTITY = re.compile(rf"\s*({_NUMBER})\s*([A-Za-z/]+)\s*")
@@ -56,18 +60,32 @@ class Quantity:
         return next(unit for unit, factor in self.units.items() if factor == 1.0)
 
     def read(self, text: object) -> float:
-        """Parse a quantity and check its bounds; ``PydanticCustomError`` lists the allowed units and values."""
+        """Parse a quantity and check its bounds; ``PydanticCustomError`` lists the allowed units
+        and values.
+        """
         value = 0.0 if text == 0 and not self.zero else self._parsed(text)
-        if (self.zero and value == 0) or self.least <= value <= self.most or (self.infinite and "inf" in str(text)):
+        if (
+            (self.zero and value == 0)
+            or self.least <= value <= self.most
+            or (self.infinite and "inf" in str(text))
+        ):
             return value
         base = self._base
-        allowed = f"{self.least:g} {base} to {self.most:g} {base}" + (f", and inf {base}" if self.infinite else "")
+        allowed = f"{self.least:g} {base} to {self.most:g} {base}" + (
+            f", and inf {base}" if self.infinite else ""
+        )
         if self.zero:
             raise _refused(f"{self.what} is 0 {base}, or {allowed}")
-        raise _refused(f"{self.what} here must be above 0 {base}; allowed is {allowed}, such as '90 {base}'")
+        raise _refused(
+            f"{self.what} here must be above 0 {base}; allowed is {allowed}, such as '90 {base}'"
+        )
 
     def _parsed(self, text: object) -> float:
-        number = f"{text:g}" if isinstance(text, int | float) and 0 < text < math.inf and text is not True else "90"
+        number = (
+            f"{text:g}"
+            if isinstance(text, int | float) and 0 < text < math.inf and text is not True
+            else "90"
+        )
         example = f"'{number} {'s' if 's' in self.units else next(iter(self.units))}'"
         allowed = f"a number and a unit out of {', '.join(self.units)}; for example {example}"
         if not isinstance(text, str):
@@ -82,15 +100,25 @@ class Quantity:
         return value
 
     def _meant(self, unit: str) -> str:
-        """Hint at the unit probably meant: other letter case, another notation (``mbps``), or a similar name."""
-        written = re.sub(r"(?i)^([kmg]?)bps$", lambda bps: bps[1] + ("B/s" if "B" in bps[0] else "bit/s"), unit)
+        """Hint at the unit probably meant: other letter case, another notation (``mbps``), or a
+        similar name.
+        """
+        written = re.sub(
+            r"(?i)^([kmg]?)bps$", lambda bps: bps[1] + ("B/s" if "B" in bps[0] else "bit/s"), unit
+        )
         alike = [known for known in self.units if known.lower() == written.lower()]
         best = [known for known in alike if ("B" in known) == ("B" in written)] or alike
-        best = best or sorted((known for known in self.units if written.lower().startswith(known)), key=len, reverse=True)
+        best = best or sorted(
+            (known for known in self.units if written.lower().startswith(known)),
+            key=len,
+            reverse=True,
+        )
         return f" (did you mean {best[0]!r}?)" if best else nearest(unit, self.units)
 
     def written(self, value: float) -> str:
-        """The value in the unit with the shortest number (of equals, the largest) that reads back to the very same float."""
+        """The value in the unit with the shortest number (of equals, the largest) that reads
+        back to the very same float.
+        """
         exact = []
         for unit, factor in self.units.items():
             number = f"{value / factor:.12g}"
@@ -99,19 +127,46 @@ class Quantity:
                 exact.append((len(number), -factor, f"{number} {unit}"))
         if exact:
             return min(exact)[2]
-        return f"{value:g} {self._base}" if float(f"{value:g}") == value else f"{value!r} {self._base}"
+        return (
+            f"{value:g} {self._base}" if float(f"{value:g}") == value else f"{value!r} {self._base}"
+        )
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> core_schema.CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> core_schema.CoreSchema:
         serialization = core_schema.plain_serializer_function_ser_schema(self.written)
         return core_schema.no_info_plain_validator_function(self.read, serialization=serialization)
 
-    def __get_pydantic_json_schema__(self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+    def __get_pydantic_json_schema__(
+        self, _: core_schema.CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
         pattern = rf"^\s*({_NUMBER.replace('[-+]?', '[+]?', 1)})\s*({'|'.join(self.units)})\s*$"
-        return {"type": "string", "pattern": pattern, "title": f"{self.what} in {', '.join(self.units)}"}
+        return {
+            "type": "string",
+            "pattern": pattern,
+            "title": f"{self.what} in {', '.join(self.units)}",
+        }
 
 
-_TIME = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "week": 604800.0}
-_SIZE = {"B": 1.0, "kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 1024.0, "MiB": 1024.0**2, "GiB": 1024.0**3}
+_TIME = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+    "day": 86400.0,
+    "week": 604800.0,
+}
+_SIZE = {
+    "B": 1.0,
+    "kB": 1e3,
+    "MB": 1e6,
+    "GB": 1e9,
+    "KiB": 1024.0,
+    "MiB": 1024.0**2,
+    "GiB": 1024.0**3,
+}
 _BITS = {"bit/s": 0.125, "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6}
 _RATE = _BITS | {"B/s": 1.0, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9}
 _SPEED = {"samples/s": 1.0, "samples/min": 1 / 60, "samples/h": 1 / 3600}
@@ -120,15 +175,27 @@ _ARITHMETIC = {"FLOP/s": 1.0, "MFLOP/s": 1e6, "GFLOP/s": 1e9, "TFLOP/s": 1e12}
 _WORK = {"FLOP": 1.0, "kFLOP": 1e3, "MFLOP": 1e6, "GFLOP": 1e9, "TFLOP": 1e12, "PFLOP": 1e15}
 _POWER = {"W": 1.0, "mW": 1e-3, "kW": 1e3}
 _ENERGY = {"J": 1.0, "kJ": 1e3, "MJ": 1e6, "mWh": 3.6, "Wh": 3600.0, "kWh": 3.6e6}
-_BYTE_ENERGY = {"J/B": 1.0, "J/kB": 1e-3, "J/MB": 1e-6, "J/GB": 1e-9, "Wh/GB": 3.6e-6, "kWh/GB": 3.6e-3, "nJ/bit": 8e-9}
+_BYTE_ENERGY = {
+    "J/B": 1.0,
+    "J/kB": 1e-3,
+    "J/MB": 1e-6,
+    "J/GB": 1e-9,
+    "Wh/GB": 3.6e-6,
+    "kWh/GB": 3.6e-3,
+    "nJ/bit": 8e-9,
+}
 _CARBON = {"g/J": 1.0, "g/kWh": 1 / 3.6e6, "kg/kWh": 1 / 3.6e3}
 
 Seconds = Annotated[float, Quantity("a time", _TIME, 1e-9, CLOCK_END_S)]
-PositiveSeconds = Annotated[float, Quantity("a time", _TIME, _LEAST_WAIT_S, CLOCK_END_S, zero=False)]
+PositiveSeconds = Annotated[
+    float, Quantity("a time", _TIME, _LEAST_WAIT_S, CLOCK_END_S, zero=False)
+]
 Bytes = Annotated[float, Quantity("a size", _SIZE, 1e-3, 1e15)]
 PositiveBytes = Annotated[float, Quantity("a size", _SIZE, 1e-3, 1e15, zero=False)]
 BytesPerSecond = Annotated[float, Quantity("a data rate", _RATE, 1e-3, 1e15, True, tuple(_BITS))]
-LinkRate = Annotated[float, Quantity("a data rate", _RATE, 1e-3, 1e15, True, tuple(_BITS), zero=False)]
+LinkRate = Annotated[
+    float, Quantity("a data rate", _RATE, 1e-3, 1e15, True, tuple(_BITS), zero=False)
+]
 SamplesPerSecond = Annotated[float, Quantity("a speed", _SPEED, 1e-6, 1e15, True)]
 PerSecond = Annotated[float, Quantity("a rate", _FREQUENCY, 1e-10, 1e9)]
 FlopPerSecond = Annotated[float, Quantity("a rate of arithmetic", _ARITHMETIC, 1.0, 1e21)]
@@ -140,21 +207,31 @@ GramsPerJoule = Annotated[float, Quantity("a carbon intensity", _CARBON, 1e-12, 
 
 
 def read_quantity(name: str, text: str, kind: Any) -> float:
-    """Parse ``text``, the value of ``name``, as a quantity type such as ``Seconds``; ``ScenarioError`` if it is none."""
+    """Parse ``text``, the value of ``name``, as a quantity type such as ``Seconds``;
+    ``ScenarioError`` if it is none.
+    """
     try:
         return float(TypeAdapter(kind).validate_python(text))
     except ValidationError as error:
-        raise ScenarioError(f"{name} is {text!r}: {error.errors(include_url=False)[0]['msg']}") from None
+        raise ScenarioError(
+            f"{name} is {text!r}: {error.errors(include_url=False)[0]['msg']}"
+        ) from None
 
 
 def show_seconds(value: float) -> str:
     """A time for people: ``"1 h 02 min"``, ``"12.3 s"``."""
     if value < 60:
         return f"{value:.3g} s"
-    minutes, hours, days = value / 60, value / 3600, value / 86400
+    minutes = value / 60
+    hours = value / 3600
+    days = value / 86400
     if minutes < 60:
         return f"{int(minutes)} min {int(value % 60):02d} s"
-    return f"{int(hours)} h {int(minutes % 60):02d} min" if hours < 24 else f"{int(days)} d {int(hours % 24):02d} h"
+    return (
+        f"{int(hours)} h {int(minutes % 60):02d} min"
+        if hours < 24
+        else f"{int(days)} d {int(hours % 24):02d} h"
+    )
 
 
 def show_bytes(value: float) -> str:

@@ -3,8 +3,26 @@
 Imports ``learning``, ``world``, ``clock`` and ``common``.
 """
 
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult, Real, RunInfo
-from fedsim.federation.contents import Carried, Contents, Header, Lazy, Opaque, Partial, PeerMessage, TaskEnd, payloads
+from fedsim.federation.client import (
+    BEST,
+    Client,
+    Instruction,
+    LocalResult,
+    PreviousResult,
+    Real,
+    RunInfo,
+)
+from fedsim.federation.contents import (
+    Carried,
+    Contents,
+    Header,
+    Lazy,
+    Opaque,
+    Partial,
+    PeerMessage,
+    TaskEnd,
+    payloads,
+)
 from fedsim.federation.devices import Device
 from fedsim.federation.server import Peer, Server
 

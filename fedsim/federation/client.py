@@ -1,4 +1,7 @@
-"""The client half of a strategy, which runs on a device. It knows only that device and the messages of the server."""
+"""The client half of a strategy, which runs on a device.
+
+It knows only that device and the messages of the server.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,15 +18,19 @@ from fedsim.world.task import Computation, Train
 P = TypeVar("P", bound=Spec)
 
 BEST = "best"
-"""A ``start`` of a ``Training``: the best of the models that the device has just tested, in the ``Evaluate`` step before."""
+"""A ``start`` of a ``Training``: the best of the models that the device has just tested, in the
+``Evaluate`` step before.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PreviousResult:
-    """A ``start`` or ``anchor`` of a ``Training``: a linear combination with the results of trainings before in the same task.
+    """A ``start`` or ``anchor`` of a ``Training``: a linear combination with the results of
+    trainings before in the same task.
 
     Attributes:
-        parts: pairs of a model and its coefficient; a number stands for the result of that training, from 0.
+        parts: pairs of a model and its coefficient; a number stands for the result of that
+            training, from 0.
     """
 
     parts: tuple[tuple[Ref | int, float], ...]
@@ -37,17 +44,21 @@ class RunInfo:
         devices: number of devices.
         parameters: trained numbers of the model, d.
         classes: outputs of the model, M.
-        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of relative deadlines.
+        mean_epoch_s: mean over all devices of an undisturbed epoch's time (s), the unit of
+            relative deadlines.
         lr_in: function of a round's number (from 0) that returns its learning rate.
         planned_rounds: number of rounds after which the run is to stop; None without such a stop.
         momentum: momentum of local SGD.
-        tensors: function without arguments that returns the tensors (``Tensor``) of a flat model, in order; none if only its
-            size is known.
+        tensors: function without arguments that returns the tensors (``Tensor``) of a flat
+            model, in order; none if only its size is known.
         keeps: whether the scenario says which tensors stay on the devices.
-        cut: function of a way (``width``, ``rank`` or ``adapters``) and a size that returns the tensors of a smaller model.
+        cut: function of a way (``width``, ``rank`` or ``adapters``) and a size that returns the
+            tensors of a smaller model.
         adapter_scale: alpha over the rank of the model's adapters.
-        kinds: names of the kinds of devices, in the order of the scenario; none where devices have no kind.
-        kind_of: function of a device that returns its kind, which it says when it joins; None without kinds.
+        kinds: names of the kinds of devices, in the order of the scenario; none where devices
+            have no kind.
+        kind_of: function of a device that returns its kind, which it says when it joins; None
+            without kinds.
     """
 
     devices: int
@@ -88,7 +99,8 @@ class Instruction:
 class Real(NamedTuple):
     """Real work for a device's answer: a function at the top of a module, and its arguments.
 
-    It runs alone, maybe in another process and on copies, and restores the states of global generators that it uses.
+    It runs alone, maybe in another process and on copies, and restores the states of global
+    generators that it uses.
 
     Attributes:
         function: the function.
@@ -124,10 +136,12 @@ class LocalResult(NamedTuple):
 
 
 class Client(Generic[P]):
-    """Client half of a strategy. One object serves all devices: the memory of each is in that device's ``state``.
+    """Client half of a strategy. One object serves all devices: the memory of each is in that
+    device's ``state``.
 
-    For each task the hooks are called in this order: ``real``, ``work`` (by default ``training`` and ``limit``), ``computed``,
-    ``reply``, and ``sent`` if the answer arrives. An attribute of this object is lost when a run is resumed.
+    For each task the hooks are called in this order: ``real``, ``work`` (by default ``training``
+    and ``limit``), ``computed``, ``reply``, and ``sent`` if the answer arrives. An attribute of
+    this object is lost when a run is resumed.
 
     Attributes:
         params: the strategy's keys.
@@ -135,46 +149,64 @@ class Client(Generic[P]):
     """
 
     def __init__(self, params: P, setting: RunInfo) -> None:
-        self.params, self.setting = params, setting
+        self.params = params
+        self.setting = setting
 
     def real(self, device: Device, instruction: Instruction) -> Real | None:
-        """Real work, if any, begun after the message is sent; its result is ``instruction.value`` from ``work`` on."""
+        """Real work, if any, begun after the message is sent; its result is
+        ``instruction.value`` from ``work`` on.
+        """
         return None
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Steps that the device computes when it has received the message; by default it trains.
 
         Returns:
-            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty: it answers at once.
+            ``Train``, ``Evaluate``, ``Work`` and ``Pause`` steps, in order; empty: it answers at
+            once.
         """
         return (Train(self.training(device, instruction), self.limit(device, instruction)),)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """The training, by default of ``local_epochs`` (1 without such a key) from the received ``model``."""
+        """The training, by default of ``local_epochs`` (1 without such a key) from the received
+        ``model``.
+        """
         return Training(instruction.contents["model"], getattr(self.params, "local_epochs", 1))
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         """Limit of the training's time."""
         return NO_LIMIT
 
-    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+    def computed(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> LocalResult:
         """Change the result before the device answers; by default it stays as it is."""
         return result
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        """Answer of the device when it has computed; None for none. By default its update, samples and epochs.
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
+        """Answer of the device when it has computed; None for none. By default its update,
+        samples and epochs.
 
-        May be cut off on its way, and so changes no state. ``Lazy("loss", result.update)`` as a content reports the training
-        loss.
+        May be cut off on its way, and so changes no state. ``Lazy("loss", result.update)`` as a
+        content reports the training loss.
 
         Returns:
-            Contents by name. Strategies in rounds and without rounds need ``update`` and ``samples`` of a ``train``.
+            Contents by name. Strategies in rounds and without rounds need ``update`` and
+            ``samples`` of a ``train``.
         """
-        return {"update": result.update, "samples": Header(result.samples), "epochs": Header(result.epochs)}
+        return {
+            "update": result.update,
+            "samples": Header(result.samples),
+            "epochs": Header(result.epochs),
+        }
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         """The answer has arrived; one that is cut off has not, and the device knows."""
 
     def on_shift(self, device: Device) -> Contents | None:
-        """Message to the server, free of cost, when the device's data have changed and it can be reached; None for none."""
+        """Message to the server, free of cost, when the device's data have changed and it can be
+        reached; None for none.
+        """
         return None

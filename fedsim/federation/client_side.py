@@ -1,4 +1,6 @@
-"""The device's side of a task: the client half decides steps and answer at the instants at which the device reaches them."""
+"""The device's side of a task: the client half decides steps and answer at the instants at which
+the device reaches them.
+"""
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future
@@ -27,14 +29,18 @@ class TaskContext:
     computed: bool = False  #: whether it returned any computation
     reply: Contents | None = None  #: the answer; None before it, or for none
     replied: bool = False  #: whether ``Client.reply`` was called
-    keeping: dict[str, Any] | None = None  #: residuals by name, which the device keeps if its answer arrives
+    # : residuals by name, which the device keeps if its answer arrives
+    keeping: dict[str, Any] | None = None
     real: "Future[Any] | None" = None  #: the real work, once begun
     brings_base: bool = False  #: whether the message has the model's frozen tensors too
-    ahead: list[Ref] = field(default_factory=list)  #: results of trainings that may stop early, computed for their durations
+    # : results of trainings that may stop early, computed for their durations
+    ahead: list[Ref] = field(default_factory=list)
 
 
 class ClientSide:
-    """Calls the client half of a strategy, and encodes its answers, which ``malicious`` devices change by ``attack``."""
+    """Calls the client half of a strategy, and encodes its answers, which ``malicious`` devices
+    change by ``attack``.
+    """
 
     client: Client[Any]
 
@@ -49,9 +55,14 @@ class ClientSide:
         attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
-        self._simulation, self._learner, self._up, self.devices = simulation, learner, up, devices
-        self._trainer, self._added_up = trainer, added_up
-        self.attack, self.malicious = attack, frozenset(malicious)
+        self._simulation = simulation
+        self._learner = learner
+        self._up = up
+        self.devices = devices
+        self._trainer = trainer
+        self._added_up = added_up
+        self.attack = attack
+        self.malicious = frozenset(malicious)
 
     def begin_real(self, device: int, context: TaskContext) -> None:
         """Begin a task's real work, if it has any that is not begun."""
@@ -61,7 +72,9 @@ class ClientSide:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """The steps that follow when the device has carried out all that its task had; none at its end."""
+        """The steps that follow when the device has carried out all that its task had; none at
+        its end.
+        """
         context: TaskContext = task.context
         if context.replied:
             return ()
@@ -78,10 +91,14 @@ class ClientSide:
             self.devices.bases[task.device] = True
         self.begin_real(task.device, context)
         if context.real is not None:  # the clock stands still until it is done
-            context.instruction.value, context.real = context.real.result(), None
+            context.instruction.value = context.real.result()
+            context.real = None
         steps = tuple(self.client.work(self.devices.of(task.device), context.instruction))
         if self._trainer.stops_early and self._learner.learns:
-            steps = tuple(self._trained_ahead(task, step) if isinstance(step, Train) else step for step in steps)
+            steps = tuple(
+                self._trained_ahead(task, step) if isinstance(step, Train) else step
+                for step in steps
+            )
         return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
@@ -92,16 +109,20 @@ class ClientSide:
             return ()
         if task.device in self.malicious:
             result, meant = self.attack.answer(self._learner, device, task.count, result, meant)
-        parts, encoding = payloads(meant, self._up), self._up.work_on(meant, "encode") if self._up.model_s else ()
+        parts = payloads(meant, self._up)
+        encoding = self._up.work_on(meant, "encode") if self._up.model_s else ()
         update = result.update
         if self._learner.state_bytes and update is not None and context.instruction.job == "train":
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         bases = {} if update is None or result.start is None else {update: result.start}
         kept = self.devices.residuals.get(task.device, {})
         context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
-        if result.trained is not None and update is not None:  # as it arrives it reports the loss of its training
+        # as it arrives it reports the loss of its training
+        if result.trained is not None and update is not None:
             for name, value in meant.items():
-                if (value.model if type(value) is Partial else value) is update and context.reply[name].loss is None:
+                if (value.model if type(value) is Partial else value) is update and context.reply[
+                    name
+                ].loss is None:
                     context.reply[name].loss = result.trained.loss
         return (*encoding, Upload(parts)) if parts else ()
 
@@ -116,55 +137,90 @@ class ClientSide:
         update: Ref | None = None
         start: Ref | None = None
         tested: Ref | None = None
-        steps, epochs, ahead = 0, iter(task.trained), iter(task.context.ahead)
+        steps = 0
+        epochs = iter(task.trained)
+        ahead = iter(task.context.ahead)
         earlier: tuple[Ref, ...] = ()
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
-                tested = self._learner.best(step.models, task.device, version=task.version, batch=batch)
+                tested = self._learner.best(
+                    step.models, task.device, version=task.version, batch=batch
+                )
             elif isinstance(step, Train):
                 known = next(ahead, None)
                 if not (finished := next(epochs)):
                     continue
-                training, before = step.training, earlier if update is None else (*earlier, update)
+                training = step.training
+                before = earlier if update is None else (*earlier, update)
                 start = self._found(tested if training.start == BEST else training.start, before)
                 anchor = self._found(training.anchor, before)
-                if start is not training.start or anchor is not training.anchor or finished != training.epochs:
+                if (
+                    start is not training.start
+                    or anchor is not training.anchor
+                    or finished != training.epochs
+                ):
                     training = replace(training, start=start, anchor=anchor, epochs=finished)
                 known = known if finished == step.training.epochs else None  # else it was cut off
-                earlier, update = before, known or self._train(task, training, len(before), task.version)
+                earlier = before
+                update = known or self._train(task, training, len(before), task.version)
                 if self._trainer.state == "kept":
                     self.devices.of(task.device).state[f"trainer/{len(before)}"] = update
                 steps = training.sgd_steps(task.samples, self._trainer.batching)
-        return LocalResult(task.samples, task.epochs, steps, update, start, tested, earlier, trained=update)
+        return LocalResult(
+            task.samples, task.epochs, steps, update, start, tested, earlier, trained=update
+        )
 
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        before = self.devices.of(task.device).state.get(f"trainer/{number}") if self._trainer.state == "kept" else None
+        before = (
+            self.devices.of(task.device).state.get(f"trainer/{number}")
+            if self._trainer.state == "kept"
+            else None
+        )
         if self._trainer.state == "sent" and task.context.instruction.job == "train":
             before = training.start
-        how: dict[str, Any] = {"key": task.count, "round": task.round or 0, "version": version, "before": before}
+        how: dict[str, Any] = {
+            "key": task.count,
+            "round": task.round or 0,
+            "version": version,
+            "before": before,
+        }
         return self._learner.train(training, task.device, **how)
 
     def _trained_ahead(self, task: Task, step: Train) -> Train:
-        """A training that may stop early, computed now: it takes as long as the batches that the trainer took."""
-        training, ahead = step.training, task.context.ahead
+        """A training that may stop early, computed now: it takes as long as the batches that the
+        trainer took.
+        """
+        training = step.training
+        ahead = task.context.ahead
         if not isinstance(training.start, Ref) or isinstance(training.anchor, PreviousResult):
             raise ScenarioError(
-                f"training.kind is {self._trainer.kind!r}, which may stop early, and the strategy trains from what a device "
-                "finds in the same task; allowed are strategies that train from what they send, or a trainer that takes all "
+                f"training.kind is {self._trainer.kind!r}, which may stop early, and the "
+                "strategy trains from what a device "
+                "finds in the same task; allowed are strategies that train from what they "
+                "send, or a trainer that takes all "
                 "batches"
             )
-        update = self._train(task, training, len(ahead), self.devices.population.version.item(task.device))
+        update = self._train(
+            task, training, len(ahead), self.devices.population.version.item(task.device)
+        )
         self._learner.compute_now(update)
         ahead.append(update)
         return replace(step, training=replace(training, share=update.numbers.get("share", 1.0)))
 
     def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
-        """A model that a training starts from or is held to, where it follows from the trainings before."""
+        """A model that a training starts from or is held to, where it follows from the trainings
+        before.
+        """
         if type(model) is not PreviousResult:
             return model
-        parts = [(earlier[part] if isinstance(part, int) else part, factor) for part, factor in model.parts]
-        return parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
+        parts = [
+            (earlier[part] if isinstance(part, int) else part, factor)
+            for part, factor in model.parts
+        ]
+        return (
+            parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
+        )
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """The contents that the server receives from a task that is done, by name."""

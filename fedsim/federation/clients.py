@@ -1,4 +1,6 @@
-"""The clients as the server sees them: present, idle, arrived; never their data, speed or labels."""
+"""The clients as the server sees them: present, idle, arrived; never their data, speed or
+labels.
+"""
 
 import math
 import os
@@ -23,7 +25,11 @@ _LEAST_ASKED = 16  # checking one device or so many for availability takes about
 
 def _memory_bytes() -> int:
     names = getattr(os, "sysconf_names", {})
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if "SC_PHYS_PAGES" in names else sys.maxsize
+    return (
+        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if "SC_PHYS_PAGES" in names
+        else sys.maxsize
+    )
 
 
 class Clients:
@@ -38,7 +44,8 @@ class Clients:
     """
 
     def __init__(self, dispatch: "Dispatch", count: int) -> None:
-        self._dispatch, self.count = dispatch, count
+        self._dispatch = dispatch
+        self.count = count
 
     def online(self) -> list[int]:
         """The devices that are checked in and idle. Looks at every device: O(population).
@@ -53,7 +60,8 @@ class Clients:
         return self._dispatch.idle(self._everybody()).nonzero()[0].tolist()
 
     def reachable(self) -> list[int]:
-        """The devices that can be reached, whether they work or not. Looks at every device: O(population).
+        """The devices that can be reached, whether they work or not. Looks at every device:
+        O(population).
 
         Returns:
             Their numbers, ascending.
@@ -64,18 +72,26 @@ class Clients:
         return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
 
     def _everybody(self) -> NDArray[np.int64]:
-        """All devices, to be looked at together; ``SimulationError``: this machine has no room for so many."""
-        needed, there = self.count * _BYTES_TO_LOOK_AT, _memory_bytes()
+        """All devices, to be looked at together; ``SimulationError``: this machine has no room
+        for so many.
+        """
+        needed = self.count * _BYTES_TO_LOOK_AT
+        there = _memory_bytes()
         if needed > there:
             raise SimulationError(
-                f"the strategy looks at all {self.count:,} devices at once, which takes some {needed / 1e9:.0f} GB, and this "
-                f"machine has {there / 1e9:.0f}; allowed are {there // _BYTES_TO_LOOK_AT:,} devices, or a strategy that draws "
+                f"the strategy looks at all {self.count:,} devices at once, which takes some "
+                f"{needed / 1e9:.0f} GB, and this "
+                f"machine has {there / 1e9:.0f}; allowed are {there // _BYTES_TO_LOOK_AT:,} "
+                "devices, or a strategy that draws "
                 "its clients at random (fedavg), which looks at those alone"
             )
         return np.arange(self.count)
 
-    def sample(self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None) -> list[int]:
-        """``count`` devices, uniformly without replacement out of those checked in and idle; fewer if there are not so many.
+    def sample(
+        self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None
+    ) -> list[int]:
+        """``count`` devices, uniformly without replacement out of those checked in and idle;
+        fewer if there are not so many.
 
         Takes the first available ones along a random permutation, at a cost independent of the
         population; absent devices do not change the order of the others.
@@ -95,7 +111,9 @@ class Clients:
         chosen: list[int] = []
         while shuffle.remaining and len(chosen) < count:
             places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
-            devices = np.array(places if among is None else [among[place] for place in places], dtype=np.int64)
+            devices = np.array(
+                places if among is None else [among[place] for place in places], dtype=np.int64
+            )
             chosen += devices[self._dispatch.idle(devices)].tolist()
         return chosen[:count]
 
@@ -116,12 +134,17 @@ class Clients:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Whether some device will still join that can ever be reached: then it makes sense to wait."""
-        coming = np.flatnonzero(self._dispatch.population.arrival > self._dispatch.simulation.now).tolist()
+        """Whether some device will still join that can ever be reached: then it makes sense to
+        wait.
+        """
+        coming = np.flatnonzero(
+            self._dispatch.population.arrival > self._dispatch.simulation.now
+        ).tolist()
         return any(map(self._ever, coming))
 
     def idle(self, device: int) -> bool:
-        """Whether a device is checked in and has nothing to do, so that ``Server.ask`` accepts it now.
+        """Whether a device is checked in and has nothing to do, so that ``Server.ask`` accepts
+        it now.
 
         Args:
             device: number of one device.
@@ -172,7 +195,9 @@ class Clients:
         """
         return isinstance(device, int | np.integer) and 0 <= int(device) < self.count
 
-    def chosen(self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True) -> list[int]:
+    def chosen(
+        self, devices: Sequence[int], by: Callable[..., Any], *, idle: bool = True
+    ) -> list[int]:
         """Check a choice of devices, such as that of a selection.
 
         Args:
@@ -188,16 +213,28 @@ class Clients:
                 that is away or busy.
         """
         if not isinstance(devices, list | tuple | range | np.ndarray):
-            raise SimulationError(f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list of devices")
-        known = np.array(sorted({int(device) for device in devices if self.exists(device)}), dtype=np.int64)
+            raise SimulationError(
+                f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list "
+                "of devices"
+            )
+        known = np.array(
+            sorted({int(device) for device in devices if self.exists(device)}), dtype=np.int64
+        )
         free = set((known[self._dispatch.idle(known)] if idle else known).tolist())
         seen: set[int] = set()
         for device in devices:
             if not self.exists(device) or device in seen or device not in free:
-                why = "" if not self.exists(device) else " twice" if device in seen else ", which is not there or is busy"
+                why = (
+                    ""
+                    if not self.exists(device)
+                    else " twice"
+                    if device in seen
+                    else ", which is not there or is busy"
+                )
                 wanted = " that are there and idle (Clients.sample, Clients.online)" if idle else ""
                 raise SimulationError(
-                    f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{why}; allowed are devices of 0 to "
+                    f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{why}; "
+                    "allowed are devices of 0 to "
                     f"{self.count - 1}{wanted}, each once"
                 )
             seen.add(device)

@@ -1,4 +1,6 @@
-"""``[messages]``: codecs write models and updates on the wire, which gives their bytes and the values that arrive."""
+"""``[messages]``: codecs write models and updates on the wire, which gives their bytes and the
+values that arrive.
+"""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -20,14 +22,23 @@ CODECS = Registry(
     "codec",
     f"{_HERE}:Codec",
     {
-        "plain": (f"{_HERE}:Plain", "every number, in a format that is counted and not carried out"),
+        "plain": (
+            f"{_HERE}:Plain",
+            "every number, in a format that is counted and not carried out",
+        ),
         "float16": (f"{_TOOLS}:Float16", "every number in 16 bits, as an IEEE half"),
         "bfloat16": (f"{_TOOLS}:BFloat16", "every number in 16 bits, with the range of float32"),
         "int8": (f"{_TOOLS}:Int8", "every number in 8 bits, in even steps up to the largest"),
-        "qsgd": (f"{_TOOLS}:QSGD", "every number rounded at random to levels of the norm, unbiased"),
+        "qsgd": (
+            f"{_TOOLS}:QSGD",
+            "every number rounded at random to levels of the norm, unbiased",
+        ),
         "top-k": (f"{_TOOLS}:TopK", "the largest changes alone, with error feedback"),
         "random-k": (f"{_TOOLS}:RandomK", "changes at random positions alone"),
-        "sign": (f"{_TOOLS}:Sign", "the signs of changes and their mean magnitude, with error feedback"),
+        "sign": (
+            f"{_TOOLS}:Sign",
+            "the signs of changes and their mean magnitude, with error feedback",
+        ),
     },
     usual="plain",
 )
@@ -35,7 +46,9 @@ _BYTES_OF = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 
 
 class Arithmetic(Protocol):
-    """Deferred arithmetic with models in a codec or an attack: it returns names, and computes nothing yet."""
+    """Deferred arithmetic with models in a codec or an attack: it returns names, and computes
+    nothing yet.
+    """
 
     def mix(
         self,
@@ -57,7 +70,10 @@ class Arithmetic(Protocol):
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models; see ``ServerModels.apply``. ``stream`` is the whole name of a stream."""
+        """The result of a pure function of models; see ``ServerModels.apply``.
+
+        ``stream`` is the whole name of a stream.
+        """
 
 
 class Coded(NamedTuple):
@@ -65,7 +81,8 @@ class Coded(NamedTuple):
 
     Attributes:
         received: the decoded content.
-        kept: a model, such as what was left out, that the sender keeps for the next content of this name; None for nothing.
+        kept: a model, such as what was left out, that the sender keeps for the next content of
+            this name; None for nothing.
     """
 
     received: Ref
@@ -73,14 +90,18 @@ class Coded(NamedTuple):
 
 
 class Codec(Spec):
-    """The base of every codec of models: a pure rule, whose error affects learning and whose bytes the network carries."""
+    """The base of every codec of models: a pure rule, whose error affects learning and whose
+    bytes the network carries.
+    """
 
     ways: ClassVar[tuple[str, ...]] = ("down", "up")
     """Allowed directions: from the server to the devices, from them to the server."""
 
     kind: str
     encode_rate: LinkRate | None = None
-    """bytes of float32 a second that any device encodes (``up``) or decodes (``down``); None: no time, as on the server."""
+    """bytes of float32 a second that any device encodes (``up``) or decodes (``down``); None: no
+    time, as on the server.
+    """
 
     @property
     def sends(self) -> float:
@@ -89,7 +110,8 @@ class Codec(Spec):
 
     @property
     def keeps_rest(self) -> bool:
-        """Whether a sender keeps what it left out for its next message (``Coded.kept``); for ``up`` alone.
+        """Whether a sender keeps what it left out for its next message (``Coded.kept``); for
+        ``up`` alone.
 
         By default its key ``error_feedback``.
         """
@@ -102,7 +124,9 @@ class Codec(Spec):
 
     @property
     def of_sums(self) -> "Codec":
-        """The codec of contents that both sides add up (``StrategyParams.added_up``); by default itself."""
+        """The codec of contents that both sides add up (``StrategyParams.added_up``); by default
+        itself.
+        """
         return self
 
     def seconds(self, parameters: int) -> float:
@@ -117,15 +141,24 @@ class Codec(Spec):
         """Bytes of ``count`` out of so many parameters, by themselves."""
         return self.bytes(count)
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> Coded:
         """Encode and decode a model, as one deferred computation.
 
         Args:
             arithmetic: ``mix`` and ``apply``, as the server has them.
             parameters: number of parameters, d.
             value: the model that is sent.
-            base: the model from which it was trained, known to both sides; None for any other content.
-            kept: the ``Coded.kept`` of the sender's last content of this name that arrived; None at first.
+            base: the model from which it was trained, known to both sides; None for any other
+                content.
+            kept: the ``Coded.kept`` of the sender's last content of this name that arrived; None
+                at first.
 
         Returns:
             The model that arrives, and what the sender keeps.
@@ -151,12 +184,21 @@ class Plain(Codec):
     def part_bytes(self, count: int, parameters: int) -> float:
         return self.bytes(count) if self.size is None else self.size * count / parameters
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> Coded:
         return Coded(value)
 
 
 class MessagesSpec(Spec):
-    """``[messages]``: the codec of models from the server to the devices, and of updates from them to it."""
+    """``[messages]``: the codec of models from the server to the devices, and of updates from
+    them to it.
+    """
 
     down: CodecSpec = Plain()
     up: CodecSpec = Plain()
@@ -165,19 +207,28 @@ class MessagesSpec(Spec):
     def _ways(self) -> Self:
         for way, codec in (("down", self.down), ("up", self.up)):
             if way not in codec.ways:
-                raise ValueError(f"'{way}' is {codec.kind!r}, which is a codec for {' and '.join(codec.ways)} only")
+                raise ValueError(
+                    f"'{way}' is {codec.kind!r}, which is a codec for "
+                    f"{' and '.join(codec.ways)} only"
+                )
         if self.down.keeps_rest:
             raise ValueError(
-                "'down' has error_feedback = true; only devices remember what they have not sent, so 'up' alone may"
+                "'down' has error_feedback = true; only devices remember what they have not "
+                "sent, so 'up' alone may"
             )
         return self
 
 
 class Wire:
-    """One direction of all messages. A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it."""
+    """One direction of all messages.
+
+    A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it.
+    """
 
     def __init__(self, codec: Codec, learner: Learner) -> None:
-        self._codec, self._learner, self._parameters = codec, learner, int(learner.parameters)
+        self._codec = codec
+        self._learner = learner
+        self._parameters = int(learner.parameters)
         self._changes_nothing = isinstance(codec, Plain)
         self.model_bytes = codec.bytes(learner.parameters)
         self.model_s = codec.seconds(self._parameters)
@@ -187,23 +238,36 @@ class Wire:
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """Steps by which a device writes or reads the models of contents; none where that takes no time."""
-        listed = [item for value in contents.values() for item in (value if isinstance(value, Sequence) else [value])]
+        """Steps by which a device writes or reads the models of contents; none where that takes
+        no time.
+        """
+        listed = [
+            item
+            for value in contents.values()
+            for item in (value if isinstance(value, Sequence) else [value])
+        ]
         parts = sum(self._codec.seconds(item.count) for item in listed if isinstance(item, Partial))
         seconds = sum(isinstance(item, Ref) for item in listed) * self.model_s + parts
         return (Code(name, seconds),) if seconds else ()
 
     def through(
-        self, contents: Contents, bases: dict[Ref, Ref], kept: dict[str, Ref], added_up: Collection[str] = ()
+        self,
+        contents: Contents,
+        bases: dict[Ref, Ref],
+        kept: dict[str, Ref],
+        added_up: Collection[str] = (),
     ) -> tuple[Contents, dict[str, Ref]]:
-        """Contents as they arrive, and the residuals that the sender then keeps (none of several models in one content).
+        """Contents as they arrive, and the residuals that the sender then keeps (none of several
+        models in one content).
 
-        ``bases``: for an update the model from which it was trained. ``kept``: residuals by the names of contents. Contents
-        ``added_up`` by both sides are encoded by ``Codec.of_sums``, without residual.
+        ``bases``: for an update the model from which it was trained. ``kept``: residuals by the
+        names of contents. Contents ``added_up`` by both sides are encoded by ``Codec.of_sums``,
+        without residual.
         """
         if self._changes_nothing and Partial not in map(type, contents.values()):
             return contents, {}
-        arriving, keeping = dict(contents), dict(kept)
+        arriving = dict(contents)
+        keeping = dict(kept)
         for name, value in contents.items():
             codec = self._codec.of_sums if name in added_up else self._codec
             if isinstance(value, Partial):
@@ -213,20 +277,30 @@ class Wire:
             elif self._changes_nothing:
                 continue
             elif isinstance(value, Ref):
-                arriving[name], rest = codec.code(self._learner, self._parameters, value, bases.get(value), kept.get(name))
+                arriving[name], rest = codec.code(
+                    self._learner, self._parameters, value, bases.get(value), kept.get(name)
+                )
                 if rest is not None and name not in added_up:
                     keeping[name] = rest
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
-                encoded = partial(self._codec.code, self._learner, self._parameters, base=None, kept=None)
-                arriving[name] = [encoded(item).received if isinstance(item, Ref) else item for item in value]
+                encoded = partial(
+                    self._codec.code, self._learner, self._parameters, base=None, kept=None
+                )
+                arriving[name] = [
+                    encoded(item).received if isinstance(item, Ref) else item for item in value
+                ]
         return arriving, keeping
 
     def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
         """Some tensors as they arrive, in a whole model."""
-        places, size, apply = value.places, value.count, self._learner.apply
+        places = value.places
+        size = value.count
+        apply = self._learner.apply
         if self._changes_nothing:
             whole = value.rest is value.model
-            return Coded(value.model if whole else apply(spliced, [value.rest, value.model], places=places))
+            return Coded(
+                value.model if whole else apply(spliced, [value.rest, value.model], places=places)
+            )
         model = apply(taken, [value.model], size=size, places=places)
         start = None if base is None else apply(taken, [base], size=size, places=places)
         received, rest = self._codec.code(self._learner, size, model, start, kept)

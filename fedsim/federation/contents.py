@@ -1,9 +1,12 @@
-"""Messages and their contents, by name: each kind has one form on the wire, from which its bytes follow.
+"""Messages and their contents, by name: each kind has one form on the wire, from which its bytes
+follow.
 
 A content is one of:
 
-- a ``Ref`` (model or update) or ``Partial`` (some tensors of one), encoded by ``[messages]``; a list or tuple of refs;
-- numbers: one, a sequence or an array of them, or numbers computed on demand (``Lazy``), 4 bytes each;
+- a ``Ref`` (model or update) or ``Partial`` (some tensors of one), encoded by ``[messages]``; a
+  list or tuple of refs;
+- numbers: one, a sequence or an array of them, or numbers computed on demand (``Lazy``), 4 bytes
+  each;
 - ``Header``: any value in the message's header, whose bytes are not counted, as in the papers;
 - ``Opaque``: any other value, with its bytes.
 
@@ -26,14 +29,17 @@ from fedsim.world.task import Outcome, Payload
 Contents = Mapping[str, Any]
 """Contents of a message by name. Names are the purposes of the ledger."""
 
-BASE = "base"  # purpose of a model's frozen tensors, sent with the first model that a device receives
-STATE = "optimiser"  # purpose of a trainer's state, sent with models and updates if ``training.state`` is ``sent``
+# purpose of a model's frozen tensors, sent with the first model that a device receives
+BASE = "base"
+# purpose of a trainer's state, sent with models and updates if ``training.state`` is ``sent``
+STATE = "optimiser"
 _NUMBER_BYTES = 4.0
 
 
 @dataclass(slots=True)
 class Header:
-    """A content in the header of a message: counts of samples, a deadline, what is to be done. It costs no bytes.
+    """A content in the header of a message: counts of samples, a deadline, what is to be done.
+    It costs no bytes.
 
     Attributes:
         value: any JSON value, or a model; the receiver gets it as it is.
@@ -57,13 +63,16 @@ class Opaque:
 
 @dataclass(frozen=True, slots=True)
 class Lazy:
-    """Numbers that a device finds from models, 4 bytes each, computed when the server asks for them (``ServerModels.numbers``).
+    """Numbers that a device finds from models, 4 bytes each, computed when the server asks for
+    them (``ServerModels.numbers``).
 
-    ``Lazy("loss", result.update)`` reports the loss of the last local epoch, ``Lazy("losses", result.tested, count=m)`` and
-    ``Lazy("choice", result.tested)`` those of the m models that an ``Evaluate`` step has tested, and the best one's position.
+    ``Lazy("loss", result.update)`` reports the loss of the last local epoch, ``Lazy("losses",
+    result.tested, count=m)`` and ``Lazy("choice", result.tested)`` those of the m models that an
+    ``Evaluate`` step has tested, and the best one's position.
 
     Attributes:
-        what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of models (``Device.numbers``).
+        what: ``loss``, ``losses``, ``choice``, or ``numbers``, the result of a function of
+            models (``Device.numbers``).
         ref: the trained or tested model (``LocalResult``), or the result of the function.
         count: length of the result that is sent.
     """
@@ -75,12 +84,14 @@ class Lazy:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it has already.
+    """Some tensors of a model. The receiver gets a whole model, completed from tensors that it
+    has already.
 
     Attributes:
         model: the model whose tensors are sent.
         rest: the model that has the other tensors; ``model`` itself if the receiver has these.
-        places: ranges of the tensors that are sent: pairs of begin and end in the flat model, ascending.
+        places: ranges of the tensors that are sent: pairs of begin and end in the flat model,
+            ascending.
     """
 
     model: Ref
@@ -105,7 +116,9 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
-    """The parts of a message whose bytes are counted; ``SimulationError`` if a content cannot be sent."""
+    """The parts of a message whose bytes are counted; ``SimulationError`` if a content cannot be
+    sent.
+    """
     counted = [(name, value) for name, value in contents.items() if type(value) is not Header]
     return tuple([_payload(name, _bytes(name, value, sizes)) for name, value in counted])
 
@@ -125,19 +138,29 @@ def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
         case Sequence() if not isinstance(value, str):
             return sum([_bytes(name, item, sizes) for item in value])
     raise SimulationError(
-        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, Partial, numbers, Opaque and Header"
+        f"the content {name!r} of a message is a {type(value).__name__}; allowed are refs, "
+        "Partial, numbers, Opaque and Header"
     )
 
 
 def has_model(contents: Contents) -> bool:
     """Whether contents have a model, or tensors of one."""
-    items = (item for value in contents.values() for item in (value if isinstance(value, list | tuple) else (value,)))
-    return any(isinstance(item.value if type(item) is Opaque else item, Ref | Partial) for item in items)
+    items = (
+        item
+        for value in contents.values()
+        for item in (value if isinstance(value, list | tuple) else (value,))
+    )
+    return any(
+        isinstance(item.value if type(item) is Opaque else item, Ref | Partial) for item in items
+    )
 
 
 def received(contents: Contents) -> dict[str, Any]:
     """Contents as the receiver has them: the values themselves."""
-    return {name: value.value if type(value) in (Header, Opaque) else value for name, value in contents.items()}
+    return {
+        name: value.value if type(value) in (Header, Opaque) else value
+        for name, value in contents.items()
+    }
 
 
 class _WithContents:
@@ -150,7 +173,8 @@ class _WithContents:
 
 @dataclass(slots=True)  # frozen ones take four times as long to make
 class TaskEnd(_WithContents):
-    """The end of a task, with all that the server learns of the device. ``message["update"]`` is a content of the answer.
+    """The end of a task, with all that the server learns of the device. ``message["update"]`` is
+    a content of the answer.
 
     Attributes:
         task: its number, as ``Server.ask`` returned it.
@@ -158,11 +182,12 @@ class TaskEnd(_WithContents):
         round: the round for which it was asked; None: for none.
         group: the group for which it was asked; None: for none.
         job: the job that it was asked for.
-        outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``: the device vanished;
-            ``memory``: the training does not fit into the device's memory; ``stopped``: the run ended.
+        outcome: ``done`` if every step was carried out. ``late``: ended by the server; ``lost``:
+            the device vanished; ``memory``: the training does not fit into the device's memory;
+            ``stopped``: the run ended.
         asked: the server's message, by name, as the device received it.
-        contents: the answer, by name, as the server received it; empty unless the task is done. By default ``update`` (a
-            model, None without a finished epoch), ``samples`` and ``epochs``.
+        contents: the answer, by name, as the server received it; empty unless the task is done. By
+            default ``update`` (a model, None without a finished epoch), ``samples`` and ``epochs``.
     """
 
     task: int
@@ -177,7 +202,8 @@ class TaskEnd(_WithContents):
 
 @dataclass(slots=True)
 class Carried(_WithContents):
-    """A message between an edge server and the server has ended. ``message["model"]`` is one of its contents.
+    """A message between an edge server and the server has ended. ``message["model"]`` is one of
+    its contents.
 
     Attributes:
         edge: number of the edge server.

@@ -1,4 +1,6 @@
-"""Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as measured."""
+"""Cost of the server's own computing: ``[server]``, and each operation's time by its sizes, as
+measured.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -12,7 +14,9 @@ class ServerSpec(Spec):
     """``[server]``: server-side costs; zero by default, as in the papers."""
 
     speed: float | None = Field(default=None, gt=0.0, le=1e9)
-    """how fast it computes (``cost_s``), in units of the core on which that was measured; None: in no time."""
+    """how fast it computes (``cost_s``), in units of the core on which that was measured; None:
+    in no time.
+    """
     patience: Seconds = 0.0
     """it notices the loss of a task after this time (s), or when the device is back."""
 
@@ -26,9 +30,11 @@ _COSTS: Mapping[str, tuple[float, float, Callable[[int, int, int], float]]] = {
     "medoids": (0.25e-3, 1.5, lambda n, d, m: n * n * m),
     "absolute differences": (0.0, 0.3, lambda n, d, m: n**3),
 }
-"""Fixed time (s), and time (ns) for each unit of growth, of n rows of d numbers and m groups: a linear combination; inner
-products of all pairs; distances from m rows; ten starts of k-means; agglomerative clustering; k-medoids; MADC of n x n cosines.
-Of one core of a virtual server of 2026, within a factor of 2 (``tests/benchmarks/server.py`` measures them again)."""
+"""Fixed time (s), and time (ns) for each unit of growth, of n rows of d numbers and m groups: a
+linear combination; inner products of all pairs; distances from m rows; ten starts of k-means;
+agglomerative clustering; k-medoids; MADC of n x n cosines. Of one core of a virtual server of 2026,
+within a factor of 2 (``tests/benchmarks/server.py`` measures them again).
+"""
 
 
 def cost_s(what: str, n: int, d: int = 0, m: int = 1) -> float:

@@ -1,4 +1,7 @@
-"""The devices as their own client halves see them: facts of their data, and their state. The server does not see these."""
+"""The devices as their own client halves see them: facts of their data, and their state.
+
+The server does not see these.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,12 +24,15 @@ if TYPE_CHECKING:
 
 
 class Device:
-    """A device in the hands of its client half: its number, its data's facts, its state and its arithmetic."""
+    """A device in the hands of its client half: its number, its data's facts, its state and its
+    arithmetic.
+    """
 
     __slots__ = ("_devices", "number")
 
     def __init__(self, number: int, devices: "Devices") -> None:
-        self.number, self._devices = number, devices
+        self.number = number
+        self._devices = devices
 
     @property
     def samples(self) -> int:
@@ -40,8 +46,11 @@ class Device:
 
     @property
     def epoch_s(self) -> float:
-        """Time of an epoch over its samples at its own, undisturbed speed (s); infinite without memory for the training."""
-        population, epoch = self._devices.population, Training(None)
+        """Time of an epoch over its samples at its own, undisturbed speed (s); infinite without
+        memory for the training.
+        """
+        population = self._devices.population
+        epoch = Training(None)
         if population.failing_s(self.number, epoch, self.samples) is not None:
             return math.inf
         return float(population.training_s(self.number, epoch, self.samples))
@@ -69,7 +78,9 @@ class Device:
 
     @property
     def link(self) -> str | None:
-        """Kind of its link: the name of its energy preset, such as ``smartphone-4g``; None without a preset."""
+        """Kind of its link: the name of its energy preset, such as ``smartphone-4g``; None
+        without a preset.
+        """
         return self._devices.link_of(self.number)
 
     @property
@@ -84,8 +95,12 @@ class Device:
 
     @property
     def used_label_counts(self) -> NDArray[np.int64]:
-        """Training samples of each class in the data of its last training or test of models; int64 [C]."""
-        return self._devices.label_counts(self.number, self._devices.used_versions.get(self.number, 0))
+        """Training samples of each class in the data of its last training or test of models;
+        int64 [C].
+        """
+        return self._devices.label_counts(
+            self.number, self._devices.used_versions.get(self.number, 0)
+        )
 
     def initial(self, count: int = 0) -> Ref:
         """A freshly initialised model, the one that ``ServerModels.initial(count)`` gives."""
@@ -99,24 +114,35 @@ class Device:
         return self._devices.zero
 
     def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None) -> Ref:
-        """As ``ServerModels.mix``, but nothing is left out: for a model that is not finite ``otherwise`` is the result."""
-        models, coefficients = [model for model, _ in parts], [coefficient for _, coefficient in parts]
+        """As ``ServerModels.mix``, but nothing is left out: for a model that is not finite
+        ``otherwise`` is the result.
+        """
+        models = [model for model, _ in parts]
+        coefficients = [coefficient for _, coefficient in parts]
         return self.apply(weighted_sum, models, otherwise=otherwise, coefficients=coefficients)
 
     def splice(self, rest: Ref, other: Ref, places: Places) -> Ref:
-        """A model with other numbers at some places: those of ``other``, a whole model or what is there alone."""
+        """A model with other numbers at some places: those of ``other``, a whole model or what
+        is there alone.
+        """
         return self.apply(spliced, [rest, other], places=places)
 
     def apply(self, function: Function, models: Sequence[Ref], **constants: Any) -> Ref:
         """The result of a pure function of models; see ``ServerModels.apply``."""
         return self._devices.learner.apply(function, models, **constants)
 
-    def numbers(self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any) -> Lazy:
-        """Numbers that a pure function finds from models, ``count`` of them, to be sent; see ``ServerModels.numbers``."""
+    def numbers(
+        self, function: Function, models: Iterable[Ref], count: int = 1, **constants: Any
+    ) -> Lazy:
+        """Numbers that a pure function finds from models, ``count`` of them, to be sent; see
+        ``ServerModels.numbers``.
+        """
         return Lazy("numbers", self.apply(function, tuple(models), size=count, **constants), count)
 
     def last_gradient(self, update: Ref) -> Ref:
-        """The gradient of an update's last mini-batch, which its training leaves behind at no cost."""
+        """The gradient of an update's last mini-batch, which its training leaves behind at no
+        cost.
+        """
         return self._devices.learner.last_gradient(update)
 
     def upload_bytes(self, contents: Contents) -> float:
@@ -129,7 +155,9 @@ _REMEMBERED = ("states", "used_versions", "initial", "residuals", "bases", "zero
 
 
 class Devices:
-    """The devices' knowledge, each of itself; ``label_counts`` is by device and version (None: the present data)."""
+    """The devices' knowledge, each of itself; ``label_counts`` is by device and version (None:
+    the present data).
+    """
 
     def __init__(
         self,
@@ -138,15 +166,20 @@ class Devices:
         label_counts: Callable[[int, int | None], NDArray[np.int64]],
         sizes: WireSizes,
     ) -> None:
-        self.population, self.learner, self.label_counts, self.sizes = population, learner, label_counts, sizes
+        self.population = population
+        self.learner = learner
+        self.label_counts = label_counts
+        self.sizes = sizes
         self.clock: Callable[[], float]  # these four are set when they are known
         self.model_s: Callable[[int, Direction], float]
         self.batteries: Power | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # each device's state
-        self.used_versions: dict[int, int] = {}  # of its data, on which each last computed for a task; absent: the first
+        # of its data, on which each last computed for a task; absent: the first
+        self.used_versions: dict[int, int] = {}
         self.initial: dict[int, Ref] = {}
-        self.residuals: dict[int, dict[str, Ref]] = {}  # errors of lossy codecs, by the names of contents
+        # errors of lossy codecs, by the names of contents
+        self.residuals: dict[int, dict[str, Ref]] = {}
         self.bases: dict[int, bool] = {}  # devices that have the model's frozen tensors
         self.of: Callable[[int], Device] = lru_cache(maxsize=4096)(partial(Device, devices=self))
 
@@ -158,7 +191,9 @@ class Devices:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """Memory of all devices, with ``zero`` if anybody has asked for it; ``restore`` takes it back."""
+        """Memory of all devices, with ``zero`` if anybody has asked for it; ``restore`` takes it
+        back.
+        """
         return {name: value for name, value in vars(self).items() if name in _REMEMBERED}
 
     def restore(self, state: Mapping[str, Any]) -> None:

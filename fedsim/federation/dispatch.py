@@ -1,4 +1,6 @@
-"""The way of a message: from the server half by the world to the client half (``client_side``), and of the answer back."""
+"""The way of a message: from the server half by the world to the client half (``client_side``),
+and of the answer back.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +16,15 @@ from fedsim.common.streams import Streams
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
-from fedsim.federation.contents import Carried, Contents, Handlers, PeerMessage, TaskEnd, has_model, received
+from fedsim.federation.contents import (
+    Carried,
+    Contents,
+    Handlers,
+    PeerMessage,
+    TaskEnd,
+    has_model,
+    received,
+)
 from fedsim.federation.costs import ServerSpec, cost_s
 from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.learning.refs import Ref
@@ -28,7 +38,8 @@ if TYPE_CHECKING:
     from fedsim.world.population import Population
 
 
-_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}  # the server does not learn why a device vanishes
+# the server does not learn why a device vanishes
+_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
 _KEPT = (
     *("busy_until", "unnoticed", "unrecorded", "finished"),
     *("_untold", "_sent", "_kept_at", "_bases_at"),
@@ -56,19 +67,31 @@ class Dispatch:
         up: Wire,
         client_side: ClientSide,
     ) -> None:
-        self.simulation, self.population, self.learner, self.streams = simulation, population, learner, streams
-        self.evaluator, self._own, self.down, self.up = evaluator, own, down, up
-        self.client_side, self.devices = client_side, client_side.devices
+        self.simulation = simulation
+        self.population = population
+        self.learner = learner
+        self.streams = streams
+        self.evaluator = evaluator
+        self._own = own
+        self.down = down
+        self.up = up
+        self.client_side = client_side
+        self.devices = client_side.devices
         self.busy_until = 0.0  # end of the server's current computations (s)
-        self.unnoticed: dict[int, TaskEnd] = {}  # lost tasks of which the server does not know yet, by their numbers
+        # lost tasks of which the server does not know yet, by their numbers
+        self.unnoticed: dict[int, TaskEnd] = {}
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
-        """Updates that no ``aggregate`` names so far: task -> its round, and the serials of its refs."""
+        """Updates that no ``aggregate`` names so far: task -> its round, and the serials of its
+        refs.
+        """
         self.finished: dict[int, tuple[int, int]] = {}
         """Devices whose last task was done in a round: device -> that task and its round."""
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
-        self.untold: list[tuple[str, int]] = []  # alarms about devices that are switched off: kind and device
-        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}  # of messages outside of tasks: what arrives, is kept
+        # alarms about devices that are switched off: kind and device
+        self.untold: list[tuple[str, int]] = []
+        # of messages outside of tasks: what arrives, is kept
+        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
         self.kept_at: dict[int, dict[str, Any]] = {}  # errors of lossy codecs at edge servers
         self.bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
 
@@ -80,13 +103,22 @@ class Dispatch:
         client: Client[Any],
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides that need this object. ``begin_round`` is called with each round's number."""
-        self.tasks, self.messages, self.strategy, self.begin_round = tasks, messages, strategy, begin_round
+        """Join the sides that need this object.
+
+        ``begin_round`` is called with each round's number.
+        """
+        self.tasks = tasks
+        self.messages = messages
+        self.strategy = strategy
+        self.begin_round = begin_round
         self.client_side.client = client
 
         def model_s(device: int, way: Direction) -> float:
             wire = self.down if way == "down" else self.up
-            return tasks.network.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes) + wire.model_s
+            return (
+                tasks.network.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes)
+                + wire.model_s
+            )
 
         self.devices.model_s = model_s
 
@@ -102,7 +134,9 @@ class Dispatch:
         """Set the timer of a name again; returns ``when`` (s, on the grid)."""
         self.cancel_timer(name)
         self._timer_count += 1
-        self._timers[name] = self.simulation.wake(("timer", self._timer_count), when, partial(self._ring, name))
+        self._timers[name] = self.simulation.wake(
+            ("timer", self._timer_count), when, partial(self._ring, name)
+        )
         return when
 
     def cancel_timer(self, name: str) -> None:
@@ -123,13 +157,25 @@ class Dispatch:
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
-        """Tell the strategy that a task has ended, of a lost device after the server's ``patience`` (s)."""
-        instruction, outcome = task.context.instruction, task.outcome or "done"
+        """Tell the strategy that a task has ended, of a lost device after the server's
+        ``patience`` (s).
+        """
+        instruction = task.context.instruction
+        outcome = task.outcome or "done"
         contents = self.client_side.arrived(task) if outcome == "done" else {}
         seen = _SEEN.get(outcome, outcome)
         if outcome == "done" and task.round is not None:
             self._note_update(task, task.round, contents)
-        end = TaskEnd(task.id, task.device, task.round, task.group, instruction.job, seen, instruction.contents, contents)
+        end = TaskEnd(
+            task.id,
+            task.device,
+            task.round,
+            task.group,
+            instruction.job,
+            seen,
+            instruction.contents,
+            contents,
+        )
         if seen != "lost" or not self._own.patience:
             self.simulation.post(partial(self.strategy.on_task_end, end))
             return
@@ -157,7 +203,8 @@ class Dispatch:
         before = "has done nothing" if task is None else f"was last asked in round {last_round}"
         raise SimulationError(
             f"device {device} is asked in round {round_number} with continues=True, but {before}; "
-            "a task continues the device's last one, which was asked in the same round and is done; "
+            "a task continues the device's last one, which was asked in the same round and is "
+            "done; "
             "leave 'continues' out after any other task"
         )
 
@@ -180,12 +227,16 @@ class Dispatch:
         return list(found.values())
 
     def _notice(self, task: int) -> None:
-        """The server gives up a lost task, as its patience ends, it needs the task no more, or the device is back."""
+        """The server gives up a lost task, as its patience ends, it needs the task no more, or
+        the device is back.
+        """
         if (end := self.unnoticed.pop(task, None)) is not None:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def end(self, task: int, cause: Cause) -> None:
-        """See ``Server.end``; a task that was lost without the server noticing stays recorded as lost."""
+        """See ``Server.end``; a task that was lost without the server noticing stays recorded as
+        lost.
+        """
         if task in self.unnoticed:
             self._notice(task)
         else:
@@ -193,15 +244,23 @@ class Dispatch:
 
     def is_idle(self, device: int) -> bool:
         """Whether a device can be reached and, as far as the server knows, has nothing to do."""
-        return self.tasks.is_idle(device) and all(end.device != device for end in self.unnoticed.values())
+        return self.tasks.is_idle(device) and all(
+            end.device != device for end in self.unnoticed.values()
+        )
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Vectorised ``is_idle``, of different devices; bool [len(devices)]."""
         idle = self.tasks.idle(devices)
-        return idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()]) if self.unnoticed else idle
+        return (
+            idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()])
+            if self.unnoticed
+            else idle
+        )
 
     def on_message_end(self, message: "Message", outcome: Outcome) -> None:
-        """Tell the strategy that a message of an edge server, or from device to device, has ended."""
+        """Tell the strategy that a message of an edge server, or from device to device, has
+        ended.
+        """
         contents, keeping = self.sent.pop(message.id)
         arrived = received(contents) if outcome == "done" else {}
         up = message.destination == SERVER
@@ -233,11 +292,20 @@ class Dispatch:
             self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
-        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is switched off, or flat."""
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is
+        switched off, or flat.
+        """
         if device in self.tasks.off:
             self.untold.append((kind, device))
-        elif self.tasks.batteries is None or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now:
-            handlers = {"return": self.strategy.on_return, "newcomer": self.strategy.on_arrival, "shift": self.tell_shift}
+        elif (
+            self.tasks.batteries is None
+            or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now
+        ):
+            handlers = {
+                "return": self.strategy.on_return,
+                "newcomer": self.strategy.on_arrival,
+                "shift": self.tell_shift,
+            }
             self.simulation.post(partial(handlers[kind], device))
         elif when < math.inf:
             self.rearm(kind, device, when)
@@ -259,7 +327,9 @@ class Dispatch:
         """The run begins."""
         side = self.client_side
         if side.attack is not None:
-            self.simulation.emit("malicious", attack=side.attack.kind, devices=sorted(side.malicious))
+            self.simulation.emit(
+                "malicious", attack=side.attack.kind, devices=sorted(side.malicious)
+            )
         await self.strategy.on_start()
 
     # Snapshots, between two instants.
@@ -272,7 +342,8 @@ class Dispatch:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the state from ``snapshot``. Alarms follow by ``rearm``."""
-        self._timers, self._timer_names = {}, dict[int, str](state["timers"])
+        self._timers = {}
+        self._timer_names = dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
         vars(self).update({name.removeprefix("_"): state[name] for name in _KEPT})
@@ -280,11 +351,15 @@ class Dispatch:
             self.messages.under_way[number].on_end = self.on_message_end
 
     def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that tells of a device."""
+        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that
+        tells of a device.
+        """
         if kind == "notice":
             self.simulation.wake((kind, number), when, partial(self._notice, number))
         elif kind == "timer":
             name = self._timer_names[number]
-            self._timers[name] = self.simulation.wake((kind, number), when, partial(self._ring, name))
+            self._timers[name] = self.simulation.wake(
+                (kind, number), when, partial(self._ring, name)
+            )
         else:
             self.simulation.wake((kind, number), when, partial(self.tell, kind, number))

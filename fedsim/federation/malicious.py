@@ -1,4 +1,6 @@
-"""``[malicious]``: devices that attack by false labels or updates, which neither half of a strategy notices."""
+"""``[malicious]``: devices that attack by false labels or updates, which neither half of a
+strategy notices.
+"""
 
 from typing import Annotated, Any, Self
 
@@ -15,7 +17,10 @@ ATTACKS = Registry(
     "attack",
     f"{_TOOLS}:Attack",
     {
-        "label-flip": (f"{_TOOLS}:LabelFlip", "training labels are turned around: l becomes C - 1 - l"),
+        "label-flip": (
+            f"{_TOOLS}:LabelFlip",
+            "training labels are turned around: l becomes C - 1 - l",
+        ),
         "sign-flip": (f"{_TOOLS}:SignFlip", "the change goes the other way"),
         "gaussian": (f"{_TOOLS}:Gaussian", "noise instead of a change"),
         "scaled": (f"{_TOOLS}:Scaled", "the change is many times as long"),
@@ -30,21 +35,27 @@ class MaliciousSpec(Spec):
     attack: Annotated[Any, ATTACKS]
     """how (a kind, or a table with one)."""
     share: float | None = Field(default=None, ge=0.0, le=1.0)
-    """the first devices (rounded share, with newcomers) of a random order: a larger share in the same world adds to them."""
+    """the first devices (rounded share, with newcomers) of a random order: a larger share in the
+    same world adds to them.
+    """
     devices: list[int] | None = None
     """these instead."""
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.share is None) == (self.devices is None):
-            raise ValueError("'share' and 'devices' both say which devices are malicious; give one of them")
+            raise ValueError(
+                "'share' and 'devices' both say which devices are malicious; give one of them"
+            )
         return self
 
     def check(self, devices: int) -> None:
         """Refuse devices that are not there; ``ScenarioError`` names the first of them."""
         for device in self.devices or ():
             if not 0 <= device < devices:
-                raise ScenarioError(f"malicious.devices has {device}; allowed are 0 to {devices - 1}")
+                raise ScenarioError(
+                    f"malicious.devices has {device}; allowed are 0 to {devices - 1}"
+                )
 
     def members(self, streams: Streams, devices: int) -> list[int]:
         """The malicious of so many devices, in order; draws from ``world/malicious``."""

@@ -1,4 +1,5 @@
-"""The server's API for the server half of a strategy: messages, and nothing of the world behind them (data, speed, labels).
+"""The server's API for the server half of a strategy: messages, and nothing of the world behind
+them (data, speed, labels).
 
 Its handlers begin and end in one instant; they may await values (real work), never simulated time.
 """
@@ -15,7 +16,16 @@ from fedsim.common.errors import SimulationError, shown
 from fedsim.federation.client import Instruction, RunInfo
 from fedsim.federation.client_side import TaskContext
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import BASE, STATE, Contents, Header, Partial, has_model, payloads, received
+from fedsim.federation.contents import (
+    BASE,
+    STATE,
+    Contents,
+    Header,
+    Partial,
+    has_model,
+    payloads,
+    received,
+)
 from fedsim.federation.devices import Device
 from fedsim.federation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.server_models import ServerEdges, ServerModels
@@ -29,13 +39,16 @@ T = TypeVar("T")
 
 
 class Peer(Device):
-    """A device in a strategy without a server: it trains, sends to other devices, and has a timer."""
+    """A device in a strategy without a server: it trains, sends to other devices, and has a
+    timer.
+    """
 
     __slots__ = ("_dispatch", "_server")
 
     def __init__(self, number: int, server: "Server", dispatch: "Dispatch") -> None:
         super().__init__(number, dispatch.devices)
-        self._server, self._dispatch = server, dispatch
+        self._server = server
+        self._dispatch = dispatch
 
     @property
     def now(self) -> float:
@@ -48,21 +61,31 @@ class Peer(Device):
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     def train(self, model: Ref, number: int) -> None:
-        """Train from ``model`` in the round ``number``, as a task that moves no bytes; ``on_trained`` tells its end."""
+        """Train from ``model`` in the round ``number``, as a task that moves no bytes;
+        ``on_trained`` tells its end.
+        """
         self._server.ask(self.number, {"model": Header(model)}, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message`` there, or ``on_lost`` on both."""
-        dispatch, parts = self._dispatch, payloads(contents, self._dispatch.up)
+        """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message``
+        there, or ``on_lost`` on both.
+        """
+        dispatch = self._dispatch
+        parts = payloads(contents, self._dispatch.up)
         contents, _ = dispatch.up.through(contents, {}, {})
         for device in devices:
-            message = dispatch.messages.send(self.number, device, parts, number, dispatch.on_message_end)
+            message = dispatch.messages.send(
+                self.number, device, parts, number, dispatch.on_message_end
+            )
             dispatch.sent[message.id] = contents, {}
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
         """A model, or a part of one, as others read it after ``messages.up``, and its bytes."""
-        up, contents = self._dispatch.up, {"part": value}
-        return up.through(contents, {}, {})[0]["part"], sum(part.bytes for part in payloads(contents, up))
+        up = self._dispatch.up
+        contents = {"part": value}
+        return up.through(contents, {}, {})[0]["part"], sum(
+            part.bytes for part in payloads(contents, up)
+        )
 
     def timer(self, seconds: float) -> None:
         """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""
@@ -73,7 +96,9 @@ class Peer(Device):
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A generator named by a purpose and counts, the same for all devices, as from a common seed."""
+        """A generator named by a purpose and counts, the same for all devices, as from a common
+        seed.
+        """
         return self._server.rng(purpose, *ids)
 
 
@@ -89,7 +114,9 @@ class Server:
     """
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
-        self._dispatch, self.setting, self.devices = dispatch, setting, setting.devices
+        self._dispatch = dispatch
+        self.setting = setting
+        self.devices = setting.devices
         self.clients = Clients(dispatch, setting.devices)
         self.models = ServerModels(dispatch, setting.parameters)
         self.edges = ServerEdges(dispatch)
@@ -122,7 +149,8 @@ class Server:
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Let an operation of the server take time, if ``[server] speed`` is given; timers wait for it.
+        """Let an operation of the server take time, if ``[server] speed`` is given; timers wait
+        for it.
 
         ``ServerModels.mix`` and ``apply`` call this themselves.
 
@@ -147,7 +175,8 @@ class Server:
         self._dispatch.cancel_timer(name)
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
-        """With too few devices to ask: set a timer, or end the run if so many devices will never be there.
+        """With too few devices to ask: set a timer, or end the run if so many devices will never
+        be there.
 
         Args:
             name: name of the timer, as in ``timer``.
@@ -174,7 +203,8 @@ class Server:
         continues: bool = False,
         at_edge: bool = False,
     ) -> int:
-        """Send an idle device a message; its client half does the job and answers. ``Strategy.on_task_end`` follows once.
+        """Send an idle device a message; its client half does the job and answers.
+        ``Strategy.on_task_end`` follows once.
 
         A task with a ``round`` counts among the round's selected and valid ones, and its update has
         to be aggregated (``finish_round``). Ask without a round for anything else, such as a probe
@@ -199,13 +229,21 @@ class Server:
                 or contents that cannot be sent.
         """
         if not self.clients.exists(device):
-            raise SimulationError(f"device {device!r} was asked; allowed are 0 to {self.devices - 1}")
-        dispatch, parts = self._dispatch, payloads(contents, self._dispatch.down)
+            raise SimulationError(
+                f"device {device!r} was asked; allowed are 0 to {self.devices - 1}"
+            )
+        dispatch = self._dispatch
+        parts = payloads(contents, self._dispatch.down)
         if continues:
             dispatch.continue_task(device, round)
         dispatch.finished.pop(device, None)
-        learner, down = dispatch.learner, dispatch.down
-        brings_base = bool(learner.base_bytes) and device not in dispatch.devices.bases and has_model(contents)
+        learner = dispatch.learner
+        down = dispatch.down
+        brings_base = (
+            bool(learner.base_bytes)
+            and device not in dispatch.devices.bases
+            and has_model(contents)
+        )
         if brings_base:
             parts = (Payload(BASE, learner.base_bytes), *parts)
         if learner.state_bytes and job == "train" and contents["model"].state is not None:
@@ -216,7 +254,9 @@ class Server:
         edge = dispatch.messages.edge_of(device) if at_edge else None
         contents, _ = down.through(contents, {}, {})
         context = TaskContext(Instruction(job, received(contents), round), brings_base=brings_base)
-        task = dispatch.tasks.start(device, steps, round, group, continues=continues, edge=edge, context=context)
+        task = dispatch.tasks.start(
+            device, steps, round, group, continues=continues, edge=edge, context=context
+        )
         if dispatch.simulation.executor.workers > 1:
             dispatch.client_side.begin_real(device, context)
         return task.id
@@ -253,7 +293,8 @@ class Server:
     # Randomness, records, the end.
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A generator of the strategy's own; two calls with the same name return generators of the same numbers.
+        """A generator of the strategy's own; two calls with the same name return generators of
+        the same numbers.
 
         Args:
             purpose: name of the stream (``strategy/purpose``).
@@ -278,7 +319,8 @@ class Server:
         self._dispatch.simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record that contents went from one part of the server's side to another, on no device's link and at once.
+        """Record that contents went from one part of the server's side to another, on no
+        device's link and at once.
 
         Args:
             contents: what was sent, by name; its bytes are in the ledger.
@@ -286,10 +328,17 @@ class Server:
             receiver: name of the receiving part.
         """
         for part in payloads(contents, self._dispatch.up):
-            self.emit("server-transfer", purpose=part.purpose, bytes=float(part.bytes), sender=sender, receiver=receiver)
+            self.emit(
+                "server-transfer",
+                purpose=part.purpose,
+                bytes=float(part.bytes),
+                sender=sender,
+                receiver=receiver,
+            )
 
     def begin_round(self, number: int) -> None:
-        """Shift the data of a round that begins, if the scenario has a shift then. Call it once for each round, from 0.
+        """Shift the data of a round that begins, if the scenario has a shift then. Call it once
+        for each round, from 0.
 
         Args:
             number: the round. Devices send their messages about it (``Strategy.on_shift``) in this
@@ -307,9 +356,14 @@ class Server:
         self._dispatch.simulation.stop(reason)
 
     async def finish_round(
-        self, number: int, models: ModelAssignment, updates: Sequence[Measured] = (), **counts: float
+        self,
+        number: int,
+        models: ModelAssignment,
+        updates: Sequence[Measured] = (),
+        **counts: float,
     ) -> bool:
-        """Record the end of a round, measured at no cost when a test is due; end the run at a stop condition.
+        """Record the end of a round, measured at no cost when a test is due; end the run at a
+        stop condition.
 
         Updates of tasks with a round that no record ``aggregate`` of the strategy's own has named
         are recorded so first, with their shares of the weights: the audit checks that every update
@@ -329,7 +383,8 @@ class Server:
         Returns:
             Whether the run goes on; if it does not, no further round may begin.
         """
-        evaluator, strategy = self._dispatch.evaluator, self._dispatch.strategy
+        evaluator = self._dispatch.evaluator
+        strategy = self._dispatch.strategy
         _refuse_what_is_no_model(models, strategy)
         self._record_aggregate(number, updates)
         row = await evaluator.measure(number, models, updates, strategy)
@@ -350,7 +405,8 @@ class Server:
         self.emit("aggregate", round=number, tasks=tasks, weights=weights, **staleness)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record the end of a round as ``finish_round`` does, with figures that were measured elsewhere.
+        """Record the end of a round as ``finish_round`` does, with figures that were measured
+        elsewhere.
 
         Args:
             number: the round, from 0.
@@ -374,5 +430,8 @@ def _refuse_what_is_no_model(models: ModelAssignment, strategy: object) -> None:
             continue
         owner = f"{type(strategy).__name__}.models()"
         needed = "a pair of a model (Ref) and the devices that it serves (None: all) is needed"
-        hint = "if it comes from 'state', the loop may keep an entry of that name there: use another name"
+        hint = (
+            "if it comes from 'state', the loop may keep an entry of that name there: use another "
+            "name"
+        )
         raise SimulationError(f"{owner} gives {shown(model)} for {name!r}; {needed}; {hint}")

@@ -29,7 +29,9 @@ class ServerModels:
     """
 
     def __init__(self, dispatch: "Dispatch", parameters: int) -> None:
-        self._dispatch, self._learner, self._parameters = dispatch, dispatch.learner, parameters
+        self._dispatch = dispatch
+        self._learner = dispatch.learner
+        self._parameters = parameters
 
     def initial(self, count: int = 0) -> Ref:
         """A freshly initialised model, the same for every strategy with the same seed.
@@ -39,8 +41,15 @@ class ServerModels:
         """
         return self._learner.initial(count)
 
-    def mix(self, parts: Sequence[tuple[Ref, float]], otherwise: Ref | None = None, *, rescale: bool = True) -> Ref:
-        """The linear combination sum of coefficient x model, in the order given; not computed until it is needed.
+    def mix(
+        self,
+        parts: Sequence[tuple[Ref, float]],
+        otherwise: Ref | None = None,
+        *,
+        rescale: bool = True,
+    ) -> Ref:
+        """The linear combination sum of coefficient x model, in the order given; not computed
+        until it is needed.
 
         Models that are not finite are left out.
 
@@ -56,8 +65,13 @@ class ServerModels:
         """
         for model, _ in parts:
             if not isinstance(model, Ref):
-                hint = "if it comes from 'state', the loop may keep an entry of that name there: use another name"
-                raise SimulationError(f"mix is given {shown(model)}; a model (Ref) is needed; {hint}")
+                hint = (
+                    "if it comes from 'state', the loop may keep an entry of that name there: use "
+                    "another name"
+                )
+                raise SimulationError(
+                    f"mix is given {shown(model)}; a model (Ref) is needed; {hint}"
+                )
         self._dispatch.compute("mix", len(parts), self._parameters, 1)
         return self._learner.mix(parts, otherwise, rescale=rescale)
 
@@ -109,7 +123,12 @@ class ServerModels:
         """
         self._dispatch.compute("mix", len(models), self._parameters, 1)
         named = None if stream is None else (f"strategy/{stream[0]}", *stream[1:])
-        how: dict[str, Any] = {"stream": named, "otherwise": otherwise, "leave_out": leave_out, "size": size}
+        how: dict[str, Any] = {
+            "stream": named,
+            "otherwise": otherwise,
+            "leave_out": leave_out,
+            "size": size,
+        }
         return self._learner.apply(function, models, **how, **constants)
 
     @property
@@ -157,12 +176,14 @@ class ServerModels:
         Raises:
             SimulationError: ``learning = "off"``, and the list is not empty.
         """
-        learner, refs = self._learner, [content.ref for content in sent]
+        learner = self._learner
+        refs = [content.ref for content in sent]
         if not sent:
             return []
         if not learner.learns:
             raise SimulationError(
-                f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" has none; set learning = "on"'
+                f'the strategy looks at {sent[0].what} that devices sent, but learning = "off" '
+                'has none; set learning = "on"'
             )
         values = await learner.values(refs)  # as one cohort
         match sent[0].what:
@@ -199,7 +220,8 @@ class ServerModels:
         return await self._learner.train_loss(updates)
 
     async def test(self, model: Ref, devices: Sequence[int] | None = None) -> float | None:
-        """Accuracy of a model on test samples, at no cost in time or bytes. No real server could see it.
+        """Accuracy of a model on test samples, at no cost in time or bytes. No real server could
+        see it.
 
         Args:
             model: a model.
@@ -212,7 +234,8 @@ class ServerModels:
         return await self._dispatch.evaluator.test(model, devices)
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Agreement of the devices' models in a strategy without a server, if a test is due after the round.
+        """Agreement of the devices' models in a strategy without a server, if a test is due
+        after the round.
 
         Args:
             number: the round, from 0.
@@ -261,9 +284,16 @@ class ServerEdges:
         return edge not in self._dispatch.messages.lost
 
     def carry(
-        self, edge: int, contents: Contents, direction: Direction, *, round: int | None = None, start: Ref | None = None
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        *,
+        round: int | None = None,
+        start: Ref | None = None,
     ) -> None:
-        """Send a message between the server and an edge server; ``Strategy.on_carried`` follows once.
+        """Send a message between the server and an edge server; ``Strategy.on_carried`` follows
+        once.
 
         Args:
             edge: number of one edge server.
@@ -278,10 +308,20 @@ class ServerEdges:
         """
         dispatch = self._dispatch
         wire = dispatch.down if direction == "down" else dispatch.up
-        parts, base_bytes = payloads(contents, wire), dispatch.learner.base_bytes
-        if direction == "down" and edge not in dispatch.bases_at and base_bytes and has_model(contents):
+        parts = payloads(contents, wire)
+        base_bytes = dispatch.learner.base_bytes
+        if (
+            direction == "down"
+            and edge not in dispatch.bases_at
+            and base_bytes
+            and has_model(contents)
+        ):
             parts = (Payload(BASE, base_bytes), *parts)
         message = dispatch.messages.carry(edge, direction, parts, round, dispatch.on_message_end)
-        bases = {} if start is None else {value: start for value in contents.values() if isinstance(value, Ref)}
+        bases = (
+            {}
+            if start is None
+            else {value: start for value in contents.values() if isinstance(value, Ref)}
+        )
         kept = dispatch.kept_at.get(edge, {}) if direction == "up" else {}
         dispatch.sent[message.id] = wire.through(contents, bases, kept)

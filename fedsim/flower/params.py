@@ -17,22 +17,35 @@ from fedsim.strategies.base import StrategyParams
 from fedsim.world.population import PopulationSpec
 from fedsim.world.task import Work
 
-_ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")  # the last word of a dotted key
+# the last word of a dotted key
+_ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
 _EPOCHS = ("local-epochs", "local_epochs", "epochs")  # likewise
 _FORWARD_SHARE = 1 / 3  # of a training step, whose backward pass takes twice as long
-_FAR = 1.5  # the ratio of the samples that count to those that a model was given, from which a run warns
+# the ratio of the samples that count to those that a model was given, from which a run warns
+_FAR = 1.5
 
 
 class SamplesTime(Spec):
-    """The time of training on the reply's ``num-examples``, by the device's speed; a third of it where nothing is trained."""
+    """The time of training on the reply's ``num-examples``, by the device's speed; a third of it
+    where nothing is trained.
+    """
 
     kind: Literal["samples"] = "samples"
     passes: float | None = Field(default=None, ge=0.0, le=1e6)
-    """over those examples; None: what the message or the app's run configuration calls ``local-epochs``, else 1."""
+    """over those examples; None: what the message or the app's run configuration calls
+    ``local-epochs``, else 1.
+    """
 
-    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
-        """The work of a device for a message of a kind; None for nothing. ``flops`` are those of an example, if counted."""
-        factor = self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
+    def work(
+        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
+    ) -> Work | None:
+        """The work of a device for a message of a kind; None for nothing.
+
+        ``flops`` are those of an example, if counted.
+        """
+        factor = (
+            self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
+        )
         return Work(samples=examples * factor, what=kind) if examples * factor else None
 
     def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
@@ -41,23 +54,36 @@ class SamplesTime(Spec):
             return self.passes, "strategy.time.passes"
         for name in _EPOCHS:
             for key, value in config.items():
-                if key.rpartition(".")[2] == name and isinstance(value, int | float) and not isinstance(value, bool):
+                if (
+                    key.rpartition(".")[2] == name
+                    and isinstance(value, int | float)
+                    and not isinstance(value, bool)
+                ):
                     return float(value), key
         return 1.0, "no key local-epochs"
 
 
 class SamplesTaken:
-    """The samples that messages count as under ``time = "samples"``, and warnings where that is doubtful."""
+    """The samples that messages count as under ``time = "samples"``, and warnings where that is
+    doubtful.
+    """
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
         self._ranges: dict[str, tuple[float, float, str]] = {}
         self._warnings: dict[str, str] = {}
 
-    def note(self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None) -> None:
-        """Note a reply's ``examples`` and the samples ``given`` to its model: None if not counted, 0 without torch."""
+    def note(
+        self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None
+    ) -> None:
+        """Note a reply's ``examples`` and the samples ``given`` to its model: None if not
+        counted, 0 without torch.
+        """
         if examples is None:
-            message = f"replies to {kind!r} messages give no num-examples: they take the time of population.samples, if any"
+            message = (
+                f"replies to {kind!r} messages give no num-examples: they take the time of "
+                "population.samples, if any"
+            )
             self._warnings.setdefault(kind, message)
             return
         trains = kind.partition(".")[0] == "train"
@@ -67,26 +93,45 @@ class SamplesTaken:
         self._ranges[kind] = min(least, examples), max(most, examples), factor
         taken = examples * passes
         if given and not taken / _FAR <= given <= taken * _FAR:
-            far = f"{given / max(taken, 1):.3g} times too short" if given > taken else f"{taken / given:.3g} times too long"
-            message = f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was given {given:g}"
-            hint = f"; strategy.time.passes = {given / examples:g} would fit" if trains and examples else ""
-            self._warnings.setdefault(kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}")
+            far = (
+                f"{given / max(taken, 1):.3g} times too short"
+                if given > taken
+                else f"{taken / given:.3g} times too long"
+            )
+            message = (
+                f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was "
+                f"given {given:g}"
+            )
+            hint = (
+                f"; strategy.time.passes = {given / examples:g} would fit"
+                if trains and examples
+                else ""
+            )
+            self._warnings.setdefault(
+                kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}"
+            )
 
     def facts(self) -> dict[str, list[str]]:
         """Lines for each kind of message: ``notes`` and ``warnings``."""
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
             between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-            notes.append(f"time by samples: a {kind!r} message took num-examples ({between}){factor}")
+            notes.append(
+                f"time by samples: a {kind!r} message took num-examples ({between}){factor}"
+            )
         return {"notes": notes, "warnings": list(self._warnings.values())}
 
 
 class FlopsTime(Spec):
-    """As long as torch's operations take at the device's FLOP/s: counted in the first message of a kind, then by examples."""
+    """As long as torch's operations take at the device's FLOP/s: counted in the first message of
+    a kind, then by examples.
+    """
 
     kind: Literal["flops"] = "flops"
 
-    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+    def work(
+        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
+    ) -> Work | None:
         return Work(flops=flops * max(examples, 1.0), what=kind) if flops else None
 
 
@@ -108,13 +153,17 @@ class StatedTime(Spec):
     evaluate: MessageCost = MessageCost()
     query: MessageCost = MessageCost()
 
-    def work(self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]) -> Work | None:
+    def work(
+        self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
+    ) -> Work | None:
         category = kind.partition(".")[0]
         cost = getattr(self, category if category in ("train", "evaluate") else "query")
         return Work(seconds=cost.seconds, what=kind) if cost.seconds else None
 
 
-TimeSpec = Annotated[SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)]
+TimeSpec = Annotated[
+    SamplesTime | FlopsTime | StatedTime, Registry.of("time", SamplesTime, FlopsTime, StatedTime)
+]
 
 
 class FlowerParams(StrategyParams):
@@ -123,10 +172,13 @@ class FlowerParams(StrategyParams):
     Attributes:
         app: its folder, with a ``pyproject.toml`` as ``flwr run`` reads it.
         run_config: changes of its run configuration.
-        node_config: additions to ``context.node_config`` of the ClientApp; a list has a value for each device.
-        time: how long a device computes for a message: by ``samples`` (the reply's ``num-examples``), ``flops`` (torch's
-            operations, counted once for each kind of message), or as ``stated``.
-        accuracy, loss, train_loss: names of the app's metrics; those of clients are averaged by examples.
+        node_config: additions to ``context.node_config`` of the ClientApp; a list has a value
+            for each device.
+        time: how long a device computes for a message: by ``samples`` (the reply's
+            ``num-examples``), ``flops`` (torch's operations, counted once for each kind of
+            message), or as ``stated``.
+        accuracy, loss, train_loss: names of the app's metrics; those of clients are averaged by
+            examples.
         unavailable_after: how long the server waits for a device that has vanished.
         real_patience: real time for which either app may compute at a stretch.
     """
@@ -151,13 +203,22 @@ class FlowerParams(StrategyParams):
         return app
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        own = {key: value[device] if isinstance(value, list) else value for key, value in self.node_config.items()}
+        own = {
+            key: value[device] if isinstance(value, list) else value
+            for key, value in self.node_config.items()
+        }
         return {"partition-id": device, "num-partitions": devices} | own
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The app's own number of rounds; nothing where it names none, since it may end at any time."""
+        """The app's own number of rounds; nothing where it names none, since it may end at any
+        time.
+        """
         config = read_app(self.app, self.run_config).config
-        counts = [value for key, value in config.items() if key.rpartition(".")[2] in _ROUNDS and type(value) is int]
+        counts = [
+            value
+            for key, value in config.items()
+            if key.rpartition(".")[2] in _ROUNDS and type(value) is int
+        ]
         planned = next((count for count in counts if count > 0), None)
         if planned is None:
             return stop.model_copy(update={"rounds": None, "simulated_time": None})
@@ -167,7 +228,10 @@ class FlowerParams(StrategyParams):
     def notes(self) -> list[str]:
         if "FLWR_LOG_LEVEL" in os.environ:
             return []
-        return ["Flower's log, and what an app writes into it, is shown from WARNING on; FLWR_LOG_LEVEL=INFO shows the rest"]
+        return [
+            "Flower's log, and what an app writes into it, is shown from WARNING on; "
+            "FLWR_LOG_LEVEL=INFO shows the rest"
+        ]
 
     @property
     def called(self) -> str:
@@ -180,11 +244,23 @@ class FlowerParams(StrategyParams):
     def check_population(self, population: PopulationSpec) -> None:
         for key, value in self.node_config.items():
             if isinstance(value, list) and len(value) != population.devices:
-                wrong = f"strategy.node_config.{key} has {len(value)} values, and population.devices is {population.devices}"
-                raise ScenarioError(f"{wrong}; allowed are one value for all devices, or a list with one for each")
+                wrong = (
+                    f"strategy.node_config.{key} has {len(value)} values, and population.devices "
+                    f"is {population.devices}"
+                )
+                raise ScenarioError(
+                    f"{wrong}; allowed are one value for all devices, or a list with one for each"
+                )
         if self.time.kind == "samples" and population.device is not None:
             why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
             raise ScenarioError(f"strategy.time is 'samples', but {why}")
-        if self.time.kind == "flops" and population.device is None and population.reference_flops is None:
+        if (
+            self.time.kind == "flops"
+            and population.device is None
+            and population.reference_flops is None
+        ):
             what = "give population.device, or population.speed with population.reference_flops"
-            raise ScenarioError(f"strategy.time is 'flops', but nothing says how many FLOPs a device does in a second; {what}")
+            raise ScenarioError(
+                "strategy.time is 'flops', but nothing says how many FLOPs a device does in a "
+                f"second; {what}"
+            )

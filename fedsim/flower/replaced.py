@@ -1,8 +1,9 @@
 """Replacements of the clock, of waiting, modules, generators and threads, for apps of Flower.
 
-A replacement acts in the thread of a simulated ServerApp alone. In that of a ClientApp ``time.sleep`` returns at once, and is
-counted. The clock is simulated for code that knows Flower: the app's own, flwr, and packages that import it. Other libraries
-wait for real processes, sockets and threads, so they get real time.
+A replacement acts in the thread of a simulated ServerApp alone. In that of a ClientApp
+``time.sleep`` returns at once, and is counted. The clock is simulated for code that knows Flower:
+the app's own, flwr, and packages that import it. Other libraries wait for real processes, sockets
+and threads, so they get real time.
 """
 
 import datetime
@@ -42,7 +43,8 @@ EPOCH_S = 1_577_836_800.0  # of simulated time 0 on the app's clock: 2020-01-01
 
 
 class AppHalf:
-    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the generators at ``seed``.
+    """The ServerApp or the ClientApp (``name``: ``server`` or ``client``), ``loaded`` with the
+    generators at ``seed``.
 
     While an app is in use, it has its own modules, global generators and torch threads.
     """
@@ -58,9 +60,14 @@ class AppHalf:
 
     @contextmanager
     def in_use(self, seed: int | None = None) -> Iterator[None]:
-        """Use this half; without a ``seed``, generators continue from their last use without one."""
-        outside, threads, log = _generators(), torch.get_num_threads(), logging.getLogger("flwr")
-        place, level = str(self._folder), log.level
+        """Use this half; without a ``seed``, generators continue from their last use without
+        one.
+        """
+        outside = _generators()
+        threads = torch.get_num_threads()
+        log = logging.getLogger("flwr")
+        place = str(self._folder)
+        level = log.level
         if seed is None:
             _set_generators(self._generators)
         else:
@@ -77,7 +84,9 @@ class AppHalf:
             yield
         finally:
             if len(sys.modules) != count:
-                self._modules |= {name: module for name, module in sys.modules.items() if self._has(module)}
+                self._modules |= {
+                    name: module for name, module in sys.modules.items() if self._has(module)
+                }
             for name in self._modules:
                 sys.modules.pop(name, None)
             if place in sys.path:
@@ -91,7 +100,9 @@ class AppHalf:
     def _has(self, module: ModuleType) -> bool:
         """Whether a module lies in the app's folder; a package without a file has places alone."""
         try:
-            file = getattr(module, "__file__", None) or next(iter(getattr(module, "__path__", ())), "")
+            file = getattr(module, "__file__", None) or next(
+                iter(getattr(module, "__path__", ())), ""
+            )
         except Exception:  # a module may do anything when asked
             return False
         return is_within(self._folder, str(file))
@@ -111,7 +122,8 @@ class Sleeper:
     """A ClientApp at work, and how long its code has slept (s), by which its clocks advance."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.slept_s = folder, 0.0
+        self.folder = folder
+        self.slept_s = 0.0
 
 
 class _Here(threading.local):
@@ -148,7 +160,11 @@ def _side_of_caller() -> Any:
         return side
     package = str(frame.f_globals.get("__name__")).partition(".")[0]
     if package not in _knows_flower:
-        modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == package]
+        modules = [
+            module
+            for name, module in list(sys.modules.items())
+            if name.partition(".")[0] == package
+        ]
         _knows_flower[package] = any(map(_has_of_flower, modules))
     return side if _knows_flower[package] else None
 
@@ -157,7 +173,13 @@ def _has_of_flower(module: ModuleType) -> bool:
     """Whether a module has imported from Flower; attributes of other objects may run code."""
     for value in list(vars(module).values()):
         kind = type(value)
-        name = value.__name__ if kind is ModuleType else value.__module__ if issubclass(kind, type | FunctionType) else ""
+        name = (
+            value.__name__
+            if kind is ModuleType
+            else value.__module__
+            if issubclass(kind, type | FunctionType)
+            else ""
+        )
         if str(name).partition(".")[0] == "flwr":
             return True
     return False
@@ -192,7 +214,14 @@ def replace_all() -> None:
     read_fit = partial(compat.recorddict_to_fitres, keep_input=False)
     for name, how in (
         ("fit_clients", (MessageType.TRAIN, compat.fitins_to_recorddict, read_fit)),
-        ("evaluate_clients", (MessageType.EVALUATE, compat.evaluateins_to_recorddict, compat.recorddict_to_evaluateres)),
+        (
+            "evaluate_clients",
+            (
+                MessageType.EVALUATE,
+                compat.evaluateins_to_recorddict,
+                compat.recorddict_to_evaluateres,
+            ),
+        ),
     ):
         _instead(server, name, partial(_ask_all, how))
     _instead(server, "reconnect_clients", lambda *_, **__: ([], []))
@@ -219,7 +248,9 @@ def _replace_clock(name: str, scale: float, begin_s: float) -> None:
 
 
 def _instead(place: Any, name: str, other: Callable[..., Any]) -> None:
-    """In the thread of a simulated ServerApp ``other(real, side, *args, **named)`` is called instead of ``real``."""
+    """In the thread of a simulated ServerApp ``other(real, side, *args, **named)`` is called
+    instead of ``real``.
+    """
     real = getattr(place, name)
 
     @wraps(real)
@@ -231,7 +262,11 @@ def _instead(place: Any, name: str, other: Callable[..., Any]) -> None:
 
 def _now() -> datetime.datetime:
     now_s = here.now_s if here.side is None else EPOCH_S + here.side.clock()
-    return datetime.datetime.now(tz=datetime.UTC) if now_s is None else datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
+    return (
+        datetime.datetime.now(tz=datetime.UTC)
+        if now_s is None
+        else datetime.datetime.fromtimestamp(now_s, tz=datetime.UTC)
+    )
 
 
 def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -245,7 +280,8 @@ def _noted(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
     call = signature(real).bind(self, *args, **named)
-    side.strategy, side.model = self, call.arguments["initial_arrays"]
+    side.strategy = self
+    side.model = call.arguments["initial_arrays"]
     given: Any = call.arguments.get("evaluate_fn")
 
     def evaluate(number: int, arrays: Any) -> Any:
@@ -262,19 +298,28 @@ def _start(real: Any, side: Any, self: Any, *args: Any, **named: Any) -> Any:
     return result
 
 
-# The legacy ServerApp waits in threads: one that follows which nodes there are, and one for each client.
+# The legacy ServerApp waits in threads: one that follows which nodes there are, and one for each
+# client.
 
 
-def _follow_nodes(real: Any, side: Any, grid: Any, manager: Any) -> tuple[threading.Thread, Any, Any]:
-    """Have the manager look for nodes whenever it is asked; the thread that does so every 5 s is left out."""
-    thread, stop, done = threading.Thread(), threading.Event(), threading.Event()
+def _follow_nodes(
+    real: Any, side: Any, grid: Any, manager: Any
+) -> tuple[threading.Thread, Any, Any]:
+    """Have the manager look for nodes whenever it is asked; the thread that does so every 5 s is
+    left out.
+    """
+    thread = threading.Thread()
+    stop = threading.Event()
+    done = threading.Event()
     stop.set()
     thread.start()
     app_utils._update_client_manager(grid, manager, stop, done)
     return thread, stop, done
 
 
-def _wait_for(real: Any, side: Any, manager: Any, num_clients: int, timeout: float = 86_400) -> bool:
+def _wait_for(
+    real: Any, side: Any, manager: Any, num_clients: int, timeout: float = 86_400
+) -> bool:
     end = side.clock() + timeout
     while manager.num_available() < num_clients and side.clock() < end:
         side.sleep(1.0)
@@ -282,18 +327,31 @@ def _wait_for(real: Any, side: Any, manager: Any, num_clients: int, timeout: flo
 
 
 def _ask_all(
-    how: Any, real: Any, side: Any, client_instructions: Any, max_workers: Any, timeout: Any, group_id: int
+    how: Any,
+    real: Any,
+    side: Any,
+    client_instructions: Any,
+    max_workers: Any,
+    timeout: Any,
+    group_id: int,
 ) -> tuple[list[Any], list[Any]]:
-    """Ask all clients at once, and wait for them together; ``how``: the kind of message, to write one, to read a reply."""
+    """Ask all clients at once, and wait for them together; ``how``: the kind of message, to
+    write one, to read a reply.
+    """
     kind, write, read = how
-    results, failures = list[Any](), list[Any]()
+    results = list[Any]()
+    failures = list[Any]()
     messages = [
         Message(write(of, True), client.node_id, kind, group_id=str(group_id), ttl=timeout)
         for client, of in client_instructions
     ]
-    for (client, _), reply in zip(client_instructions, side.send_and_receive(messages), strict=True):
+    for (client, _), reply in zip(
+        client_instructions, side.send_and_receive(messages), strict=True
+    ):
         if reply.has_error():
-            failures.append(ValueError(f"Message contains an Error (reason: {reply.error.reason})."))
+            failures.append(
+                ValueError(f"Message contains an Error (reason: {reply.error.reason}).")
+            )
             continue
         result = client, read(reply.content)
         (results if result[1].status.code == Code.OK else failures).append(result)
@@ -309,7 +367,8 @@ def _run_fl(real: Any, side: Any, server: Any, config: Any) -> Any:
 
 
 def _note_state(real: Any, side: Any, grid: Any, context: Any) -> None:
-    side.strategy, side.model = context.strategy, context.state.array_records[MAIN_PARAMS_RECORD]
+    side.strategy = context.strategy
+    side.model = context.state.array_records[MAIN_PARAMS_RECORD]
     real(grid, context)
 
 

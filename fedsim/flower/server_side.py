@@ -1,4 +1,6 @@
-"""The ServerApp at work: its Grid, whose messages go to simulated devices, and whose waiting is simulated time."""
+"""The ServerApp at work: its Grid, whose messages go to simulated devices, and whose waiting is
+simulated time.
+"""
 
 import threading
 from collections import Counter, defaultdict, deque
@@ -25,7 +27,11 @@ from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
 
 _NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
-_COUNTED = {"valid": ("done",), "slow": ("late", "memory"), "disconnected": ("lost", "left", "battery")}
+_COUNTED = {
+    "valid": ("done",),
+    "slow": ("late", "memory"),
+    "disconnected": ("lost", "left", "battery"),
+}
 
 
 @dataclass(eq=False)
@@ -34,23 +40,28 @@ class Round:
 
     number: int  # from 0
     told: int | None  # its number as the app has it
-    ends: Counter[str] = field(default_factory=Counter)  # tasks by outcome; one that another continues is left out
-    used: list[tuple[int, float]] = field(default_factory=list)  # tasks whose replies the ServerApp has, and their examples
+    # tasks by outcome; one that another continues is left out
+    ends: Counter[str] = field(default_factory=Counter)
+    # tasks whose replies the ServerApp has, and their examples
+    used: list[tuple[int, float]] = field(default_factory=list)
     sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
     weights: Counter[str] = field(default_factory=Counter)  # and examples
     own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
 
 
 class AppRounds:
-    """The rounds of a run, one after another: ``names`` has the metric of each column; ``close`` takes a round that is over.
+    """The rounds of a run, one after another: ``names`` has the metric of each column; ``close``
+    takes a round that is over.
 
-    Messages of training make the rounds; of an app that has not trained yet, all messages do. Flower's own strategies number
-    them: by ``group_id``, or by a config ``server-round``. Without a number a round begins whenever other arrays are sent than
-    the last time, or a device is asked the same again where there are no arrays.
+    Messages of training make the rounds; of an app that has not trained yet, all messages do.
+    Flower's own strategies number them: by ``group_id``, or by a config ``server-round``. Without a
+    number a round begins whenever other arrays are sent than the last time, or a device is asked
+    the same again where there are no arrays.
     """
 
     def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:
-        self._names, self._close = names, close
+        self._names = names
+        self._close = close
         self._open: Round | None = None
         self._count = 0
         self._sent: ArrayRecord | None = None
@@ -59,16 +70,22 @@ class AppRounds:
         self.seen: set[str] = set()  # names of metrics
 
     def of(self, message: Message) -> Round | None:
-        """The round that a message about to be sent is part of; a new round closes the one before. None: it makes no round."""
+        """The round that a message about to be sent is part of; a new round closes the one before.
+
+        None: it makes no round.
+        """
         if not self._leads(message):
             return None
-        told, asked = _told(message), (message.metadata.message_type, message.metadata.dst_node_id)
+        told = _told(message)
+        asked = (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next(iter(message.content.array_records.values()), None)
         again = asked in self._asked if arrays is None else arrays != self._sent
         if not self._trains and _trains(message):
             self._trains = True
-            if self._open is not None:  # messages before prepare the first training, and are of its round
-                self._open.told, again = told, False
+            # messages before prepare the first training, and are of its round
+            if self._open is not None:
+                self._open.told = told
+                again = False
         if self._open is None or (told != self._open.told if told is not None else again):
             self.end()
             self._open = Round(self._count, told)
@@ -82,7 +99,8 @@ class AppRounds:
         return not self._trains or _trains(message)
 
     def end(self) -> None:
-        over, self._open = self._open, None
+        over = self._open
+        self._open = None
         if over is not None:
             self._close(over)
 
@@ -90,8 +108,14 @@ class AppRounds:
         one = self._open  # a late reply counts in the round in which it comes
         if one is None or reply.has_error():
             return
-        content, weight = reply.content, 1.0 if examples is None else examples
-        self.seen |= {name for record in content.values() if not isinstance(record, ArrayRecord) for name in record}
+        content = reply.content
+        weight = 1.0 if examples is None else examples
+        self.seen |= {
+            name
+            for record in content.values()
+            if not isinstance(record, ArrayRecord)
+            for name in record
+        }
         if self._leads(reply):
             one.used.append((task, weight))
         for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
@@ -103,7 +127,11 @@ class AppRounds:
         """Note what the ServerApp has measured in the round that it numbers ``told``."""
         self.seen |= set(figures)
         if self._open is not None and self._open.told in (told, None):
-            self._open.own |= {column: float(figures[name]) for column, name in self._names.items() if name in figures}
+            self._open.own |= {
+                column: float(figures[name])
+                for column, name in self._names.items()
+                if name in figures
+            }
 
 
 def _trains(message: Message) -> bool:
@@ -114,7 +142,10 @@ def _told(message: Message) -> int | None:
     if (group := message.metadata.group_id).isdecimal():
         return int(group)
     configs = message.content.config_records.values()
-    return next((record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int), None)
+    return next(
+        (record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int),
+        None,
+    )
 
 
 _POLL_S = 0.01  # simulated time of a repeated look for replies without any
@@ -142,17 +173,26 @@ class Sent:
 
 
 class Session(Grid):  # type: ignore[misc]
-    """Flower's Grid, and the ServerApp that uses it; its thread and the simulation take turns, so nothing needs a lock."""
+    """Flower's Grid, and the ServerApp that uses it; its thread and the simulation take turns,
+    so nothing needs a lock.
+    """
 
     def __init__(self, params: FlowerParams, server: Server) -> None:
-        self._params, self._server, self._app = params, server, read_app(params.app, params.run_config)
+        self._params = params
+        self._server = server
+        self._app = read_app(params.app, params.run_config)
         self.folder = self._app.folder
-        *self._nodes, self.run_id = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
+        *self._nodes, self.run_id = (
+            server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
+        )
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
-        self.turns = Turns(self._run, self._around, server.result, self.folder, params.real_patience)
+        self.turns = Turns(
+            self._run, self._around, server.result, self.folder, params.real_patience
+        )
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
-        self.model: ArrayRecord | None = None  # that the ServerApp sent last, or its strategy returned in the end
+        # that the ServerApp sent last, or its strategy returned in the end
+        self.model: ArrayRecord | None = None
         self.strategy: Any = None  # the app's own, if it has one
         self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
         self._sent: dict[str, Sent] = {}
@@ -161,10 +201,12 @@ class Session(Grid):  # type: ignore[misc]
         self._awaited = set[int]()
         self._open = 0  # messages that nobody has answered yet
         self._counts = Counter[int]()
-        self._continued: list[Round] = []  # of tasks that begin when the turn is over: they are no selections of their own
+        # of tasks that begin when the turn is over: they are no selections of their own
+        self._continued: list[Round] = []
         self._finished: dict[int, Round] = {}  # of each device's last task, if that was done
         self._until: float | None = None  # the ServerApp waits until then at most (s),
-        self._missing: set[str] | None = set()  # or until these are answered; None: for the time alone
+        # or until these are answered; None: for the time alone
+        self._missing: set[str] | None = set()
         self._asked_at = -1.0  # when it last asked for replies that were not there (s)
         self._idle = 0
         self._half: AppHalf
@@ -173,11 +215,15 @@ class Session(Grid):  # type: ignore[misc]
     async def begin(self) -> None:
         """Load the ServerApp, and give it its first turn."""
         replace_all()
-        self._half = AppHalf(self._app, "server", int(self._server.rng("server-app").integers(1 << 32)))
+        self._half = AppHalf(
+            self._app, "server", int(self._server.rng("server-app").integers(1 << 32))
+        )
         await self.go_on()
 
     async def go_on(self) -> None:
-        """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if it raises or never ends."""
+        """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if
+        it raises or never ends.
+        """
         while not self.turns.over and self._is_due():
             await self.turns.give()
         if not self.turns.over:
@@ -185,16 +231,22 @@ class Session(Grid):  # type: ignore[misc]
         if (error := self.turns.error) is not None:
             if isinstance(error, SimulationError):
                 raise error
-            raise SimulationError(f"the ServerApp raised {error_of_app(error, self.folder)}") from error
+            raise SimulationError(
+                f"the ServerApp raised {error_of_app(error, self.folder)}"
+            ) from error
         self._server.stop("the ServerApp has ended")
 
     def _call(self) -> None:
-        """Ask for the ServerApp's turn, once all messages of this instant are there, if it waits for nothing more."""
+        """Ask for the ServerApp's turn, once all messages of this instant are there, if it waits
+        for nothing more.
+        """
         if not self.turns.over and self._is_due():
             self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
-        return self._missing == set() or (self._until is not None and self._server.now >= self._until)
+        return self._missing == set() or (
+            self._until is not None and self._server.now >= self._until
+        )
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
         self._check_thread()
@@ -203,7 +255,10 @@ class Session(Grid):  # type: ignore[misc]
         if not self._open:
             self._idle += 1
             if self._idle > _MOST_IDLE:
-                told = f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under way"
+                told = (
+                    f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under "
+                    "way"
+                )
                 raise SimulationError(told + place_in(self.turns.thread, self.folder))
         self.turns.wait()
         self._server.cancel_timer("app")
@@ -219,7 +274,9 @@ class Session(Grid):  # type: ignore[misc]
     @contextmanager
     def _around(self) -> Iterator[None]:
         with self._half.in_use(), where(side=self):
-            TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, self.run_id, SUPERLINK_NODE_ID
+            TaskIdentity.task_id = 1
+            TaskIdentity.run_id = self.run_id
+            TaskIdentity.node_id = SUPERLINK_NODE_ID
             yield
 
     def _run(self) -> None:
@@ -235,16 +292,31 @@ class Session(Grid):  # type: ignore[misc]
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, Any]:
-        facts = {} if self._taken is None else {name: told for name, told in self._taken.facts().items() if told}
-        return facts if self.strategy is None else {"algorithm": type(self.strategy).__name__} | facts
+        facts = (
+            {}
+            if self._taken is None
+            else {name: told for name, told in self._taken.facts().items() if told}
+        )
+        return (
+            facts if self.strategy is None else {"algorithm": type(self.strategy).__name__} | facts
+        )
 
     def _close_round(self, one: Round) -> None:
         if one.used:
             tasks, weights = zip(*one.used, strict=True)
-            self._server.emit("aggregate", round=one.number, tasks=list(tasks), weights=list(weights))
-        means: dict[str, float | None] = {name: one.sums[name] / weight for name, weight in one.weights.items() if weight}
-        counts = {name: sum(one.ends[outcome] for outcome in outcomes) for name, outcomes in _COUNTED.items()}
-        if not self._server.note_round(one.number, means | one.own, selected=sum(counts.values()), **counts):
+            self._server.emit(
+                "aggregate", round=one.number, tasks=list(tasks), weights=list(weights)
+            )
+        means: dict[str, float | None] = {
+            name: one.sums[name] / weight for name, weight in one.weights.items() if weight
+        }
+        counts = {
+            name: sum(one.ends[outcome] for outcome in outcomes)
+            for name, outcomes in _COUNTED.items()
+        }
+        if not self._server.note_round(
+            one.number, means | one.own, selected=sum(counts.values()), **counts
+        ):
             raise Over
 
     def set_run(self, run: Run) -> None:
@@ -255,7 +327,12 @@ class Session(Grid):  # type: ignore[misc]
         return Run.create_empty(self.run_id)
 
     def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
     ) -> Message:
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
@@ -265,16 +342,24 @@ class Session(Grid):  # type: ignore[misc]
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages; returns their ids at once."""
         self._check_thread()
-        sizes: dict[int, int] = {}  # of contents that several messages share; what a generator yields may change on the way
-        return [self._push(message, sizes if isinstance(messages, list) else {}) for message in messages]
+        # of contents that several messages share; what a generator yields may change on the way
+        sizes: dict[int, int] = {}
+        return [
+            self._push(message, sizes if isinstance(messages, list) else {}) for message in messages
+        ]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
         metadata = message.metadata
         if metadata.reply_to_message_id != "" or not metadata.ttl > 0 or not message.has_content():
-            raise ValueError(f"what is pushed must have content, and time to live, and be no reply; this is {metadata!r}")
+            raise ValueError(
+                "what is pushed must have content, and time to live, and be no reply; this is "
+                f"{metadata!r}"
+            )
         device = self._device_of.get(metadata.dst_node_id)
         if device is None:
-            raise ValueError(f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are")
+            raise ValueError(
+                f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are"
+            )
         number = len(self._sent)
         metadata.__dict__["_message_id"] = name = f"message-{number}"
         one = self.rounds.of(message)
@@ -287,7 +372,8 @@ class Session(Grid):  # type: ignore[misc]
         sent = self._sent[name] = Sent(copy, number, device, size, one)
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues[device].append(sent)
-        self._idle, self._open = 0, self._open + 1
+        self._idle = 0
+        self._open = self._open + 1
         if not self._server.clients.idle(device):
             self._doubt(sent)
         self._serve(device)
@@ -301,17 +387,27 @@ class Session(Grid):  # type: ignore[misc]
             return
         if self._server.clients.idle(device):
             sent = queue.popleft()
-            kind, number = sent.message.metadata.message_type, None if sent.round is None else sent.round.number
+            kind = sent.message.metadata.message_type
+            number = None if sent.round is None else sent.round.number
             before: Any = self._finished.pop(device, None)
             continues = before is not None and before is sent.round
             if continues:
                 self._continued.append(before)
-            seed = int(self._server.rng("client-app", device, self._counts[device]).integers(1 << 32))
+            seed = int(
+                self._server.rng("client-app", device, self._counts[device]).integers(1 << 32)
+            )
             self._counts[device] += 1
-            contents = {kind: Opaque(sent.message, float(sent.bytes)), "seeds": Header((self._client_seed, seed))}
+            contents = {
+                kind: Opaque(sent.message, float(sent.bytes)),
+                "seeds": Header((self._client_seed, seed)),
+            }
             sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
             self._at_work[device] = sent
-        elif device not in self._awaited and device not in self._at_work and self._server.clients.await_return(device):
+        elif (
+            device not in self._awaited
+            and device not in self._at_work
+            and self._server.clients.await_return(device)
+        ):
             self._awaited.add(device)
 
     def _doubt(self, sent: Sent) -> None:
@@ -319,7 +415,9 @@ class Session(Grid):  # type: ignore[misc]
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that are there and were not pulled before, in the order in which the messages were pushed."""
+        """Replies that are there and were not pulled before, in the order in which the messages
+        were pushed.
+        """
         self._check_thread()
         wanted = sorted({self._sent[name].number for name in message_ids if name in self._sent})
         names = [f"message-{number}" for number in wanted]
@@ -341,7 +439,9 @@ class Session(Grid):  # type: ignore[misc]
                     self.rounds.note_reply(sent.task, sent.reply, sent.examples)
         return replies
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
         """Push messages, and wait until all are answered, at most for ``timeout`` (s)."""
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
@@ -384,7 +484,12 @@ class Session(Grid):  # type: ignore[misc]
             outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
             if self._taken is not None and not outcome.reply.has_error():
-                self._taken.note(end.job, config_of(sent.message, self._app.config), outcome.examples, outcome.counted)
+                self._taken.note(
+                    end.job,
+                    config_of(sent.message, self._app.config),
+                    outcome.examples,
+                    outcome.counted,
+                )
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)
@@ -397,7 +502,9 @@ class Session(Grid):  # type: ignore[misc]
         self._serve(device)
 
     async def on_timer(self, name: str) -> None:
-        """Handle the end of a patience, of a message's time to live, of the ServerApp's sleep, or its turn."""
+        """Handle the end of a patience, of a message's time to live, of the ServerApp's sleep,
+        or its turn.
+        """
         if name == "turn":
             await self.go_on()
             return
@@ -408,7 +515,8 @@ class Session(Grid):  # type: ignore[misc]
         elif what == "gone":
             sent = self._sent[f"message-{number}"]
             working = self._at_work.get(sent.device)
-            if sent.task is None and working is not None:  # it is there, but has others to answer first
+            # it is there, but has others to answer first
+            if sent.task is None and working is not None:
                 self._doubt(sent)
             elif working is not sent:
                 self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
@@ -418,5 +526,13 @@ class Session(Grid):  # type: ignore[misc]
         """The model's arrays by their names, those that are numpy's."""
         if self.model is None:
             return {}
-        arrays = {name: array.numpy() for name, array in self.model.items() if array.stype == "numpy.ndarray"}
-        return {name: np.ascontiguousarray(values) for name, values in arrays.items() if values.dtype.kind in "fiub"}
+        arrays = {
+            name: array.numpy()
+            for name, array in self.model.items()
+            if array.stype == "numpy.ndarray"
+        }
+        return {
+            name: np.ascontiguousarray(values)
+            for name, values in arrays.items()
+            if values.dtype.kind in "fiub"
+        }

@@ -34,36 +34,54 @@ class FlowerClient(Client[FlowerParams]):
 
         from fedsim.flower.client_side import AppJob, carry_out
 
-        number, message, seeds = device.number, instruction[instruction.job], instruction["seeds"]
-        by, first = self.params.time.kind, (number, instruction.job) not in self._counted
+        number = device.number
+        message = instruction[instruction.job]
+        seeds = instruction["seeds"]
+        by = self.params.time.kind
+        first = (number, instruction.job) not in self._counted
         self._counted.add((number, instruction.job))
         due = instruction.job not in self._flops if by == "flops" else first and by == "samples"
-        state, run = self._states.get(number, RecordDict()), (self._run, number, self.setting.devices)
-        return Real(carry_out, (AppJob(self.params, self._app, *run, message, state, seeds, by if due else None),))
+        state = self._states.get(number, RecordDict())
+        run = (self._run, number, self.setting.devices)
+        return Real(
+            carry_out,
+            (AppJob(self.params, self._app, *run, message, state, seeds, by if due else None),),
+        )
 
     def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of
 
-        outcome, config = instruction.value, config_of(instruction[instruction.job], self._app.config)
+        outcome = instruction.value
+        config = config_of(instruction[instruction.job], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if self.params.time.kind == "flops" and instruction.job not in self._flops and outcome.counted:
+        if (
+            self.params.time.kind == "flops"
+            and instruction.job not in self._flops
+            and outcome.counted
+        ):
             self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
-        work = self.params.time.work(instruction.job, examples, self._flops.get(instruction.job), config)
+        work = self.params.time.work(
+            instruction.job, examples, self._flops.get(instruction.job), config
+        )
         slept: list[Pause | Work] = [Pause("sleep", outcome.slept_s)] if outcome.slept_s else []
         return [*slept, work] if work else slept
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        return {f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))}
+        return {
+            f"{instruction.job}-reply": Opaque(instruction.value, float(instruction.value.bytes))
+        }
 
 
 class Flower(Strategy[FlowerParams]):
-    """A Flower app between simulated devices: its ServerApp decides, its ClientApp computes; fedsim says how long all takes.
+    """A Flower app between simulated devices: its ServerApp decides, its ClientApp computes;
+    fedsim says how long all takes.
 
-    Source: https://flower.ai, version 1.41 and later. What the ServerApp pushes is downloaded by the device, in the bytes in
-    which Flower writes it; the ClientApp's work is carried out for real, and takes as long as ``time`` says; its reply is
-    uploaded. A device takes one message at a time. One that vanishes is answered for, as Flower does, ``unavailable_after``
-    later. A newcomer is among ``get_node_ids`` from the time at which it can be reached.
+    Source: https://flower.ai, version 1.41 and later. What the ServerApp pushes is downloaded by
+    the device, in the bytes in which Flower writes it; the ClientApp's work is carried out for
+    real, and takes as long as ``time`` says; its reply is uploaded. A device takes one message at a
+    time. One that vanishes is answered for, as Flower does, ``unavailable_after`` later. A newcomer
+    is among ``get_node_ids`` from the time at which it can be reached.
 
     State: none that could be saved; the app's own thread has it.
     """
@@ -76,8 +94,13 @@ class Flower(Strategy[FlowerParams]):
         try:
             from fedsim.flower.server_side import Session
         except ImportError as error:
-            what = "pip install 'flwr>=1.41' installs it, in an environment of its own (docs/flower.md)"
-            raise ScenarioError(f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}") from error
+            what = (
+                "pip install 'flwr>=1.41' installs it, in an environment of its own "
+                "(docs/flower.md)"
+            )
+            raise ScenarioError(
+                f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}"
+            ) from error
         self.session = Session(params, server)
 
     async def on_start(self) -> None:
@@ -101,7 +124,10 @@ class Flower(Strategy[FlowerParams]):
 
     def why_no_accuracy(self) -> str | None:
         names = ", ".join(sorted(self.session.rounds.seen)) or "none"
-        return f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); there were: {names}"
+        return (
+            f"no metric of the app's was called {self.params.accuracy!r} (strategy.accuracy); "
+            f"there were: {names}"
+        )
 
     def facts(self) -> dict[str, Any]:
         return self.session.facts()

@@ -1,1 +1,4 @@
-"""Questions over runs: studies, comparisons, audits, forecasts, calibration. Imports all rooms but ``cli``."""
+"""Questions over runs: studies, comparisons, audits, forecasts, calibration.
+
+Imports all rooms but ``cli``.
+"""

@@ -1,6 +1,8 @@
-"""The audit of a run folder, and beside it what needs the engine: whether fedsim takes the folder's scenario.
+"""The audit of a run folder, and beside it what needs the engine: whether fedsim takes the
+folder's scenario.
 
-``lab.audit`` never imports the engine. The engine's classes alone know what a scenario may say, so this check stands here.
+``lab.audit`` never imports the engine. The engine's classes alone know what a scenario may say,
+so this check stands here.
 """
 
 from pathlib import Path
@@ -30,7 +32,8 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
     Args:
         path: the run folder.
-        allow_code: whether code that its scenario names by import path is imported, to count and check again.
+        allow_code: whether code that its scenario names by import path is imported, to count and
+            check again.
 
     Raises:
         RunFolderError: there is no run folder.
@@ -48,7 +51,9 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
 
 def _refusal(run: RunFolder, allow_code: bool) -> str | None:
-    """Why fedsim refuses the scenario of a run; None if it takes it, or a file of the user's is not here."""
+    """Why fedsim refuses the scenario of a run; None if it takes it, or a file of the user's is
+    not here.
+    """
     try:
         load(run.path / files.SCENARIO, allow_code=allow_code)
     except DataError:

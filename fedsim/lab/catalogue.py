@@ -1,4 +1,6 @@
-"""The language of scenarios, read off the code: all names with a title each, the keys of each table, the JSON schema."""
+"""The language of scenarios, read off the code: all names with a title each, the keys of each
+table, the JSON schema.
+"""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +24,9 @@ TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """A key of a table: its default as TOML (empty for none), type, unit and bounds in words, and its meaning."""
+    """A key of a table: its default as TOML (empty for none), type, unit and bounds in words,
+    and its meaning.
+    """
 
     name: str
     default: str
@@ -85,7 +89,9 @@ _MOST_FOUND = 30
 def catalogue() -> dict[str, TitledNames]:
     """Title -> (name, one line) of everything with a ``kind``."""
     return {
-        **{title: [*registry.titles.items()] for title, registry in _REGISTRIES.items() if registry},
+        **{
+            title: [*registry.titles.items()] for title, registry in _REGISTRIES.items() if registry
+        },
         "kinds of devices": [*kinds_of_devices().items()],
         "energy presets": [*TITLES.items()],
         "links": [*kinds_of_devices(LINKS).items()],
@@ -93,57 +99,92 @@ def catalogue() -> dict[str, TitledNames]:
         "scenarios": shipped_titles(studies=False),
         "studies": shipped_titles(studies=True),
         "executors": [*EXECUTORS.items()],
-        "references of studies": [(name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()],
+        "references of studies": [
+            (name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()
+        ],
     }
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """The tables of the kinds under a title of the catalogue, by kind; empty for a title of mere names."""
+    """The tables of the kinds under a title of the catalogue, by kind; empty for a title of mere
+    names.
+    """
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
 
 def about(name: str) -> list[str]:
-    """Lines about a kind, a key or table of a scenario or study (``network.server``, ``study.parts``), or a title of a list.
+    """Lines about a kind, a key or table of a scenario or study (``network.server``,
+    ``study.parts``), or a title of a list.
 
-    Kinds of devices, energy presets, links and regions have their figures, with sources. Other words are searched for.
+    Kinds of devices, energy presets, links and regions have their figures, with sources. Other
+    words are searched for.
 
     Raises:
         ScenarioError: there is none of that name, and nothing says these words.
     """
-    listed, paths = catalogue(), _every_path()
+    listed = catalogue()
+    paths = _every_path()
     lines = entry_lines(name, listed[name]) if name in listed else []
     for title, entries in listed.items():
         if name in (known := dict(entries)):
             lines += [f"{name}, one of the {title}: {known[name]}"]
             lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
             found = _FIGURES[title](name) if title in _FIGURES else {}
-            lines += [f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})" for key, figure in found.items()]
+            lines += [
+                f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})"
+                for key, figure in found.items()
+            ]
     tables = {file: spec for file, spec in _FILES.items() if file == name}
     keys: dict[tuple[str, ...], list[str]] = {}
-    for path, owner, key in [way for way in paths if way[0] == name] or [way for way in paths if way[0].endswith(f".{name}")]:
+    for path, owner, key in [way for way in paths if way[0] == name] or [
+        way for way in paths if way[0].endswith(f".{name}")
+    ]:
         if "" in (specs := specs_of(owner.model_fields[key])):
             tables[path] = specs[""]
         else:
             kind = owner.model_fields.get("kind")
-            keys.setdefault((path, *_key_lines(owner, key)), []).append("" if kind is None else str(kind.default))
+            keys.setdefault((path, *_key_lines(owner, key)), []).append(
+                "" if kind is None else str(kind.default)
+            )
     for path, spec in tables.items():
         lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
     for (path, *said), kinds in keys.items():
         lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
     for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:
-        lines += entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
+        lines += (
+            entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
+        )
     if lines or (lines := _mentioned(name.lower().split())):
         return lines
-    names = [*_FILES, *(path for path, *_ in paths), *listed, *(kind for entries in listed.values() for kind, _ in entries)]
-    raise ScenarioError(f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, names)}")
+    names = [
+        *_FILES,
+        *(path for path, *_ in paths),
+        *listed,
+        *(kind for entries in listed.values() for kind, _ in entries),
+    ]
+    raise ScenarioError(
+        f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, names)}"
+    )
 
 
 def _mentioned(words: list[str]) -> list[str]:
     """Kinds and keys with all of these words in their name or meaning."""
-    told = {f"{name}, one of the {title}": line for title, entries in catalogue().items() for name, line in entries}
-    told |= {path: told_of(owner).get(key, "") for path, owner, key in _every_path() if not path.startswith("study.base")}
+    told = {
+        f"{name}, one of the {title}": line
+        for title, entries in catalogue().items()
+        for name, line in entries
+    }
+    told |= {
+        path: told_of(owner).get(key, "")
+        for path, owner, key in _every_path()
+        if not path.startswith("study.base")
+    }
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
-    found = [f"  {name}: {line}" for name, line in told.items() if all(stem in f"{name} {line}".lower() for stem in stems)]
+    found = [
+        f"  {name}: {line}"
+        for name, line in told.items()
+        if all(stem in f"{name} {line}".lower() for stem in stems)
+    ]
     more = [f"  and {len(found) - _MOST_FOUND} more"] if len(found) > _MOST_FOUND else []
     return [f"what says {' '.join(words)}:", *found[:_MOST_FOUND], *more] if found else []
 
@@ -172,11 +213,22 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 def keys_of(spec: type[Spec]) -> list[Key]:
     """The keys that a table takes, its ``kind`` included where it has one."""
     schema = spec.model_json_schema()
-    schema = schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
+    schema = (
+        schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
+    )
     keys = []
     for name, said in schema["properties"].items():
-        default, allowed = as_toml(said["default"]) if "default" in said else "", _in_words(said, schema.get("$defs", {}))
-        keys.append(Key(name, default, name in schema.get("required", ()), allowed, said.get("description", "")))
+        default = as_toml(said["default"]) if "default" in said else ""
+        allowed = _in_words(said, schema.get("$defs", {}))
+        keys.append(
+            Key(
+                name,
+                default,
+                name in schema.get("required", ()),
+                allowed,
+                said.get("description", ""),
+            )
+        )
     return keys
 
 
@@ -185,25 +237,47 @@ def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
     lines = []
     for key in keys_of(spec):
         if key.name == only or (not only and key.name != "kind"):
-            usual = f"= {key.default}" if key.default else "(required)" if key.required else "(not given)"
-            lines += [f"  {key.name} {usual}  # {key.allowed}", *([f"      {key.told}"] if key.told else [])]
+            usual = (
+                f"= {key.default}"
+                if key.default
+                else "(required)"
+                if key.required
+                else "(not given)"
+            )
+            lines += [
+                f"  {key.name} {usual}  # {key.allowed}",
+                *([f"      {key.told}"] if key.told else []),
+            ]
     return lines or ["  it takes no keys"]
 
 
 def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
     ways = said.get("anyOf", [said])
-    kinds = [str(name) for way in ways for name in way.get("enum", [way["const"]] if "const" in way else ())]
+    kinds = [
+        str(name)
+        for way in ways
+        for name in way.get("enum", [way["const"]] if "const" in way else ())
+    ]
     others = []
     for way in ways:
         way = tables[way["$ref"].rpartition("/")[2]] | way if "$ref" in way else way
         kind = way.get("properties", {}).get("kind") or {}
         if "const" in kind:
             kinds.append(kind["const"])
-        elif "enum" not in way and "const" not in way and way.get("pattern") != ":" and "pattern" not in kind:
+        elif (
+            "enum" not in way
+            and "const" not in way
+            and way.get("pattern") != ":"
+            and "pattern" not in kind
+        ):
             others.append(_one_in_words(way, tables))
     words = [f"one of {', '.join(dict.fromkeys(kinds))}"] if kinds else []
     words += dict.fromkeys(word for word in others if not kinds or word != "a table")
-    words += ["your own as 'package.module:Class'"] if any(way.get("pattern") == ":" for way in ways) else []
+    words += (
+        ["your own as 'package.module:Class'"]
+        if any(way.get("pattern") == ":" for way in ways)
+        else []
+    )
     return ", or ".join(words)
 
 
@@ -218,7 +292,12 @@ def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
 
 _BOUNDS = {"minimum": "{} or more", "exclusiveMinimum": "more than {}"}
 _BOUNDS |= {"maximum": "at most {}", "exclusiveMaximum": "less than {}"}
-_TYPES: dict[str | None, str] = {"integer": "a whole number", "number": "a number", "string": "text", None: "anything"}
+_TYPES: dict[str | None, str] = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    None: "anything",
+}
 _TYPES |= {"boolean": "true or false", "object": "a table"}
 
 
@@ -226,18 +305,30 @@ def as_toml(value: Any) -> str:
     """A value on one line; a table with a kind alone as that name."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
-        return as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
+        return (
+            as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
+        )
     return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
 
 
 def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
-    """The JSON schema of a file. In a study, keys may have dots and none is required; one with ``extends`` is not checked."""
+    """The JSON schema of a file.
+
+    In a study, keys may have dots and none is required; one with ``extends`` is not checked.
+    """
     whole = _FILES[file].model_json_schema()
     whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
     for table in (whole, whole["$defs"].get("StudyPart", whole)):
-        table["properties"]["extends"] = {"type": "string", "description": "the file that this one changes; for a part, a part"}
+        table["properties"]["extends"] = {
+            "type": "string",
+            "description": "the file that this one changes; for a part, a part",
+        }
     draft = "https://json-schema.org/draft/2020-12/schema"
-    return {"$schema": draft, "$defs": whole.pop("$defs"), "anyOf": [whole, {"required": ["extends"]}]}
+    return {
+        "$schema": draft,
+        "$defs": whole.pop("$defs"),
+        "anyOf": [whole, {"required": ["extends"]}],
+    }
 
 
 def _loosened(schema: Any) -> Any:
@@ -245,7 +336,15 @@ def _loosened(schema: Any) -> Any:
         return [_loosened(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {key: _loosened(item) for key, item in schema.items() if not (key == "required" and isinstance(item, list))}
+    kept = {
+        key: _loosened(item)
+        for key, item in schema.items()
+        if not (key == "required" and isinstance(item, list))
+    }
     if "kind" in kept.get("properties", ()):  # a table may hold keys of several kinds
         kept["additionalProperties"] = True
-    return kept | ({"patternProperties": {r"^[^.]+\.": {}}} if kept.get("additionalProperties") is False else {})
+    return kept | (
+        {"patternProperties": {r"^[^.]+\.": {}}}
+        if kept.get("additionalProperties") is False
+        else {}
+    )

@@ -28,10 +28,27 @@ __all__ = [  # noqa: RUF022 - the contract, its worlds, running them, comparing 
 
 ScenarioTables = dict[str, Any]
 
-TABLES = ("events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet", "availability.parquet", "scenario.toml")
+TABLES = (
+    "events.parquet",
+    "transfers.parquet",
+    "rounds.parquet",
+    "devices.parquet",
+    "availability.parquet",
+    "scenario.toml",
+)
 """Files of a run folder that two equal runs have alike, byte for byte."""
 
-FIGURES = ("events_sha256", "models_sha256", "events", "simulated_s", "bytes", "accuracy", "rounds", "stopped", "status")
+FIGURES = (
+    "events_sha256",
+    "models_sha256",
+    "events",
+    "simulated_s",
+    "bytes",
+    "accuracy",
+    "rounds",
+    "stopped",
+    "status",
+)
 """Entries of ``summary.json`` that two equal runs have alike."""
 
 _STAR = {
@@ -42,31 +59,47 @@ _STAR = {
 
 
 def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> ScenarioTables:
-    """A scenario's sections: 24 devices of unequal speed that are always there, four rotations of digits."""
+    """A scenario's sections: 24 devices of unequal speed that are always there, four rotations
+    of digits.
+    """
     return {
         "seed": seed,
         "data": {"source": "digits", "partition": "rotations"},
         "training": {"lr": 0.05, "batch_size": 8},
-        "population": {"devices": 24, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2},
+        "population": {
+            "devices": 24,
+            "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0},
+            "jitter": 0.2,
+        },
         "network": copy.deepcopy(_STAR),
         "strategy": copy.deepcopy(dict(strategy)),
         "stop": {"rounds": rounds, "simulated_time": "1 day"},
     }
 
 
-def eventful_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8) -> ScenarioTables:
-    """The same with all that can happen: lost devices, newcomers, leavers, shifts of data, jitter, checkpoints."""
+def eventful_world(
+    strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8
+) -> ScenarioTables:
+    """The same with all that can happen: lost devices, newcomers, leavers, shifts of data,
+    jitter, checkpoints.
+    """
     sections = quiet_world(strategy, seed=seed, rounds=rounds)
     sections["population"] |= {
         "availability": {"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"},
         "arrivals": {"kind": "poisson", "rate": "300 /h", "newcomers": 6},
         "departures": {"kind": "exponential", "mean_stay": "10 min", "share": 0.3},
     }
-    return sections | {"drift": {"kind": "swap-all", "probability": 0.3}, "checkpoint": {"time": "40 s"}}
+    return sections | {
+        "drift": {"kind": "swap-all", "probability": 0.3},
+        "checkpoint": {"time": "40 s"},
+    }
 
 
 class Delayed(Threads):
-    """Threads with random real delays. The randomness is real on purpose: a run must not depend on it."""
+    """Threads with random real delays.
+
+    The randomness is real on purpose: a run must not depend on it.
+    """
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
         """Carry out ``function(*args)`` some time."""
@@ -78,7 +111,9 @@ class Delayed(Threads):
         return super().submit(late)
 
 
-def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None) -> dict[str, Any]:
+def run(
+    sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None
+) -> dict[str, Any]:
     """Run a scenario to its end; its summary."""
     job = Job(fedsim.Scenario(**sections), folder, Inline() if executor is None else executor)
     return asyncio.run(job.execute()).summary
@@ -86,14 +121,17 @@ def run(sections: ScenarioTables, folder: Path | None = None, executor: Executor
 
 def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
     """Run or resume a scenario, and interrupt it after ``records`` records; its status."""
-    job, seen = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume), count(1)
+    job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
+    seen = count(1)
     job.simulation.listen(lambda record: job.interrupt() if next(seen) == records else None)
     return str(asyncio.run(job.execute()).summary["status"])
 
 
 def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
     """Resume a run and let it come to its end; its summary."""
-    return asyncio.run(Job(fedsim.Scenario(**sections), folder, Inline(), resume=True).execute()).summary
+    return asyncio.run(
+        Job(fedsim.Scenario(**sections), folder, Inline(), resume=True).execute()
+    ).summary
 
 
 def give_other_tests(data: FederatedData) -> None:
@@ -107,31 +145,42 @@ def give_other_tests(data: FederatedData) -> None:
 _ADVICE = {
     "every valid update was aggregated once": (
         "pass each update that went into a model to 'Server.finish_round(number, models, "
-        "updates=[Measured(message[\"update\"], weight)])', or name its task in a record 'aggregate' of your own "
-        "('Synchronous.record_aggregate', 'Server.emit'); ask a device without 'round' for anything that is no update "
+        'updates=[Measured(message["update"], weight)])\', or name its task in a record '
+        "'aggregate' of your own "
+        "('Synchronous.record_aggregate', 'Server.emit'); ask a device without 'round' for "
+        "anything that is no update "
         "of the round, and name a task in one aggregation only"
     ),
     "rounds agree with their tasks": (
-        "the counts of 'Server.finish_round' are of the tasks asked with its 'round': 'selected' all of them, 'valid' "
-        "those that are done with a finished epoch, 'slow' those that are late or done without one, 'disconnected' those "
-        "that are lost; leave all four out, or ask probes without 'round'; finish a round when all its tasks have ended"
+        "the counts of 'Server.finish_round' are of the tasks asked with its 'round': "
+        "'selected' all of them, 'valid' "
+        "those that are done with a finished epoch, 'slow' those that are late or done without "
+        "one, 'disconnected' those "
+        "that are lost; leave all four out, or ask probes without 'round'; finish a round when "
+        "all its tasks have ended"
     ),
     "deadlines held": (
-        "end open tasks by 'Server.end(task)' at the 'deadline' that your record 'round-start' names, or do not name one"
+        "end open tasks by 'Server.end(task)' at the 'deadline' that your record 'round-start' "
+        "names, or do not name one"
     ),
     "no device does two things at once": "ask only devices for which 'Server.clients.idle(device)' is true",
     "meters agree with the records": (
-        "a meter counts from its arguments alone: no time of the clock, no random numbers, nothing kept outside of 'self'"
+        "a meter counts from its arguments alone: no time of the clock, no random numbers, "
+        "nothing kept outside of 'self'"
     ),
 }
 """Check of the audit -> advice to the author of a strategy or a part whose run fails it."""
 
 
 def assert_sound(folder: Path) -> RunFolder:
-    """A run folder that passes its audit; the error has the problems of each check, and what to do."""
+    """A run folder that passes its audit; the error has the problems of each check, and what to
+    do.
+    """
     problems = {name: found for name, found in audit_run(folder).findings.items() if found}
     lines = [
-        line for name, found in problems.items() for line in (f"{name}? {len(found)} problems:", *found[:5], *_advice(name))
+        line
+        for name, found in problems.items()
+        for line in (f"{name}? {len(found)} problems:", *found[:5], *_advice(name))
     ]
     assert not problems, "the run folder fails its audit\n" + "\n".join(lines)
     return RunFolder(folder)
@@ -146,7 +195,10 @@ def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
     return assert_sound(folder)
 
 
-_LASTS = "whatever lasts is in 'Strategy.state', 'Device.state' or a part's 'state', as JSON values and refs"
+_LASTS = (
+    "whatever lasts is in 'Strategy.state', 'Device.state' or a part's 'state', as JSON values and "
+    "refs"
+)
 
 
 def assert_same_run(one: Path, other: Path) -> None:
@@ -159,10 +211,14 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 class StrategyContract:
-    """The checks, as a class for pytest. A subclass says which ``strategy``: the table ``[strategy]`` of a scenario."""
+    """The checks, as a class for pytest.
+
+    A subclass says which ``strategy``: the table ``[strategy]`` of a scenario.
+    """
 
     strategy: Mapping[str, Any]
-    sections: Mapping[str, Any] = {}  # replaces others of the scenario: a codec in ``messages``, a network, a source of data
+    # replaces others of the scenario: a codec in ``messages``, a network, a source of data
+    sections: Mapping[str, Any] = {}
     goes_by_tests: bool = False  # depends on ``ServerModels.test`` by design, as TiFL's credits do
 
     def quiet(self, **how: Any) -> ScenarioTables:
@@ -177,12 +233,15 @@ class StrategyContract:
         """The events and the models are the same to the bit, however the learning is computed."""
         sections = self.quiet()
         reference = run(sections)
-        assert reference["status"] == "done", f"the run is {reference['status']}: {reference['stopped']}"
+        assert reference["status"] == "done", (
+            f"the run is {reference['status']}: {reference['stopped']}"
+        )
         for executor in (Threads(1), Delayed(4)):
             summary = run(sections, executor=executor)
             differing = [name for name in FIGURES if summary[name] != reference[name]]
             assert not differing, (
-                f"{', '.join(differing)} depend on when real work is done; draw from 'Server.rng', keep what lasts in "
+                f"{', '.join(differing)} depend on when real work is done; draw from "
+                "'Server.rng', keep what lasts in "
                 "'state', and read no clock but 'Server.now'"
             )
 
@@ -193,7 +252,10 @@ class StrategyContract:
         assert_sound(tmp_path / "whole")
         draw = random.Random(str(sorted(self.strategy.items())))
         for resume in (False, True):
-            if run_until(sections, tmp_path / "cut", draw.randrange(1, events), resume=resume) == "done":
+            if (
+                run_until(sections, tmp_path / "cut", draw.randrange(1, events), resume=resume)
+                == "done"
+            ):
                 break
         else:
             go_on(sections, tmp_path / "cut")
@@ -213,7 +275,10 @@ class StrategyContract:
             seen.append((models, RunFolder(tmp_path / name)))
         (models, one), (other_models, other) = seen
         assert [row["accuracy"] for row in one.rounds] != [row["accuracy"] for row in other.rounds]
-        told = "the strategy goes by test samples (if it is meant to, by 'server.models.test', say 'goes_by_tests = True')"
+        told = (
+            "the strategy goes by test samples (if it is meant to, by 'server.models.test', say "
+            "'goes_by_tests = True')"
+        )
         assert one.transfers == other.transfers, told
         assert models == other_models, told
 
@@ -223,29 +288,50 @@ class StrategyContract:
         sections["population"] |= {
             "availability": {"kind": "always"},
             "departures": {"kind": "exponential", "mean_stay": "20 s", "share": 0.3},
-            "arrivals": {"kind": "schedule", "times": ["1 s", "2 s", "3 s", "4 s"], "devices": [3, 8, 13, 18]},
+            "arrivals": {
+                "kind": "schedule",
+                "times": ["1 s", "2 s", "3 s", "4 s"],
+                "devices": [3, 8, 13, 18],
+            },
         }
         folder = _sound_run(sections, tmp_path / "run")
         asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
         assert asked & {3, 8, 13, 18}, (
-            "no newcomer was ever asked for anything; choose anew among 'Server.clients' in each round, or act in "
+            "no newcomer was ever asked for anything; choose anew among 'Server.clients' in "
+            "each round, or act in "
             "'Strategy.on_arrival'"
         )
-        assert any(event["kind"] == "departure" for event in folder.events), "nobody left while it ran"
-        left = [event["device"] for event in folder.events if event["kind"] == "task-end" and event["outcome"] == "left"]
+        assert any(event["kind"] == "departure" for event in folder.events), (
+            "nobody left while it ran"
+        )
+        left = [
+            event["device"]
+            for event in folder.events
+            if event["kind"] == "task-end" and event["outcome"] == "left"
+        ]
         assert len(left) == len(set(left)), (
-            f"devices {left} were asked again although an answer had failed: they had left; ask those for which "
+            f"devices {left} were asked again although an answer had failed: they had left; "
+            "ask those for which "
             "'Server.clients.idle(device)' is true"
         )
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
-        """With phases shorter than a task no run falls asleep, and no book is left out of balance."""
+        """With phases shorter than a task no run falls asleep, and no book is left out of
+        balance.
+        """
         for seed, (on, off, most) in enumerate([("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]):
-            sections = self.eventful(seed=seed, rounds=6) | {"stop": {"rounds": 6, "simulated_time": most}}
-            sections["population"]["availability"] = {"kind": "renewal", "mean_on": on, "mean_off": off}
+            sections = self.eventful(seed=seed, rounds=6) | {
+                "stop": {"rounds": 6, "simulated_time": most}
+            }
+            sections["population"]["availability"] = {
+                "kind": "renewal",
+                "mean_on": on,
+                "mean_off": off,
+            }
             summary = _sound_run(sections, tmp_path / str(seed)).summary
         assert summary["stopped"] != "simulated time", (
-            "where devices stay for 10 s at a time, it made no 6 rounds in 2 h; 'Strategy.on_task_end' comes with the outcome "
+            "where devices stay for 10 s at a time, it made no 6 rounds in 2 h; "
+            "'Strategy.on_task_end' comes with the outcome "
             "'lost' too, and 'Server.look_again' sets a timer while nobody is there"
         )
 
@@ -253,10 +339,15 @@ class StrategyContract:
         """A population that is empty for its first hour: the run waits, and then goes on."""
         sections = self.quiet(rounds=2)
         late = [f"{3600 + device} s" for device in range(24)]
-        sections["population"]["arrivals"] = {"kind": "schedule", "times": late, "devices": list(range(24))}
+        sections["population"]["arrivals"] = {
+            "kind": "schedule",
+            "times": late,
+            "devices": list(range(24)),
+        }
         summary = _sound_run(sections, tmp_path / "run").summary
         assert summary["rounds"] == 2, (
-            f"it ended after {summary['rounds']} of 2 rounds: {summary['stopped']}; with nobody to ask, call "
+            f"it ended after {summary['rounds']} of 2 rounds: {summary['stopped']}; with "
+            "nobody to ask, call "
             "'Server.look_again'"
         )
         assert summary["simulated_s"] > 3600, (
@@ -269,24 +360,38 @@ class StrategyContract:
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary
         assert summary["stopped"] != "simulated time", (
-            "the strategy waited a day for devices that had left; 'Server.look_again' ends a run for which nobody will come"
+            "the strategy waited a day for devices that had left; 'Server.look_again' ends a "
+            "run for which nobody will come"
         )
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
-        """``learning = "off"`` works, moves bytes if devices share a model, and measures nothing."""
-        job = Job(fedsim.Scenario(**self.eventful() | {"learning": "off"}), tmp_path / "run", Inline())
+        """``learning = "off"`` works, moves bytes if devices share a model, and measures
+        nothing.
+        """
+        job = Job(
+            fedsim.Scenario(**self.eventful() | {"learning": "off"}), tmp_path / "run", Inline()
+        )
         summary = asyncio.run(job.execute()).summary
         assert_sound(tmp_path / "run")
-        shared = [name for name, (_, served) in job.run.strategy.models().items() if served is None or len(served) > 1]
-        moved = max(min(summary["bytes"]["down"], summary["bytes"]["up"]), summary["bytes"].get("peer", 0.0))
+        shared = [
+            name
+            for name, (_, served) in job.run.strategy.models().items()
+            if served is None or len(served) > 1
+        ]
+        moved = max(
+            min(summary["bytes"]["down"], summary["bytes"]["up"]), summary["bytes"].get("peer", 0.0)
+        )
         assert moved > 0 or not shared, (
-            f"devices share the model {shared[0]!r}, but nothing was sent for it: a 'Header' costs no bytes; send models as "
+            f"devices share the model {shared[0]!r}, but nothing was sent for it: a 'Header' "
+            "costs no bytes; send models as "
             "contents themselves"
         )
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
-        """Updates that are not finite are never averaged in: the run goes on, or ends with an error that names the cause."""
+        """Updates that are not finite are never averaged in: the run goes on, or ends with an
+        error that names the cause.
+        """
         sections = self.quiet(rounds=6)
         sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
         try:
@@ -299,10 +404,12 @@ class StrategyContract:
         for tensors in folder.models().values():
             for name, values in tensors.items():
                 assert np.isfinite(values).all(), (
-                    f"{name} has values that are not finite; 'Server.models.mix' leaves such updates out, 'apply' with "
+                    f"{name} has values that are not finite; 'Server.models.mix' leaves such "
+                    "updates out, 'apply' with "
                     "'leave_out' or 'otherwise' too"
                 )
 
 
-async def _the_same_for_all(model: object, devices: object) -> float:  # in place of ``Evaluator.test``
+# in place of ``Evaluator.test``
+async def _the_same_for_all(model: object, devices: object) -> float:
     return 0.5

@@ -48,7 +48,9 @@ async def run_async(
 
     read = scenario if isinstance(scenario, Scenario) else load(scenario)
     with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        return Result(await Job(read, None if out is None else Path(out), where, resume=resume).execute())
+        return Result(
+            await Job(read, None if out is None else Path(out), where, resume=resume).execute()
+        )
 
 
 def run(
@@ -63,19 +65,25 @@ def run(
     """Run a scenario to its end; a running event loop (a notebook) waits meanwhile.
 
     Args:
-        scenario: the scenario, the path of its file, or the name of a shipped one (``"quickstart"``).
+        scenario: the scenario, the path of its file, or the name of a shipped one
+            (``"quickstart"``).
         out: the run folder to make; None writes nothing.
-        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed, without influence on the result.
+        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed, without
+            influence on the result.
         workers: number of threads or processes; by default one per core.
-        address: the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on this machine.
-        resume: continue the run in ``out`` from its newest checkpoint; the result equals that of an uninterrupted run.
+        address: the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on
+            this machine.
+        resume: continue the run in ``out`` from its newest checkpoint; the result equals that of
+            an uninterrupted run.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
         CheckpointError: there is nothing to resume.
         SimulationError: the run cannot go on; the folder holds the records until then.
     """
-    running = run_async(scenario, out, executor=executor, workers=workers, address=address, resume=resume)
+    running = run_async(
+        scenario, out, executor=executor, workers=workers, address=address, resume=resume
+    )
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -84,7 +92,9 @@ def run(
 
 
 def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run a coroutine in another thread, since an event loop runs in this one; Ctrl-C cancels it."""
+    """Run a coroutine in another thread, since an event loop runs in this one; Ctrl-C cancels
+    it.
+    """
     loop = asyncio.new_event_loop()
     task = loop.create_task(running, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
@@ -97,7 +107,8 @@ def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
-    """Load a run folder; ``RunFolderError`` if there is no run, or at first use for a missing or damaged file.
+    """Load a run folder; ``RunFolderError`` if there is no run, or at first use for a missing or
+    damaged file.
 
     ``allow_code``: whether ``scenario`` may import code that is named by import path.
     """
@@ -108,12 +119,15 @@ class LoadedRun:
     """A run folder. Tables are pandas frames; times in s, sizes in bytes."""
 
     def __init__(self, files_of: RunFolder | None, allow_code: bool = False) -> None:
-        self._files_of, self._allow_code = files_of, allow_code
+        self._files_of = files_of
+        self._allow_code = allow_code
 
     @property
     def _read(self) -> RunFolder:
         if self._files_of is None:
-            raise RunFolderError("the run was kept in no folder: fedsim.run(scenario, 'runs/NAME') keeps its tables")
+            raise RunFolderError(
+                "the run was kept in no folder: fedsim.run(scenario, 'runs/NAME') keeps its tables"
+            )
         return self._files_of
 
     @property
@@ -139,31 +153,43 @@ class LoadedRun:
                 return Scenario(**self.sections)
         except ScenarioError as error:
             where = f"{files.SCENARIO} of {str(self.path)!r}"
-            raise RunFolderError(f"{where} cannot be used here: {error}; .sections has its plain tables") from None
+            raise RunFolderError(
+                f"{where} cannot be used here: {error}; .sections has its plain tables"
+            ) from None
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row per aggregation: accuracy and loss on test data, selected and completed clients, bytes."""
+        """One row per aggregation: accuracy and loss on test data, selected and completed
+        clients, bytes.
+        """
         return self._frame(files.ROUNDS)
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """One row per device: speed, links, samples, arrival and departure, group, times selected, accuracy."""
+        """One row per device: speed, links, samples, arrival and departure, group, times
+        selected, accuracy.
+        """
         return self._frame(files.DEVICES)
 
     @cached_property
     def availability(self) -> "pd.DataFrame":
-        """One row per change of a device's availability: ``device``, ``time``, ``on``; runs of older versions lack it."""
+        """One row per change of a device's availability: ``device``, ``time``, ``on``; runs of
+        older versions lack it.
+        """
         return self._frame(files.AVAILABILITY)
 
     @cached_property
     def energy(self) -> "pd.DataFrame":
-        """One row per device: power and energy by phase, battery, carbon; only in runs that count energy."""
+        """One row per device: power and energy by phase, battery, carbon; only in runs that
+        count energy.
+        """
         return self._frame(ENERGY)
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """One row per record; ``data`` holds the fields of a record that have no column, as a dict."""
+        """One row per record; ``data`` holds the fields of a record that have no column, as a
+        dict.
+        """
         return self._frame(files.EVENTS, parsed="data")
 
     @cached_property
@@ -176,11 +202,16 @@ class LoadedRun:
         return self._read.models()
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
-        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s), bytes, joules, grams (or nan)."""
+        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s),
+        bytes, joules, grams (or nan).
+        """
         return costs_to(self._read.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run (``timeline``), with options (see ``fedsim.analysis``). ``FedsimError``: there is none."""
+        """A picture of the run (``timeline``), with options (see ``fedsim.analysis``).
+
+        ``FedsimError``: there is none.
+        """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
         draw = drawing(OF_ONE | OF_SEVERAL, kind)
@@ -202,16 +233,22 @@ class LoadedRun:
         with making_sense([self.path]):
             frame = as_frame(self._read.table(name))
             if parsed:
-                frame[parsed] = [parse_json(text) if isinstance(text, str) else {} for text in frame[parsed]]
+                frame[parsed] = [
+                    parse_json(text) if isinstance(text, str) else {} for text in frame[parsed]
+                ]
             return frame
 
 
 class Result(LoadedRun):
-    """A run that has just ended, as ``load_run`` gives it; without a ``folder`` its summary and ``rows``, a dict a round."""
+    """A run that has just ended, as ``load_run`` gives it; without a ``folder`` its summary and
+    ``rows``, a dict a round.
+    """
 
     def __init__(self, ended: "EndedRun") -> None:
         super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)
-        self._summary, self.rows, self.folder = ended.summary, ended.rows, ended.folder
+        self._summary = ended.summary
+        self.rows = ended.rows
+        self.folder = ended.folder
 
     @property
     @override
@@ -223,7 +260,12 @@ class Result(LoadedRun):
     def rounds(self) -> "pd.DataFrame":
         import pyarrow as pa
 
-        own = [Column(name, "", "") for row in self.rows[:1] for name in row if name not in ROUNDS.names]
+        own = [
+            Column(name, "", "")
+            for row in self.rows[:1]
+            for name in row
+            if name not in ROUNDS.names
+        ]
         return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
 
     @override
@@ -234,11 +276,15 @@ class Result(LoadedRun):
         return as_line("result", facts_of(self.summary))
 
     def _repr_html_(self) -> str:
-        return as_html("result" if self.folder is None else f"result in {self.folder}", facts_of(self.summary))
+        return as_html(
+            "result" if self.folder is None else f"result in {self.folder}", facts_of(self.summary)
+        )
 
 
 def drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
     """The function that draws a kind of picture."""
     if kind not in known:
-        raise FedsimError(f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}")
+        raise FedsimError(
+            f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}"
+        )
     return known[kind].draw

@@ -1,4 +1,6 @@
-"""``fedsim new``: writes a commented study from five answers, which compares deadlines, strategies and costs."""
+"""``fedsim new``: writes a commented study from five answers, which compares deadlines,
+strategies and costs.
+"""
 
 import math
 import re
@@ -12,15 +14,23 @@ from fedsim.common.units import Bytes, BytesPerSecond, PositiveSeconds, read_qua
 from fedsim.world.device_kinds import LINKS, figures
 
 _HERE = Path(__file__).parents[1] / "running" / "scenarios" / "new"
-_DIGITS, _FEATURES, _CLASSES = 1437, 64, 10  # training samples of scikit-learn's digits, and their shape
+# training samples of scikit-learn's digits, and their shape
+_DIGITS = 1437
+_FEATURES = 64
+_CLASSES = 10
 _MOST_DEVICES = _DIGITS // 2  # each needs two samples
 _WIDEST = 2048  # of one hidden layer; a larger model has two
-_LARGEST, _STAND_IN = 8e6, 6e5  # bytes: of larger models only messages have the size, or a study would compute for hours
+# bytes: of larger models only messages have the size, or a study would compute for hours
+_LARGEST = 8e6
+_STAND_IN = 6e5
 _EPOCHS = 2
 _FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, as multiples of the median time of a task
 _RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
 
-_OORT = Template('oort.strategy.selection = { kind = "oort", pacer_step = "$step s" }  # the fast ones that are of use\n')
+_OORT = Template(
+    'oort.strategy.selection = { kind = "oort", pacer_step = "$step s" }  # the fast ones that '
+    "are of use\n"
+)
 _SIZED = Template("""
 [base.messages]                         # they have the size of your model; what learns is a smaller one
 down = { kind = "plain", size = "$size" }
@@ -37,7 +47,9 @@ QUESTIONS = {
 """Each question, with the answer that Enter gives."""
 
 
-def write_study(file: Path, devices: str, link: str, model: str, target: float, deadline: str) -> str:
+def write_study(
+    file: Path, devices: str, link: str, model: str, target: float, deadline: str
+) -> str:
     """Write a study of the answers to ``QUESTIONS``; returns one line on it.
 
     Raises:
@@ -48,7 +60,9 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     if file.exists():
         raise ScenarioError(f"{str(file)!r} exists already; give another name")
     if not 0 < target < 1:
-        raise ScenarioError(f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9")
+        raise ScenarioError(
+            f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
+        )
     count, kind, own = _devices(devices)
     size = read_quantity("model", model, Bytes)
     is_large = size > _LARGEST
@@ -56,11 +70,14 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
     task_s = link_s + _EPOCHS * own["epoch"]
     cohort = max(2, min(count // 2, 20)) if count > 4 else count
     if deadline.strip().lower() == "try":
-        deadlines, note = [_round(task_s * by) for by in _FACTORS], f"a task takes some {task_s:.0f} s in the median"
+        deadlines = [_round(task_s * by) for by in _FACTORS]
+        note = f"a task takes some {task_s:.0f} s in the median"
     else:
         middle = read_quantity("deadline", deadline, PositiveSeconds)
-        deadlines, note = [_round(middle * by) for by in (0.5, 1.0, 2.0)], "yours, its half and its double"
-    in_rounds = ["fedavg", "fedavg-int8", *(["oort"] if cohort < count else [])]  # of all devices none is selected
+        deadlines = [_round(middle * by) for by in (0.5, 1.0, 2.0)]
+        note = "yours, its half and its double"
+    # of all devices none is selected
+    in_rounds = ["fedavg", "fedavg-int8", *(["oort"] if cohort < count else [])]
     answers: dict[str, Any] = {
         "devices": f"{count} {kind}",
         "count": count,
@@ -70,7 +87,9 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
         "percent": f"{100 * target:g} %",
         "file": file.name,
         "stem": file.stem,
-        "about": f"{len(in_rounds) * len(deadlines) + 1} cells of three seeds each; some minutes on two cores.",
+        "about": f"{len(in_rounds) * len(deadlines) + 1} cells of three seeds each; some minutes on two "
+        ""
+        "cores.",
         "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
         "deadline_note": note,
         "oort": _OORT.substitute(step=f"{_round(task_s):g}") if cohort < count else "",
@@ -95,7 +114,9 @@ def write_study(file: Path, devices: str, link: str, model: str, target: float, 
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Widths of a perceptron for digits with about so many parameters: one hidden layer, or two where it would be very wide."""
+    """Widths of a perceptron for digits with about so many parameters: one hidden layer, or two
+    where it would be very wide.
+    """
     width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
     if width <= _WIDEST:
         return [max(1, round(width))]
@@ -108,22 +129,37 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
     number, _, kind = text.strip().partition(" ")
     kind = kind.strip().lower()
     if not number.isdecimal() or not 2 <= int(number) <= _MOST_DEVICES or kind not in kinds:
-        allowed = f"a count from 2 to {_MOST_DEVICES} and one of {', '.join(kinds)}, such as '200 phones'{nearest(kind, kinds)}"
+        allowed = (
+            f"a count from 2 to {_MOST_DEVICES} and one of {', '.join(kinds)}, such as '200 "
+            f"phones'{nearest(kind, kinds)}"
+        )
         raise ScenarioError(f"devices is {text!r}; allowed is {allowed}")
     return int(number), kind, kinds[kind]
 
 
 def _link(text: str, size: float) -> tuple[str, str, float]:
-    """Rates and latency of a link in TOML, an energy preset, and the time of ``size`` bytes down and up (s)."""
+    """Rates and latency of a link in TOML, an energy preset, and the time of ``size`` bytes down
+    and up (s).
+    """
     if found := _RATE.fullmatch(text):
-        said = {"down": f"{found[1]} Mbit/s", "up": f"{found[2]} Mbit/s", "latency": "30 ms", "spread": "1.5"}
+        said = {
+            "down": f"{found[1]} Mbit/s",
+            "up": f"{found[2]} Mbit/s",
+            "latency": "30 ms",
+            "spread": "1.5",
+        }
     else:
-        said = {key: str(figure.value) for key, figure in figures(text.strip().lower(), "link", LINKS).items()}
+        said = {
+            key: str(figure.value)
+            for key, figure in figures(text.strip().lower(), "link", LINKS).items()
+        }
     down, up = (read_quantity("link", said[way], BytesPerSecond) for way in ("down", "up"))
     if not (down and up):
         raise ScenarioError(f"link is {text!r}; allowed are rates above 0")
     lines = [
-        f'{way} = {{ kind = "lognormal", median = "{said[way]}", spread = {float(said["spread"])} }}' for way in ("down", "up")
+        f'{way} = {{ kind = "lognormal", median = "{said[way]}", spread = '
+        f"{float(said['spread'])} }}"
+        for way in ("down", "up")
     ]
     rates = "\n".join([*lines, f'latency = "{said["latency"]}"'])
     return rates, said.get("preset", "smartphone-wifi"), size / down + size / up

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 import rich.console
 from rich.console import ConsoleOptions, RenderableType
-from rich.progress import BarColumn, Progress, ProgressColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.segment import Segment
 
 from fedsim.clock.simulation import Record
@@ -30,21 +37,37 @@ class Console(rich.console.Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
 
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
         """Replaces unprintable characters in each segment; rich's own control codes stay."""
         for segment in super().render(renderable, options):
             harmless = segment.control or segment.text.isprintable() or segment.text == "\n"
-            printable = (c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}" for c in segment.text)
+            printable = (
+                c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
+                for c in segment.text
+            )
             yield segment if harmless else segment._replace(text="".join(printable))
 
 
 class RunProgress:
-    """A sink that shows simulated time, round, accuracy, real time left, and new ``warnings`` of the strategy's ``facts``."""
+    """A sink that shows simulated time, round, accuracy, real time left, and new ``warnings`` of
+    the strategy's ``facts``.
+    """
 
-    def __init__(self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict) -> None:
-        self._stop, self._console, self._facts, self._warned = stop, console, facts, 0
-        self._began, self._shown, self._said_saved = time.perf_counter(), 0.0, 0.0
-        self._round, self._accuracy, self._saved = 0, "", ""
+    def __init__(
+        self, stop: "StopSpec", console: Console, facts: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
+        self._stop = stop
+        self._console = console
+        self._facts = facts
+        self._warned = 0
+        self._began = time.perf_counter()
+        self._shown = 0.0
+        self._said_saved = 0.0
+        self._round = 0
+        self._accuracy = ""
+        self._saved = ""
         self._live: Progress | None = None
         if console.is_terminal:
             left = (TextColumn("left", markup=False), TimeRemainingColumn())
@@ -79,7 +102,9 @@ class RunProgress:
     def _warn(self) -> None:
         warnings = self._facts().get("warnings", [])
         for warning in warnings[self._warned :]:
-            self._console.print(f"warning: {clean(warning, 400)}", highlight=False, markup=False, soft_wrap=True)
+            self._console.print(
+                f"warning: {clean(warning, 400)}", highlight=False, markup=False, soft_wrap=True
+            )
         self._warned = len(warnings)
 
     def _show(self, simulated_s: float, real_s: float) -> None:
@@ -90,7 +115,8 @@ class RunProgress:
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
             left_s = real_s * (1 - done) / done if done else 0.0
-            left = f", about {show_seconds(left_s)} left" if left_s >= 1.0 else ""  # learning may go on at the end of time
+            # learning may go on at the end of time
+            left = f", about {show_seconds(left_s)} left" if left_s >= 1.0 else ""
             self._console.print(f"{text}{left}", soft_wrap=True)
 
 
@@ -107,29 +133,46 @@ def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
 
 
 def outside_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Lines for people about values outside of the domain of a rule's fit, the first ``most`` of them."""
-    more = [f"outside of what a rule was fitted to: and {len(lines) - most} more"] if len(lines) > most else []
+    """Lines for people about values outside of the domain of a rule's fit, the first ``most`` of
+    them.
+    """
+    more = (
+        [f"outside of what a rule was fitted to: and {len(lines) - most} more"]
+        if len(lines) > most
+        else []
+    )
     return [f"outside of what a rule was fitted to: {line}" for line in lines[:most]] + more
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """The main results of a run, as lines for people."""
-    moved, accuracy = summary["bytes"], summary["accuracy"]
+    moved = summary["bytes"]
+    accuracy = summary["accuracy"]
     between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
     best = f"no accuracy: {summary.get('no_accuracy')}"
     if accuracy["final"] is not None:
         best = f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
-    found = {name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None}
+    found = {
+        name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None
+    }
     lines = [
-        f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in {show_seconds(summary['simulated_s'])} "
+        f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in "
+        f"{show_seconds(summary['simulated_s'])} "
         f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
         best,
-        *(f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best" for name, told in found.items()),
-        f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, {show_bytes(moved['up'])} up{between}), "
+        *(
+            f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best"
+            for name, told in found.items()
+        ),
+        f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, "
+        f"{show_bytes(moved['up'])} up{between}), "
         f"of which {show_bytes(moved['wasted'])} wasted",
     ]
     lines += summary.get("notes", [])
     lines += outside_lines(summary.get("outside_of_rules", []))
     if "not_finite" in summary:
-        lines.append(f"the strategy has made models whose weights are not all finite: {summary['not_finite']}")
+        lines.append(
+            "the strategy has made models whose weights are not all finite: "
+            f"{summary['not_finite']}"
+        )
     return lines

@@ -1,6 +1,8 @@
-"""Layers, tensors and adapters as data, and their arithmetic: shapes, parameters, FLOPs. No tensor is made here.
+"""Layers, tensors and adapters as data, and their arithmetic: shapes, parameters, FLOPs. No
+tensor is made here.
 
-FLOPs count two for a multiply-add. A training step costs three forward passes (one forward, two backward).
+FLOPs count two for a multiply-add. A training step costs three forward passes (one forward, two
+backward).
 """
 
 import math
@@ -27,7 +29,8 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 
 
 def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
-    """The names (of a model's tensors or layers) that match one of the patterns, as ``fnmatch`` has them.
+    """The names (of a model's tensors or layers) that match one of the patterns, as ``fnmatch``
+    has them.
 
     A pattern of the scenario's ``key`` that matches nothing raises ``ScenarioError``.
     """
@@ -41,10 +44,12 @@ def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "te
 
 
 class LoRA(Spec):
-    """``model.lora``: low-rank adapters beside dense layers, W x + b + alpha / rank B A x (Hu et al., "LoRA", 2021).
+    """``model.lora``: low-rank adapters beside dense layers, W x + b + alpha / rank B A x (Hu et
+    al., "LoRA", 2021).
 
-    Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's weights are, and
-    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` they alone are trained.
+    Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's
+    weights are, and ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train``
+    they alone are trained.
     """
 
     rank: int = Field(ge=1, le=100_000)
@@ -106,7 +111,9 @@ class ReLU:
 
 @dataclass(frozen=True)
 class MaxPool2d:
-    """The maximum over windows of ``size`` x ``size`` that do not overlap; a remainder at the border is dropped."""
+    """The maximum over windows of ``size`` x ``size`` that do not overlap; a remainder at the
+    border is dropped.
+    """
 
     size: int
 
@@ -118,7 +125,9 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Dropout:
-    """In training an activation is zero with probability ``rate``; the others are scaled up by 1 / (1 - rate)."""
+    """In training an activation is zero with probability ``rate``; the others are scaled up by 1
+    / (1 - rate).
+    """
 
     rate: float
 
@@ -127,32 +136,43 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` says their inputs."""
+    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` says their
+    inputs.
+    """
     return tuple(layer for width in widths for layer in (Linear(0, width), ReLU()))
 
 
-def convolution(outputs: int, kernel: int, stride: int = 1, *, same: bool = True) -> tuple[Layer, ...]:
+def convolution(
+    outputs: int, kernel: int, stride: int = 1, *, same: bool = True
+) -> tuple[Layer, ...]:
     """Likewise a convolution and its ReLU; ``same`` keeps the sides (divided by the stride)."""
     return Conv2d(0, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A chain of layers that ends in one output a class (logits), for samples (channels, height, width) or (features,)."""
+    """A chain of layers that ends in one output a class (logits), for samples (channels, height,
+    width) or (features,).
+    """
 
     input: Shape
     layers: tuple[Layer, ...]
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that does not fit.
+        """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that
+        does not fit.
 
-        All layers except the last have only the share ``width`` of their channels or units, rounded up.
+        All layers except the last have only the share ``width`` of their channels or units,
+        rounded up.
         """
-        found, now = list(layers), shape
+        found = list(layers)
+        now = shape
         for at, layer in enumerate(layers):
             if isinstance(layer, Linear | Conv2d):
-                outputs = layer.outputs if at == len(layers) - 1 else math.ceil(width * layer.outputs)
+                outputs = (
+                    layer.outputs if at == len(layers) - 1 else math.ceil(width * layer.outputs)
+                )
                 found[at] = replace(layer, inputs=now[0], outputs=outputs)
             now = _output(found[at], now)
         return cls(shape, tuple(found))
@@ -168,12 +188,19 @@ class Architecture:
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
         """Names ("layer.weight") and shapes of all parameters, in the order of a flat model."""
-        parts = [((f"{at}.weight", layer.kernel_shape), (f"{at}.bias", (layer.outputs,))) for at, layer in self.trained()]
+        parts = [
+            ((f"{at}.weight", layer.kernel_shape), (f"{at}.bias", (layer.outputs,)))
+            for at, layer in self.trained()
+        ]
         return [tensor for part in parts for tensor in part]
 
     def trained(self) -> Iterator[tuple[int, Linear | Conv2d]]:
         """The layers that have parameters, with their positions."""
-        return ((at, layer) for at, layer in enumerate(self.layers) if isinstance(layer, Linear | Conv2d))
+        return (
+            (at, layer)
+            for at, layer in enumerate(self.layers)
+            if isinstance(layer, Linear | Conv2d)
+        )
 
     @property
     def parameters(self) -> int:
@@ -184,7 +211,10 @@ class Architecture:
     def flops(self) -> int:
         """FLOPs of one training step on one sample."""
         shapes = self.shapes
-        return 3 * sum(2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:]) for at, layer in self.trained())
+        return 3 * sum(
+            2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:])
+            for at, layer in self.trained()
+        )
 
     def initial(self, generator: np.random.Generator) -> NDArray[np.float32]:
         """A freshly initialised model, float32 [d]: Glorot-uniform kernels, zero biases."""
@@ -192,14 +222,23 @@ class Architecture:
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
             limit = math.sqrt(6.0 / ((inputs + outputs) * math.prod(window)))
-            parts += [generator.uniform(-limit, limit, math.prod(layer.kernel_shape)), np.zeros(outputs)]
+            parts += [
+                generator.uniform(-limit, limit, math.prod(layer.kernel_shape)),
+                np.zeros(outputs),
+            ]
         return np.concatenate(parts).astype(np.float32)
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is Linear, ReLU, Linear, ..., Linear (after flattening): such models have a solver of their own."""
-        layers = self.layers[1:] if self.layers and isinstance(self.layers[0], Flatten) else self.layers
-        alternate = all(isinstance(layer, ReLU if at % 2 else Linear) for at, layer in enumerate(layers))
+        """Whether it is Linear, ReLU, Linear, ..., Linear (after flattening): such models have a
+        solver of their own.
+        """
+        layers = (
+            self.layers[1:] if self.layers and isinstance(self.layers[0], Flatten) else self.layers
+        )
+        alternate = all(
+            isinstance(layer, ReLU if at % 2 else Linear) for at, layer in enumerate(layers)
+        )
         return alternate and len(layers) % 2 == 1
 
 
@@ -213,11 +252,19 @@ def _output(layer: Layer, shape: Shape) -> Shape:
         return shape
     if len(shape) != 3:
         what = "convolution" if isinstance(layer, Conv2d) else "pooling"
-        raise ScenarioError(f"a {what} needs samples of shape (channels, height, width); these have {shape}")
+        raise ScenarioError(
+            f"a {what} needs samples of shape (channels, height, width); these have {shape}"
+        )
     if isinstance(layer, Conv2d):
-        found = layer.outputs, *((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[1:])
+        found = (
+            layer.outputs,
+            *((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[1:]),
+        )
     else:
         found = shape[0], *(side // layer.size for side in shape[1:])
     if min(found) < 1:
-        raise ScenarioError(f"nothing is left of an image of shape {shape} after a layer; the model needs larger images")
+        raise ScenarioError(
+            f"nothing is left of an image of shape {shape} after a layer; the model needs "
+            "larger images"
+        )
     return found

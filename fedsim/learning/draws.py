@@ -1,7 +1,8 @@
 """Random numbers of users' modules: torch's are keyed by task and step, all others are noticed.
 
-torch's operations that draw, also within compiled layers (the dropout of ``torch.nn.LSTM``), are dispatched through
-``KeyedDraws``, which gives them a generator of its own. It belongs to the calling thread.
+torch's operations that draw, also within compiled layers (the dropout of ``torch.nn.LSTM``), are
+dispatched through ``KeyedDraws``, which gives them a generator of its own. It belongs to the
+calling thread.
 """
 
 import random
@@ -18,14 +19,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedsim.common.errors import ScenarioError
 
 _WORD = (1 << 63) - 1
-_alone = threading.Lock()  # held while an operation without a generator of its own uses a global one
+# held while an operation without a generator of its own uses a global one
+_alone = threading.Lock()
 
 
 class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, draws of torch come from a generator that ``seed`` sets; ``drawn``: whether there were any.
+    """While it is entered, draws of torch come from a generator that ``seed`` sets; ``drawn``:
+    whether there were any.
 
-    A draw in a backward pass raises ``ScenarioError``: a forward pass that is computed again there (gradient checkpointing)
-    would have other random numbers than at first.
+    A draw in a backward pass raises ``ScenarioError``: a forward pass that is computed again
+    there (gradient checkpointing) would have other random numbers than at first.
     """
 
     def __init__(self) -> None:
@@ -42,7 +45,8 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing here is compiled, and a guard against it would make each operation slower
+        # nothing here is compiled, and a guard against it would make each operation slower
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         given = kwargs or {}
@@ -67,21 +71,32 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if result is not NotImplemented:
             return result
         generator = self._of(_device(args, given))
-        word = int(torch.empty((), dtype=torch.int64).random_(generator=self._of(torch.device("cpu"))))
-        with _alone, torch.random.fork_rng(devices=[] if generator.device.type == "cpu" else [generator.device]):
+        word = int(
+            torch.empty((), dtype=torch.int64).random_(generator=self._of(torch.device("cpu")))
+        )
+        with (
+            _alone,
+            torch.random.fork_rng(
+                devices=[] if generator.device.type == "cpu" else [generator.device]
+            ),
+        ):
             torch.manual_seed(word)
             return func(*args, **given)
 
     def _of(self, device: torch.device) -> torch.Generator:
         if torch._C._current_graph_task_id() != -1:
             raise ScenarioError(
-                "the module of model.factory draws random numbers in its backward pass, as gradient checkpointing makes it; "
-                "they would differ from those of the forward pass; allowed are torch.nn.Dropout, whose masks are keyed, or no "
+                "the module of model.factory draws random numbers in its backward pass, as "
+                "gradient checkpointing makes it; "
+                "they would differ from those of the forward pass; allowed are "
+                "torch.nn.Dropout, whose masks are keyed, or no "
                 "checkpointing"
             )
         self.drawn = True
         if device not in self._generators:
-            self._generators[device] = torch.Generator(device if device.type == "cuda" else "cpu").manual_seed(self._key)
+            self._generators[device] = torch.Generator(
+                device if device.type == "cuda" else "cpu"
+            ).manual_seed(self._key)
         return self._generators[device]
 
 
@@ -108,7 +123,9 @@ def _device(args: Any, given: Any) -> torch.device:
 
 
 def global_states(device: torch.device | None = None) -> dict[str, Any]:
-    """States of the process's own generators, by name, as values that compare; of CUDA's with a CUDA device."""
+    """States of the process's own generators, by name, as values that compare; of CUDA's with a
+    CUDA device.
+    """
     kind, words, *counts = np.random.get_state()  # noqa: NPY002
     states: dict[str, Any] = {
         "Python's random": random.getstate(),
@@ -127,7 +144,9 @@ def moved_since(before: dict[str, Any], device: torch.device | None = None) -> l
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Leave the process's generators as they were; within, they begin with a ``seed`` if it is given."""
+    """Leave the process's generators as they were; within, they begin with a ``seed`` if it is
+    given.
+    """
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         if seed is not None:

@@ -34,7 +34,10 @@ class Evaluation:
             None if len(right) < len(each) else np.concatenate([np.empty(0, np.int64), *right]),
             np.concatenate([np.empty(0, np.int64), *(one.count for one in each)]),
             np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
-            {name: [own for one in each for own in one.facts.get(name, ())] for name in chain(*(one.facts for one in each))},
+            {
+                name: [own for one in each for own in one.facts.get(name, ())]
+                for name in chain(*(one.facts for one in each))
+            },
         )
 
     def row(self, at: int) -> "Evaluation":
@@ -42,12 +45,18 @@ class Evaluation:
         row = slice(at, at + 1)
         correct = None if self.correct is None else self.correct[row]
         facts = {name: own[row] for name, own in self.facts.items()}
-        return Evaluation(self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts)
+        return Evaluation(
+            self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts
+        )
 
     @property
     def accuracy(self) -> float:
         """Right answers over all, all devices pooled; NaN without any."""
-        return float("nan") if self.correct is None or not self.count.any() else float(self.correct.sum() / self.count.sum())
+        return (
+            float("nan")
+            if self.correct is None or not self.count.any()
+            else float(self.correct.sum() / self.count.sum())
+        )
 
     @property
     def loss(self) -> float:
@@ -59,13 +68,17 @@ class Evaluation:
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
     def score(self, how: str) -> tuple[float | None, float | None]:
-        """Accuracy and loss, ``pooled`` or ``device-mean``; None where nothing was tested, or not finite."""
+        """Accuracy and loss, ``pooled`` or ``device-mean``; None where nothing was tested, or
+        not finite.
+        """
         if how == "pooled":
             return _finite(self.accuracy), _finite(self.loss)
         return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
 
     def figure(self, metric: EvaluationMetric, how: str) -> float | None:
-        """A metric, ``pooled`` or ``device-mean``; None where nothing was tested, or it is not defined."""
+        """A metric, ``pooled`` or ``device-mean``; None where nothing was tested, or it is not
+        defined.
+        """
         own = [facts for facts in self.facts.get(metric.name, ()) if len(facts)]
         if how == "pooled":
             return _finite(metric.value(np.concatenate(own))) if own else None

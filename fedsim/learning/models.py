@@ -1,4 +1,6 @@
-"""``[model]``: layers of ours, any ``nn.Module`` by import path, or a bare size; more are in ``fedsim.toolbox.models``."""
+"""``[model]``: layers of ours, any ``nn.Module`` by import path, or a bare size; more are in
+``fedsim.toolbox.models``.
+"""
 
 import math
 from abc import abstractmethod
@@ -49,17 +51,23 @@ class Model(Spec):
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The trained parameters (and running statistics) in a flat model's order; ``ScenarioError``: samples do not fit."""
+        """The trained parameters (and running statistics) in a flat model's order;
+        ``ScenarioError``: samples do not fit.
+        """
 
     @abstractmethod
     def flops(self, shape: Shape, classes: int) -> float:
         """FLOPs of a training step on one sample."""
 
     @abstractmethod
-    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        """The cost of one step with the optimiser of ``training`` and the loss of ``objective``, without it cross-entropy.
+    def cost(
+        self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
+    ) -> ModelCost:
+        """The cost of one step with the optimiser of ``training`` and the loss of ``objective``,
+        without it cross-entropy.
 
-        Terms of strategies (a proximal one) do not count. ``ScenarioError``: the module cannot be trained on such samples.
+        Terms of strategies (a proximal one) do not count. ``ScenarioError``: the module cannot
+        be trained on such samples.
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
@@ -76,10 +84,17 @@ class Model(Spec):
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """The smaller model of a width, or with adapters of a rank: the first numbers of tensors; ``ScenarioError``: none."""
+        """The smaller model of a width, or with adapters of a rank: the first numbers of
+        tensors; ``ScenarioError``: none.
+        """
         raise ScenarioError(
-            f"strategy.sizes has the {by} of each device's model, and model.kind is {self.kind!r}, which has none; allowed are "
-            + ("fedsim's models of dense layers and convolutions" if by == "width" else "models with adapters (model.lora)")
+            f"strategy.sizes has the {by} of each device's model, and model.kind is "
+            f"{self.kind!r}, which has none; allowed are "
+            + (
+                "fedsim's models of dense layers and convolutions"
+                if by == "width"
+                else "models with adapters (model.lora)"
+            )
         )
 
 
@@ -89,16 +104,23 @@ class PartedModel(Model):
     lora: LoRA | None = None
     """adapters beside the model's dense layers; None: there are none."""
     train: Patterns | None = None
-    """patterns of the trained tensors; None: all, or with ``lora`` the adapters. Others are downloaded once (``base``)."""
+    """patterns of the trained tensors; None: all, or with ``lora`` the adapters.
+
+    Others are downloaded once (``base``).
+    """
     keep: Patterns | None = None
-    """patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the layer's class too, as ``*Norm*:*``."""
+    """patterns of trained tensors that stay on each device; ``CLASS:NAME`` matches the layer's
+    class too, as ``*Norm*:*``.
+    """
     send: Patterns | None = None
     """patterns of the tensors that are sent, instead of ``keep``: all others stay."""
 
     @model_validator(mode="after")
     def _parts(self) -> Self:
         if self.keep is not None and self.send is not None:
-            raise ValueError("'keep' and 'send' both say which tensors leave a device; give one of them")
+            raise ValueError(
+                "'keep' and 'send' both say which tensors leave a device; give one of them"
+            )
         return self
 
     @property
@@ -115,7 +137,8 @@ class PartedModel(Model):
             return super().cut(by, size)
         if size != int(size) or size > self.lora.rank:
             raise ScenarioError(
-                f"strategy.sizes has a rank of {size:g}, and model.lora.rank is {self.lora.rank}; allowed are whole numbers up "
+                f"strategy.sizes has a rank of {size:g}, and model.lora.rank is "
+                f"{self.lora.rank}; allowed are whole numbers up "
                 "to that"
             )
         narrow = {"lora": self.lora.model_copy(update={"rank": int(size)})}
@@ -134,21 +157,27 @@ class PartedModel(Model):
         by_class = {f"{tensor.layer}:{tensor.name}": tensor.name for tensor in found}
         chosen = matching([*names, *by_class], patterns, f"model.{key}")
         chosen |= {by_class[name] for name in chosen if name in by_class}
-        return [tensor._replace(kept=(tensor.name in chosen) == (key == "keep")) for tensor in found]
+        return [
+            tensor._replace(kept=(tensor.name in chosen) == (key == "keep")) for tensor in found
+        ]
 
 
 class TorchModel(PartedModel):
     """A model that torch can train."""
 
     file: str | None = None
-    """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run folder; sought as data are."""
+    """a ``.safetensors`` file with first values of tensors by name, as in ``models`` of a run
+    folder; sought as data are.
+    """
 
     is_tried: ClassVar[bool] = True
     """Whether its module is tried before a run, for state and random draws of its own."""
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """The module without adapters, with all of its tensors trained; of layers of ours the weights are arbitrary."""
+        """The module without adapters, with all of its tensors trained; of layers of ours the
+        weights are arbitrary.
+        """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
         """The module as it is trained, with arbitrary weights."""
@@ -165,13 +194,17 @@ class TorchModel(PartedModel):
         from fedsim.learning.modules import numbers, real_shape
 
         module = self.fitted(shape, classes)
-        layers = {name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()}
+        layers = {
+            name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()
+        }
         parameters = {id(parameter) for parameter in module.parameters()}
         found = []
         for name, each in numbers(module).items():
             own = real_shape(each)
             layer = layers[name.rpartition(".")[0]]
-            found.append(Tensor(name, math.prod(own), layer, own, is_buffer=id(each) not in parameters))
+            found.append(
+                Tensor(name, math.prod(own), layer, own, is_buffer=id(each) not in parameters)
+            )
         return found
 
     def flops(self, shape: Shape, classes: int) -> float:
@@ -179,7 +212,9 @@ class TorchModel(PartedModel):
 
         return step_flops(self.fitted(shape, classes), shape, backward=self.has_frozen)
 
-    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
+    def cost(
+        self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
+    ) -> ModelCost:
         profile: Callable[..., ModelCost] = at(f"{_MORE}.profile:profile", "model")
         return profile(self.fitted(shape, classes), shape, training, objective)
 
@@ -194,7 +229,9 @@ class Layered(TorchModel):
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """The layers before the last; samples that are no vectors are flattened first where no layer does."""
+        """The layers before the last; samples that are no vectors are flattened first where no
+        layer does.
+        """
         return self.layers
 
     def cut(self, by: CutBy, size: float) -> Self:
@@ -203,7 +240,8 @@ class Layered(TorchModel):
         if self.has_frozen or size > self.width:
             raise ScenarioError(
                 f"strategy.sizes has a width of {size:g}, and the model is of width {self.width:g}"
-                f"{' with frozen tensors' if self.has_frozen else ''}; allowed are widths up to {self.width:g} of a model that "
+                f"{' with frozen tensors' if self.has_frozen else ''}; allowed are widths up "
+                f"to {self.width:g} of a model that "
                 "is trained as a whole"
             )
         return self.model_copy(update={"width": size})
@@ -212,7 +250,8 @@ class Layered(TorchModel):
         """The layers for samples of ``shape``."""
         if isinstance(shape, TokenShape):
             raise ScenarioError(
-                f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; allowed are 'char-lstm', "
+                f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; "
+                "allowed are 'char-lstm', "
                 "'transformer' and 'module'"
             )
         body = self.body
@@ -232,12 +271,18 @@ class Layered(TorchModel):
         if self.has_frozen:
             return super().trained(shape, classes)
         architecture = self.architecture(shape, classes)
-        layers = [type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")]
+        layers = [
+            type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")
+        ]
         named = zip(architecture.tensors, layers, strict=True)
         return [Tensor(name, math.prod(own), layer, own) for (name, own), layer in named]
 
     def flops(self, shape: Shape, classes: int) -> float:
-        return super().flops(shape, classes) if self.has_frozen else float(self.architecture(shape, classes).flops)
+        return (
+            super().flops(shape, classes)
+            if self.has_frozen
+            else float(self.architecture(shape, classes).flops)
+        )
 
 
 class Logistic(Layered):
@@ -247,7 +292,9 @@ class Logistic(Layered):
 
 
 class Perceptron(Layered):
-    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's MNIST-MLP)."""
+    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's
+    MNIST-MLP).
+    """
 
     kind: Literal["mlp"] = "mlp"
     hidden: list[Annotated[int, Field(ge=1, le=1_000_000)]] = Field(default=[128], min_length=1)
@@ -263,13 +310,24 @@ def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
 
 
-def two_convolutions(first: int, second: int, kernel: int, *widths: int, same: bool = True) -> tuple[Layer, ...]:
-    """Two convolutions of so many channels, each pooled, and dense layers: McMahan et al.'s shape."""
-    return (*pooled(first, kernel, same=same), *pooled(second, kernel, same=same), Flatten(), *dense(*widths))
+def two_convolutions(
+    first: int, second: int, kernel: int, *widths: int, same: bool = True
+) -> tuple[Layer, ...]:
+    """Two convolutions of so many channels, each pooled, and dense layers: McMahan et al.'s
+    shape.
+    """
+    return (
+        *pooled(first, kernel, same=same),
+        *pooled(second, kernel, same=same),
+        Flatten(),
+        *dense(*widths),
+    )
 
 
 class CNN5(Layered):
-    """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922 parameters on MNIST."""
+    """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922
+    parameters on MNIST.
+    """
 
     kind: Literal["cnn5"] = "cnn5"
     layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 64, 5, 128)
@@ -278,15 +336,19 @@ class CNN5(Layered):
 class ModuleModel(TorchModel):
     """Any ``torch.nn.Module``, by the import path of its class or of a function that makes it.
 
-    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T, vocabulary] for one a token. Its
-    own method ``loss(outputs, y)``, with one loss a sample, [n], comes before the objective's. It initialises itself, under a
-    seed of the run's. Its persistent buffers of floats (running statistics and others) are sent and averaged like parameters.
-    torch's random draws are keyed; other draws, and state that a training leaves in the module besides, are refused.
+    The module maps samples [n, *shape] (tokens: int64) to outputs [n, classes], or [n, T,
+    vocabulary] for one a token. Its own method ``loss(outputs, y)``, with one loss a sample, [n],
+    comes before the objective's. It initialises itself, under a seed of the run's. Its persistent
+    buffers of floats (running statistics and others) are sent and averaged like parameters. torch's
+    random draws are keyed; other draws, and state that a training leaves in the module besides, are
+    refused.
     """
 
     kind: Literal["module"] = "module"
     factory: str
-    """``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is annotated to return one."""
+    """``package.module:Name`` of a subclass of ``torch.nn.Module``, or of a function that is
+    annotated to return one.
+    """
     args: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments for it."""
 
@@ -321,12 +383,21 @@ class SizeOnly(Model):
     def flops(self, shape: Shape, classes: int) -> float:
         return self.flops_per_sample
 
-    def cost(self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None) -> ModelCost:
-        """A step reads the weights twice, writes the gradients once, and reads and writes the optimiser's tensors."""
-        weights, flops, has_momentum = self.bytes, self.flops_per_sample, training.sgd.momentum > 0
-        forward, backward = operation(0.0, flops / 3, weights), operation(0.0, flops * 2 / 3, 2 * weights)
+    def cost(
+        self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
+    ) -> ModelCost:
+        """A step reads the weights twice, writes the gradients once, and reads and writes the
+        optimiser's tensors.
+        """
+        weights = self.bytes
+        flops = self.flops_per_sample
+        has_momentum = training.sgd.momentum > 0
+        forward = operation(0.0, flops / 3, weights)
+        backward = operation(0.0, flops * 2 / 3, 2 * weights)
         update = operation(weights / 2, 0.0, (8.0 if has_momentum else 3.0) * weights)
-        return ModelCost(forward, backward, update, weights, (3.0 if has_momentum else 2.0) * weights, 0.0)
+        return ModelCost(
+            forward, backward, update, weights, (3.0 if has_momentum else 2.0) * weights, 0.0
+        )
 
 
 MODELS = Registry(
@@ -334,19 +405,52 @@ MODELS = Registry(
     "",
     {
         **Registry.of("model", Logistic, Perceptron).known,
-        "mnist-cnn": (f"{_MORE}.published:MnistCNN", "FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense"),
-        "femnist-mlp": (f"{_MORE}.published:FemnistPerceptron", "FlexCFL's FEMNIST-MLP: 784-512-10"),
-        "femnist-cnn": (f"{_MORE}.published:FemnistCNN", "FlexCFL's FEMNIST-CNN: six convolutions, dense 128"),
-        "fashion-cnn": (f"{_MORE}.published:FashionCNN", "FlexCFL's FashionMNIST-CNN: two convolutions, dense 1024"),
-        "lcfl-cnn": (f"{_MORE}.published:LcflCNN", "LCFL's CNN for MNIST and FEMNIST: two convolutions, dense 256"),
-        "lcfl-cifar-cnn": (f"{_MORE}.published:LcflCifarCNN", "LCFL's CNN for CIFAR-10: two convolutions, dense 256"),
-        "cfl-cnn": (f"{_MORE}.published:CflCNN", "as many layers as CFL's CNN has: three convolutions, dense 128"),
-        "cata-cnn": (f"{_MORE}.published:CataCNN", "CATA-Fed's CNN: six convolutions, four dense layers"),
+        "mnist-cnn": (
+            f"{_MORE}.published:MnistCNN",
+            "FlexCFL's MNIST-CNN: 3x3x32, pool, 3x3x64, pool, dropout 0.5, dense",
+        ),
+        "femnist-mlp": (
+            f"{_MORE}.published:FemnistPerceptron",
+            "FlexCFL's FEMNIST-MLP: 784-512-10",
+        ),
+        "femnist-cnn": (
+            f"{_MORE}.published:FemnistCNN",
+            "FlexCFL's FEMNIST-CNN: six convolutions, dense 128",
+        ),
+        "fashion-cnn": (
+            f"{_MORE}.published:FashionCNN",
+            "FlexCFL's FashionMNIST-CNN: two convolutions, dense 1024",
+        ),
+        "lcfl-cnn": (
+            f"{_MORE}.published:LcflCNN",
+            "LCFL's CNN for MNIST and FEMNIST: two convolutions, dense 256",
+        ),
+        "lcfl-cifar-cnn": (
+            f"{_MORE}.published:LcflCifarCNN",
+            "LCFL's CNN for CIFAR-10: two convolutions, dense 256",
+        ),
+        "cfl-cnn": (
+            f"{_MORE}.published:CflCNN",
+            "as many layers as CFL's CNN has: three convolutions, dense 128",
+        ),
+        "cata-cnn": (
+            f"{_MORE}.published:CataCNN",
+            "CATA-Fed's CNN: six convolutions, four dense layers",
+        ),
         **Registry.of("model", CNN5).known,
-        "char-lstm": (f"{_MORE}.tokens:CharLSTM", "an LSTM over embedded tokens, with a dense layer at each"),
-        "transformer": (f"{_MORE}.tokens:Transformer", "a transformer with learned places, without dropout"),
+        "char-lstm": (
+            f"{_MORE}.tokens:CharLSTM",
+            "an LSTM over embedded tokens, with a dense layer at each",
+        ),
+        "transformer": (
+            f"{_MORE}.tokens:Transformer",
+            "a transformer with learned places, without dropout",
+        ),
         **Registry.of("model", ModuleModel).known,
-        "card": (f"{_MORE}.card:ModelCard", 'a transformer by its card, without weights; for learning = "off"'),
+        "card": (
+            f"{_MORE}.card:ModelCard",
+            'a transformer by its card, without weights; for learning = "off"',
+        ),
         **Registry.of("model", SizeOnly).known,
     },
 )

@@ -1,8 +1,9 @@
 """``[objective]``: the target of learning, its loss, and further metrics of tests.
 
-A sample asks for one answer or several: a class, each token of a sequence, each number of a vector. The loss of a sample is
-the mean over its answers; the loss and the accuracy of a test are means over all answers. A metric keeps some numbers of each
-sample, and finds its figure from those of all samples that are pooled: perplexity is that of all tokens, F1 of all scores.
+A sample asks for one answer or several: a class, each token of a sequence, each number of a vector.
+The loss of a sample is the mean over its answers; the loss and the accuracy of a test are means
+over all answers. A metric keeps some numbers of each sample, and finds its figure from those of all
+samples that are pooled: perplexity is that of all tokens, F1 of all scores.
 """
 
 from collections.abc import Callable
@@ -51,8 +52,12 @@ def mean_of_samples(facts: SampleNumbers) -> float:
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
-    """A number that trainers report, of which a round has the mean over its updates; tests do not know it."""
-    return EvaluationMetric(name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better)
+    """A number that trainers report, of which a round has the mean over its updates; tests do
+    not know it.
+    """
+    return EvaluationMetric(
+        name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better
+    )
 
 
 def _known_metrics() -> dict[str, EvaluationMetric]:
@@ -65,7 +70,9 @@ _function = cache(at)
 
 @cache
 def own_metric(path: str) -> EvaluationMetric:
-    """The mean of a user's function of outputs and targets, one number a sample; its name is the function's."""
+    """The mean of a user's function of outputs and targets, one number a sample; its name is the
+    function's.
+    """
 
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
         return one_a_sample(path, "objective.metrics", outputs, targets)[:, None]
@@ -79,7 +86,8 @@ def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "
     found: Tensor = _function(path, key)(outputs, targets)
     if tuple(found.shape) != (len(targets),):
         raise ScenarioError(
-            f"{key} has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; it must give one number a sample"
+            f"{key} has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; "
+            "it must give one number a sample"
         )
     return found
 
@@ -89,12 +97,16 @@ class Objective(Spec):
 
     kind: str
     metrics: list[str] = Field(default_factory=list)
-    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own functions as
-    ``package.module:function`` of ``(outputs, targets)`` with one number a sample, [n], whose mean is taken; the least is the
-    best unless the function has an attribute ``more_is_better = True``.
+    """figures of tests besides loss and accuracy, in the order of their columns: names, or your own
+    functions as ``package.module:function`` of ``(outputs, targets)`` with one number a sample,
+    [n], whose mean is taken; the least is the best unless the function has an attribute
+    ``more_is_better = True``.
     """
     loss: str | None = None
-    """your own loss, a function as in ``metrics``. A module's own method ``loss`` comes before it."""
+    """your own loss, a function as in ``metrics``.
+
+    A module's own method ``loss`` comes before it.
+    """
     needs: ClassVar[str]
     """The samples or targets that it needs, for messages."""
     has_accuracy: ClassVar[bool] = True
@@ -113,13 +125,18 @@ class Objective(Spec):
     @classmethod
     def _fit(cls, metrics: list[str]) -> list[str]:
         kind = cls.model_fields["kind"].default
-        known = [name for name, metric in _known_metrics().items() if kind in metric.kinds] if metrics else []
+        known = (
+            [name for name, metric in _known_metrics().items() if kind in metric.kinds]
+            if metrics
+            else []
+        )
         for name in metrics:
             if ":" in name:
                 refuse_unless_allowed(name, "objective.metrics")
             elif name not in known:
                 raise ScenarioError(
-                    f"objective.metrics has {name!r}; allowed with objective.kind = {kind!r} are {', '.join(known)}, or your "
+                    f"objective.metrics has {name!r}; allowed with objective.kind = {kind!r} "
+                    f"are {', '.join(known)}, or your "
                     f"own as 'package.module:function'{nearest(name, known)}"
                 )
         return metrics
@@ -132,10 +149,14 @@ class Objective(Spec):
     @property
     def figures(self) -> list[EvaluationMetric]:
         """The metrics."""
-        return [own_metric(name) if ":" in name else _known_metrics()[name] for name in self.metrics]
+        return [
+            own_metric(name) if ":" in name else _known_metrics()[name] for name in self.metrics
+        ]
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        """The shape of a model's samples and its numbers an answer, for a source's samples, if they fit, and classes."""
+        """The shape of a model's samples and its numbers an answer, for a source's samples, if
+        they fit, and classes.
+        """
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
@@ -144,14 +165,18 @@ class Objective(Spec):
 
     def misfit(self, found: str) -> ScenarioError:
         """The error for data that do not fit."""
-        return ScenarioError(f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {found}")
+        return ScenarioError(
+            f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {found}"
+        )
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The loss of each sample, [n]; ``options`` are of torch's ``cross_entropy``."""
         if self.loss is not None:
             return one_a_sample(self.loss, "objective.loss", outputs, targets)
         asked = self.asked(targets).flatten(1)
-        return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(dim=1).clamp(min=1)
+        return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(
+            dim=1
+        ).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The usual loss of each answer, [n, ...]."""
@@ -172,7 +197,9 @@ def told_targets(targets: NDArray[Any]) -> str:
 
 
 def _labels_hint(targets: NDArray[Any]) -> str:
-    """Advice on making labels of targets that are labels in another form; empty for real targets."""
+    """Advice on making labels of targets that are labels in another form; empty for real
+    targets.
+    """
     if (targets != np.rint(targets)).any():
         return ""
     if targets.shape[1:] == (1,):
@@ -201,7 +228,11 @@ class Classification(Objective):
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        return super().losses(outputs, targets) if self.loss else entropies(outputs, targets, **options)
+        return (
+            super().losses(outputs, targets)
+            if self.loss
+            else entropies(outputs, targets, **options)
+        )
 
 
 OBJECTIVES = Registry(
@@ -209,10 +240,16 @@ OBJECTIVES = Registry(
     "",
     {
         **Registry.of("objective", Classification).known,
-        "next-token": (f"{_MORE}:NextToken", "the next token at each of a sequence, by cross-entropy over the vocabulary"),
+        "next-token": (
+            f"{_MORE}:NextToken",
+            "the next token at each of a sequence, by cross-entropy over the vocabulary",
+        ),
         "masked-token": (f"{_MORE}:MaskedToken", "the hidden tokens of a sequence"),
         "regression": (f"{_MORE}:Regression", "Numbers, by the squared error."),
-        "multi-label": (f"{_MORE}:MultiLabel", "any number of C labels a sample, by binary cross-entropy"),
+        "multi-label": (
+            f"{_MORE}:MultiLabel",
+            "any number of C labels a sample, by binary cross-entropy",
+        ),
     },
 )
 ObjectiveSpec = Annotated[Objective, OBJECTIVES]

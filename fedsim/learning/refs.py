@@ -1,6 +1,8 @@
-"""Models as names: a ``Ref`` denotes a model that may not have been computed yet, and has its recipe.
+"""Models as names: a ``Ref`` denotes a model that may not have been computed yet, and has its
+recipe.
 
-A ref is computed when its value is needed. Then it drops its recipe, and with it all models that only the recipe needed.
+A ref is computed when its value is needed. Then it drops its recipe, and with it all models that
+only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -27,8 +29,9 @@ class Initial:
 class Trained:
     """Local training of one device on a version of its data.
 
-    ``device`` and ``key`` name the stream of shuffles and dropout masks; ``round`` decays ``[training] lr``. ``before`` is the
-    device's previous training, whose trainer's state it begins with; None: no state.
+    ``device`` and ``key`` name the stream of shuffles and dropout masks; ``round`` decays
+    ``[training] lr``. ``before`` is the device's previous training, whose trainer's state it begins
+    with; None: no state.
     """
 
     training: Training
@@ -50,9 +53,11 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """The model with the smallest training objective on a version of a device's data (IFCA, Algorithm 1).
+    """The model with the smallest training objective on a version of a device's data (IFCA,
+    Algorithm 1).
 
-    ``batch``: number of samples of the estimate, and the key of the stream that draws them; None: all samples.
+    ``batch``: number of samples of the estimate, and the key of the stream that draws them;
+    None: all samples.
     """
 
     models: tuple["Ref", ...]
@@ -62,12 +67,17 @@ class Best:
 
     def __post_init__(self) -> None:
         if not self.models:
-            raise ValueError(f"device {self.device} is to choose the best out of no models; it needs at least one")
+            raise ValueError(
+                f"device {self.device} is to choose the best out of no models; it needs at "
+                "least one"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The result of a pure function (``fedsim.learning.functions``, by its import path) of models and constants."""
+    """The result of a pure function (``fedsim.learning.functions``, by its import path) of
+    models and constants.
+    """
 
     function: str
     models: tuple["Ref", ...]
@@ -104,7 +114,9 @@ def parents(recipe: Recipe) -> list["Ref"]:
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Reported training loss, the mean over the samples of the last local epoch, and the trainer's numbers by name."""
+    """Reported training loss, the mean over the samples of the last local epoch, and the
+    trainer's numbers by name.
+    """
 
     value: float = float("nan")
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -112,9 +124,11 @@ class Loss:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
-    """The name of a model, unique within a run: ``model-3``, ``update-17``. Nobody but fedsim looks inside.
+    """The name of a model, unique within a run: ``model-3``, ``update-17``. Nobody but fedsim
+    looks inside.
 
-    A strategy passes refs on, stores them in its state and compares them; ``ServerModels.value`` gives the weights.
+    A strategy passes refs on, stores them in its state and compares them; ``ServerModels.value``
+    gives the weights.
 
     Attributes:
         name: the name.
@@ -124,8 +138,10 @@ class Ref:
         value: the weights, float32 [d], read-only; None until then.
         finite: whether all weights are finite numbers; False until they are known.
         loss: the training loss, shared by all refs made of the update; None elsewhere.
-        losses, choice: of a choice, the objective of each model, float64 [models], and the position of the chosen one.
-        state: the trainer's state after a training, by name, and the mean state of a mix where states are sent; else None.
+        losses, choice: of a choice, the objective of each model, float64 [models], and the
+            position of the chosen one.
+        state: the trainer's state after a training, by name, and the mean state of a mix where
+            states are sent; else None.
     """
 
     name: str
@@ -152,12 +168,19 @@ class Ref:
         """Numbers that a training reports, by name."""
         return {} if self.loss is None else self.loss.numbers
 
-    def settle(self, value: Weights, train_loss: float = float("nan"), numbers: Mapping[str, float] | None = None) -> None:
+    def settle(
+        self,
+        value: Weights,
+        train_loss: float = float("nan"),
+        numbers: Mapping[str, float] | None = None,
+    ) -> None:
         """Take the computed weights and forget how they were made."""
         value.setflags(write=False)
-        self.value, self.finite = value, bool(np.isfinite(value).all())
+        self.value = value
+        self.finite = bool(np.isfinite(value).all())
         if self.loss is not None and isinstance(self.recipe, Trained):
-            self.loss.value, self.loss.numbers = train_loss, numbers or {}
+            self.loss.value = train_loss
+            self.loss.numbers = numbers or {}
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:
@@ -168,22 +191,28 @@ class Ref:
         if not isinstance(self.recipe, Best):
             raise ValueError(f"{self} is no choice that is still to be made")
         losses.setflags(write=False)
-        self.losses, self.choice = losses, int(np.where(np.isfinite(losses), losses, np.inf).argmin())
+        self.losses = losses
+        self.choice = int(np.where(np.isfinite(losses), losses, np.inf).argmin())
         chosen = self.recipe.models[self.choice]
-        self.value, self.finite, self.recipe = chosen.value, chosen.finite, None
+        self.value = chosen.value
+        self.finite = chosen.finite
+        self.recipe = None
 
 
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 
 def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
-    """The refs that must be computed for ``wanted``, wave by wave, each of one kind of recipe and oldest first.
+    """The refs that must be computed for ``wanted``, wave by wave, each of one kind of recipe
+    and oldest first.
 
-    An initial model or a mix comes first, alone; then all functions, all choices or all trainings whose parents are known. The
-    caller computes a wave before it asks for the next.
+    An initial model or a mix comes first, alone; then all functions, all choices or all
+    trainings whose parents are known. The caller computes a wave before it asks for the next.
     """
-    stack, ready = list(wanted), list[tuple[int, int, Ref]]()
-    missing, children = dict[Ref, int](), dict[Ref, list[Ref]]()
+    stack = list(wanted)
+    ready = list[tuple[int, int, Ref]]()
+    missing = dict[Ref, int]()
+    children = dict[Ref, list[Ref]]()
 
     def add(ref: Ref, recipe: Recipe) -> None:
         heappush(ready, (_RANKS[type(recipe)], ref.serial, ref))

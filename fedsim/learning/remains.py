@@ -1,8 +1,8 @@
 """The memory of a module besides its flat model, by name, so that two moments can be compared.
 
-It covers attributes of every part, tensors outside the flat model, closures of hooks, and what the code of the module's classes
-reaches: attributes of classes and functions, and globals of their modules and of other modules of the user. Only code of users
-is followed, not that of torch.
+It covers attributes of every part, tensors outside the flat model, closures of hooks, and what the
+code of the module's classes reaches: attributes of classes and functions, and globals of their
+modules and of other modules of the user. Only code of users is followed, not that of torch.
 """
 
 import functools
@@ -20,7 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-_SMALL = 1 << 12  # numbers of a tensor that are compared; of a larger one its version, which torch raises at each change
+# numbers of a tensor that are compared; of a larger one its version, which torch raises at each
+# change
+_SMALL = 1 << 12
 _ENDS = 50  # entries at each end of a long container that are compared, unless all are plain
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _MOST_PLAIN = 1 << 20  # plain entries of a container that are compared
@@ -44,7 +46,9 @@ Token = Any
 """A value that is equal where the memory is."""
 
 
-def remains(module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False) -> dict[str, Token]:
+def remains(
+    module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = False
+) -> dict[str, Token]:
     """Memory of a module by name, without the tensors by name that the flat model has.
 
     ``whole``: large tensors by their numbers, too.
@@ -53,7 +57,8 @@ def remains(module: nn.Module, flat: Mapping[str, Tensor], *, whole: bool = Fals
     tokens: dict[str, Token] = {}
     classes: dict[type, None] = {}
     for name, part in module.named_modules():
-        if type(part).__module__.startswith("fedsim."):  # the key of a keyed dropout is set in each step
+        # the key of a keyed dropout is set in each step
+        if type(part).__module__.startswith("fedsim."):
             continue
         reader = _Reader(skipped, whole)
         prefix = f"{name}." if name else ""
@@ -78,7 +83,11 @@ def clear_caches(module: nn.Module) -> list[str]:
 
 def differences(before: Mapping[str, Token], after: Mapping[str, Token]) -> list[str]:
     """Names under which two memories differ."""
-    return [name for name in {**before, **after} if before.get(name, _Reader) != after.get(name, _Reader)]
+    return [
+        name
+        for name in {**before, **after}
+        if before.get(name, _Reader) != after.get(name, _Reader)
+    ]
 
 
 def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
@@ -87,7 +96,8 @@ def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
         if key not in _STRUCTURE:
             yield key, value
     for key, value in (*part._parameters.items(), *part._buffers.items()):
-        if not (key == "num_batches_tracked" and isinstance(part, _NORMS)):  # counts for no result, with a momentum
+        # counts for no result, with a momentum
+        if not (key == "num_batches_tracked" and isinstance(part, _NORMS)):
             yield key, value
     for key in _HOOKS:
         if hooks := getattr(part, key, None):
@@ -98,7 +108,8 @@ class _Shared:
     """State that all objects of some classes share.
 
     Attributes:
-        values: data by name: attributes of classes and functions, and globals that their code names.
+        values: data by name: attributes of classes and functions, and globals that their code
+            names.
         caches: functions with a cache, by name.
     """
 
@@ -160,7 +171,9 @@ class _Shared:
             self._classes += _followed_classes(type(value))
 
     def _free(self, name: str) -> str:
-        """The name, with a number if it is taken: several functions may have been made by the same lines."""
+        """The name, with a number if it is taken: several functions may have been made by the
+        same lines.
+        """
         number = 2
         free = name
         while free in self.values:
@@ -176,11 +189,15 @@ class _Shared:
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
-    """Functions of Python that an attribute is, or is made of: a method, a property, a function with a cache."""
+    """Functions of Python that an attribute is, or is made of: a method, a property, a function
+    with a cache.
+    """
     if isinstance(value, types.FunctionType):
         yield value
     for key in ("__func__", "__wrapped__", "fget", "fset", "fdel", "func"):
-        if isinstance(value, _WRAPPERS) and isinstance(inner := getattr(value, key, None), types.FunctionType):
+        if isinstance(value, _WRAPPERS) and isinstance(
+            inner := getattr(value, key, None), types.FunctionType
+        ):
             yield inner
 
 
@@ -199,7 +216,9 @@ def _own_classes(cls: type) -> list[type]:
 
 
 def _followed_classes(cls: type) -> list[type]:
-    """The same for a class that is no part of the module: those of installed packages are not followed."""
+    """The same for a class that is no part of the module: those of installed packages are not
+    followed.
+    """
     return [each for each in _own_classes(cls) if not _is_installed(each.__module__)]
 
 
@@ -216,10 +235,13 @@ def _is_installed(module: str) -> bool:
 
 
 class _Reader:
-    """Turns objects into tokens; an object that occurs again, and those that are ``skipped``, are not followed."""
+    """Turns objects into tokens; an object that occurs again, and those that are ``skipped``,
+    are not followed.
+    """
 
     def __init__(self, skipped: set[int], whole: bool) -> None:
-        self._skipped, self._whole = skipped, whole
+        self._skipped = skipped
+        self._whole = whole
         self._seen: set[int] = set()
 
     def token(self, value: Any, depth: int = 0) -> Token:
@@ -265,7 +287,9 @@ class _Reader:
         if isinstance(value, types.FunctionType):
             if _is_outside(value.__module__ or ""):
                 return value.__qualname__
-            return value.__qualname__, self._entries([value.__closure__, value.__defaults__, vars(value)], depth)
+            return value.__qualname__, self._entries(
+                [value.__closure__, value.__defaults__, vars(value)], depth
+            )
         if isinstance(value, types.GeneratorType):
             frame = value.gi_frame
             return None if frame is None else (frame.f_lasti, self._items(frame.f_locals, depth))
@@ -274,21 +298,36 @@ class _Reader:
         return self._of_object(value, depth)
 
     def _of_object(self, value: Any, depth: int) -> Token:
-        names = [name for cls in type(value).__mro__ for name in getattr(cls, "__slots__", ()) if isinstance(name, str)]
-        slots = {name: getattr(value, name, None) for name in names if name not in ("__dict__", "__weakref__")}
+        names = [
+            name
+            for cls in type(value).__mro__
+            for name in getattr(cls, "__slots__", ())
+            if isinstance(name, str)
+        ]
+        slots = {
+            name: getattr(value, name, None)
+            for name in names
+            if name not in ("__dict__", "__weakref__")
+        }
         return type(value), self._items(slots | getattr(value, "__dict__", {}), depth)
 
     def _of_array(self, array: np.ndarray[Any, Any], depth: int) -> Token:
         if array.dtype.hasobject:
             return array.shape, self._entries(array.ravel().tolist(), depth + 1)
-        return array.shape, array.dtype.str, hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest()
+        return (
+            array.shape,
+            array.dtype.str,
+            hashlib.blake2b(np.ascontiguousarray(array).tobytes()).digest(),
+        )
 
     def _items(self, values: Mapping[Any, Any], depth: int) -> Token:
         return self._entries([part for item in list(values.items()) for part in item], depth)
 
     def _entries(self, values: list[Any], depth: int) -> Token:
         if len(values) <= _MOST_PLAIN and _PLAIN.issuperset(map(type, values)):
-            return len(values), hashlib.blake2b(repr(values).encode(errors="surrogatepass")).digest()
+            return len(values), hashlib.blake2b(
+                repr(values).encode(errors="surrogatepass")
+            ).digest()
         shown = values if len(values) <= 2 * _ENDS else values[:_ENDS] + values[-_ENDS:]
         return len(values), tuple(self.token(each, depth) for each in shown)
 

@@ -28,26 +28,35 @@ class Trainer(Spec):
     batch_size: int = Field(default=10, ge=1, le=1_000_000_000)
     """B. Anything above a device's data means full batches."""
     last_batch: LastBatch = "keep"
-    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or ``merge`` it into the one before. The
-    only batch of an epoch is always kept.
+    """an epoch's last batch, if it has fewer than B samples: ``keep`` it, ``drop`` it, or
+    ``merge`` it into the one before. The only batch of an epoch is always kept.
     """
     lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)
     """the learning rate of round r is lr lr_decay^r."""
     device: str = "cpu"
-    """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning starts."""
+    """where the arithmetic is done: ``cpu``, ``cuda`` or ``cuda:N``; checked when learning
+    starts.
+    """
     state: Literal["fresh", "kept", "sent"] = "fresh"
-    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: what there is stays on the device between trainings;
-    ``sent``: it comes with the model and goes with the update, and the server takes the mean of states as of updates.
+    """of the trainer, such as moments. ``fresh``: none lasts; ``kept``: what there is stays on the
+    device between trainings; ``sent``: it comes with the model and goes with the update, and the
+    server takes the mean of states as of updates.
     """
     real_limit: PositiveSeconds = 3600.0
     """real time after which a local training ends the run with an error."""
 
     applies_terms: ClassVar[bool] = False
-    """Whether it minimises ``TrainingContext.loss``, or applies the terms that strategies add itself; else they refuse it."""
+    """Whether it minimises ``TrainingContext.loss``, or applies the terms that strategies add
+    itself; else they refuse it.
+    """
     reports: ClassVar[Mapping[str, bool]] = {}
-    """Numbers of ``train`` that become columns of rounds and metrics of the run -> whether the most is the best."""
+    """Numbers of ``train`` that become columns of rounds and metrics of the run -> whether the
+    most is the best.
+    """
     stops_early: ClassVar[bool] = False
-    """Whether it may leave out the last batches; it is then computed as the device begins, so that its time is known."""
+    """Whether it may leave out the last batches; it is then computed as the device begins, so
+    that its time is known.
+    """
 
     @field_validator("device")
     @classmethod
@@ -68,23 +77,35 @@ class Trainer(Spec):
         Args:
             model: the module; this training's own.
             data: the device's batches, in their order.
-            context: the loss, and facts of the training. Its ``seed`` is for generators: the global ones stay untouched.
+            context: the loss, and facts of the training. Its ``seed`` is for generators: the
+                global ones stay untouched.
 
         Returns:
-            The trained tensors by name, such as ``model.state_dict()``, and numbers that the device reports. ``loss`` is its
-            training loss, instead of the mean loss of the batches of the last epoch.
+            The trained tensors by name, such as ``model.state_dict()``, and numbers that the device
+            reports. ``loss`` is its training loss, instead of the mean loss of the batches of the
+            last epoch.
         """
         raise NotImplementedError
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
-        """Refuse, by a ``ScenarioError``, a model, or one without the usual loss (cross-entropy), that cannot be trained so."""
+        """Refuse, by a ``ScenarioError``, a model, or one without the usual loss
+        (cross-entropy), that cannot be trained so.
+        """
 
-    def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
+    def torch_optimiser(
+        self, parameters: "Mapping[str, nn.Parameter]", lr: float
+    ) -> "torch.optim.Optimizer":
         """An optimiser with the costs of a step of this trainer; by default SGD."""
         from torch.optim import SGD
 
         rule = self.sgd
-        return SGD(parameters.values(), lr, momentum=rule.momentum, weight_decay=rule.weight_decay, foreach=False)
+        return SGD(
+            parameters.values(),
+            lr,
+            momentum=rule.momentum,
+            weight_decay=rule.weight_decay,
+            foreach=False,
+        )
 
     @property
     def has_no_state(self) -> bool:
@@ -92,7 +113,9 @@ class Trainer(Spec):
         return False
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
-        """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none or unknown, is refused."""
+        """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none
+        or unknown, is refused.
+        """
         return 0
 
     @property
@@ -102,7 +125,9 @@ class Trainer(Spec):
 
     @property
     def steps_along_gradient(self) -> bool:
-        """Whether K steps move the model by lr times the sum of K gradients, up to the factors of ``sgd.momentum``."""
+        """Whether K steps move the model by lr times the sum of K gradients, up to the factors
+        of ``sgd.momentum``.
+        """
         return False
 
     @property
@@ -113,16 +138,25 @@ class Trainer(Spec):
     def __reduce__(self) -> Any:
         """A pickle names the author's class: the one that takes any ``kind`` is made again."""
         cls = type(self)
-        own = cls if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls else cls.__base__
+        own = (
+            cls
+            if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+            else cls.__base__
+        )
         return _again, (own, self.model_dump())
 
 
 def _again(found: type[Trainer], values: dict[str, Any]) -> Trainer:
-    return (found if found.model_fields["kind"].default == values["kind"] else with_any_kind(found)).model_validate(values)
+    return (
+        found if found.model_fields["kind"].default == values["kind"] else with_any_kind(found)
+    ).model_validate(values)
 
 
 class TrainingSpec(Trainer):
-    """Local mini-batch SGD. Each local solve begins with zero momentum; batches are shuffled again each epoch."""
+    """Local mini-batch SGD.
+
+    Each local solve begins with zero momentum; batches are shuffled again each epoch.
+    """
 
     instead: ClassVar[Mapping[str, str]] = dict.fromkeys(("state", "real_limit"), "kind = 'torch'")
 
@@ -132,13 +166,19 @@ class TrainingSpec(Trainer):
     weight_decay: float = Field(default=0.0, ge=0.0, le=1e6)
     """added to the gradient of every parameter, as weight_decay w."""
     clip: float | None = Field(default=None, gt=0.0, le=1e6)
-    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms, by the plain solver."""
+    """the gradient of a batch's mean loss is scaled down to this norm, before all other terms,
+    by the plain solver.
+    """
     l2: float = Field(default=0.0, ge=0.0, le=1e6)
-    """the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on biases: gradient 2 l2 W."""
+    """the penalty l2 ||W||^2 on kernels (weights of dense layers and convolutions), not on
+    biases: gradient 2 l2 W.
+    """
     l2_on: Penalised = "kernels"
     """``kernels``, or those of ``dense`` layers alone, as in FlexCFL's FEMNIST-CNN."""
     solver: Literal["fast", "reference"] = "fast"
-    """``fast``: the fastest way for the model; ``reference``: plain torch, with the same results up to rounding."""
+    """``fast``: the fastest way for the model; ``reference``: plain torch, with the same results
+    up to rounding.
+    """
     state: None = None  # type: ignore[assignment]
     real_limit: None = None  # type: ignore[assignment]
 
@@ -147,7 +187,10 @@ class TrainingSpec(Trainer):
     @model_validator(mode="after")
     def _clips_on_a_cpu(self) -> Self:
         if self.clip is not None and self.device != "cpu":
-            raise ValueError(f"'clip' is {self.clip:g} and 'device' {self.device!r}; gradients are clipped on a cpu only")
+            raise ValueError(
+                f"'clip' is {self.clip:g} and 'device' {self.device!r}; gradients are clipped "
+                "on a cpu only"
+            )
         return self
 
     @property
@@ -159,7 +202,10 @@ class TrainingSpec(Trainer):
         return self
 
 
-_TORCH = "fedsim.toolbox.trainers.torch_trainer:TorchTrainer", "any optimiser of torch.optim, with schedule and clipping"
+_TORCH = (
+    "fedsim.toolbox.trainers.torch_trainer:TorchTrainer",
+    "any optimiser of torch.optim, with schedule and clipping",
+)
 _SGD = TrainingSpec, "local SGD, by the fastest solver that the model has"
 TRAINERS = Registry("trainer", f"{__name__}:Trainer", {"sgd": _SGD, "torch": _TORCH}, usual="sgd")
 TrainerSpec = Annotated[Trainer, TRAINERS]

@@ -1,1 +1,4 @@
-"""Tables, ledger and fingerprints of a run folder. Imports ``clock``, ``common``, and the columns of ``world.meters``."""
+"""Tables, ledger and fingerprints of a run folder.
+
+Imports ``clock``, ``common``, and the columns of ``world.meters``.
+"""

@@ -1,4 +1,6 @@
-"""The run folder on disk: refused when it cannot be used, and never half-written under a final name."""
+"""The run folder on disk: refused when it cannot be used, and never half-written under a final
+name.
+"""
 
 import hashlib
 import json
@@ -13,41 +15,71 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fedsim.common.errors import RunFolderError
-from fedsim.common.files import WRITING, make_folder, open_file, read_bytes, read_json, replacing, sync
+from fedsim.common.files import (
+    WRITING,
+    make_folder,
+    open_file,
+    read_bytes,
+    read_json,
+    replacing,
+    sync,
+)
 from fedsim.records import live
 from fedsim.records.lock import LOCK
 
-EVENTS, TRANSFERS, ROUNDS, DEVICES = "events.parquet", "transfers.parquet", "rounds.parquet", "devices.parquet"
+EVENTS = "events.parquet"
+TRANSFERS = "transfers.parquet"
+ROUNDS = "rounds.parquet"
+DEVICES = "devices.parquet"
 AVAILABILITY = "availability.parquet"
-SCENARIO, SUMMARY, MODELS, NETWORK = "scenario.toml", "summary.json", "models", "network.json"
+SCENARIO = "scenario.toml"
+SUMMARY = "summary.json"
+MODELS = "models"
+NETWORK = "network.json"
 SEAL = "summary_sha256"  # of the summary itself, among its entries
 _BEFORE_SEALS = ("0.1.0",)  # versions of fedsim that wrote summaries without a seal
 
 
 def refuse_unusable(path: Path) -> None:
-    """See whether a new run folder can be made at ``path``, and change nothing; ``RunFolderError`` says why not."""
+    """See whether a new run folder can be made at ``path``, and change nothing;
+    ``RunFolderError`` says why not.
+    """
     try:
         str(path).encode()
     except UnicodeEncodeError:  # what writes tables takes text alone
-        raise RunFolderError(f"--out {str(path)!r} is no text in UTF-8; give another name") from None
+        raise RunFolderError(
+            f"--out {str(path)!r} is no text in UTF-8; give another name"
+        ) from None
     if path.exists() and not path.is_dir():
-        raise RunFolderError(f"--out {str(path)!r} is a file; give a folder that does not exist yet")
+        raise RunFolderError(
+            f"--out {str(path)!r} is a file; give a folder that does not exist yet"
+        )
     if path.is_dir() and not holds_nothing(path):
         unfinished = any(path.glob("checkpoint/*")) and summarised_status(path) != "done"
         hint = "an unfinished run; --resume goes on with it; or" if unfinished else "files;"
-        raise RunFolderError(f"--out {str(path)!r} already holds {hint} give a new folder, or remove it first")
+        raise RunFolderError(
+            f"--out {str(path)!r} already holds {hint} give a new folder, or remove it first"
+        )
     refuse_within_run(path)
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
-        raise RunFolderError(f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may write to")
+        raise RunFolderError(
+            f"--out {str(path)!r} cannot be made: {str(parent)!r} is not a folder that you may "
+            "write to"
+        )
 
 
 def refuse_within_run(path: Path) -> None:
-    """Raise ``RunFolderError`` where ``path`` is or lies in a run folder, to whose files nothing is added."""
+    """Raise ``RunFolderError`` where ``path`` is or lies in a run folder, to whose files nothing
+    is added.
+    """
     for folder in (path.resolve(), *path.resolve().parents):
         summaries = (folder / SUMMARY, folder / live.LIVE / SUMMARY)
         if (folder / SCENARIO).is_file() and any(file.is_file() for file in summaries):
-            raise RunFolderError(f"--out {str(path)!r} lies in the run folder {folder.name!r}; give a place outside of it")
+            raise RunFolderError(
+                f"--out {str(path)!r} lies in the run folder {folder.name!r}; give a place "
+                "outside of it"
+            )
 
 
 def holds_nothing(path: Path) -> bool:
@@ -56,17 +88,28 @@ def holds_nothing(path: Path) -> bool:
 
 
 def refuse_other_run(path: Path, scenario: str) -> None:
-    """See whether ``path`` holds an unfinished run of ``scenario`` (TOML); ``RunFolderError`` says why not."""
+    """See whether ``path`` holds an unfinished run of ``scenario`` (TOML); ``RunFolderError``
+    says why not.
+    """
     try:
         there = read_bytes(path / SCENARIO)
     except OSError:
-        why = f"holds no run to resume: its {SCENARIO} cannot be read" if path.exists() else "does not exist: no run to resume"
+        why = (
+            f"holds no run to resume: its {SCENARIO} cannot be read"
+            if path.exists()
+            else "does not exist: no run to resume"
+        )
         raise RunFolderError(f"--out {str(path)!r} {why}") from None
     if there != scenario.encode():
         own = str(path / SCENARIO)
-        raise RunFolderError(f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own {own!r}")
+        raise RunFolderError(
+            f"--out {str(path)!r} holds a run of another scenario; to resume it, give its own "
+            f"{own!r}"
+        )
     if summarised_status(path) == "done":
-        raise RunFolderError(f"--out {str(path)!r} holds a run that is done; there is nothing to resume")
+        raise RunFolderError(
+            f"--out {str(path)!r} holds a run that is done; there is nothing to resume"
+        )
 
 
 def summarised_status(path: Path) -> Any:
@@ -78,11 +121,14 @@ def summarised_status(path: Path) -> Any:
 
 
 def reopen(path: Path, parts: Collection[Path], more: Iterable[str]) -> None:
-    """Remove what an interrupted run had closed (``more`` too) and what a killed one was writing, and all parts but these."""
+    """Remove what an interrupted run had closed (``more`` too) and what a killed one was
+    writing, and all parts but these.
+    """
     names = (SUMMARY, EVENTS, TRANSFERS, ROUNDS, DEVICES, AVAILABILITY, MODELS, NETWORK, *more)
     others = [part for part in path.glob("*.part-*") if _is_part(part.name) and part not in parts]
     live.remove(path)
-    for left in (*(path / name for name in names), *others, *path.rglob("*" + WRITING)):  # which follows no link
+    # which follows no link
+    for left in (*(path / name for name in names), *others, *path.rglob("*" + WRITING)):
         if left.is_dir() and not left.is_symlink():
             shutil.rmtree(left)
         else:
@@ -98,7 +144,9 @@ def make(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file so that nobody ever sees a part of it, and a power cut leaves the old one or the new one."""
+    """Write a file so that nobody ever sees a part of it, and a power cut leaves the old one or
+    the new one.
+    """
     with replacing(path) as beside:
         beside.write_text(text, encoding="utf-8")
     sync(path.parent)
@@ -106,7 +154,10 @@ def write_text(path: Path, text: str) -> None:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Path to write a user's file to, as ``replacing`` has it; its folder is made. ``RunFolderError``: the system refuses."""
+    """Path to write a user's file to, as ``replacing`` has it; its folder is made.
+
+    ``RunFolderError``: the system refuses.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as beside:
@@ -123,19 +174,25 @@ def fingerprint(path: Path) -> str:
 
 
 def fingerprints(folder: Path, but: Collection[Path] = ()) -> dict[str, str]:
-    """sha256 of every file of the folder but the summary, the lock and those named, by its path within."""
+    """sha256 of every file of the folder but the summary, the lock and those named, by its path
+    within.
+    """
     others = {folder / SUMMARY, folder / LOCK, *but}
     paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in others)
     return {path.relative_to(folder).as_posix(): fingerprint(path) for path in paths}
 
 
 def changes(folder: Path) -> Iterator[str]:
-    """Files of a run folder changed, missing or added since the run left it, by the sha256 and the seal of its summary."""
+    """Files of a run folder changed, missing or added since the run left it, by the sha256 and
+    the seal of its summary.
+    """
     try:
         written = read_bytes(folder / SUMMARY)
         summary = read_json(folder / SUMMARY)
         is_older = summary["fedsim"] in _BEFORE_SEALS and SEAL not in summary
-        whole = written == summary_text(summary).encode() and (is_older or summary[SEAL] == _seal(summary))
+        whole = written == summary_text(summary).encode() and (
+            is_older or summary[SEAL] == _seal(summary)
+        )
         stated = dict(summary["files_sha256"])
     except (OSError, ValueError, KeyError, TypeError):
         yield f"{SUMMARY} was changed after the run"
@@ -153,12 +210,17 @@ def changes(folder: Path) -> Iterator[str]:
 
 
 def _is_part(name: str) -> bool:
-    """Whether that is how a part of a table is called. Those of a run that is done are removed, and not missed."""
+    """Whether that is how a part of a table is called.
+
+    Those of a run that is done are removed, and not missed.
+    """
     return re.fullmatch(r"(events|transfers|rounds)\.part-[0-9]{5,}\.parquet", name) is not None
 
 
 def write_summary(folder: Path, summary: Mapping[str, Any]) -> None:
-    """Write ``summary.json``, sealed, when all else is on the disk: where there is one, there is the whole run."""
+    """Write ``summary.json``, sealed, when all else is on the disk: where there is one, there is
+    the whole run.
+    """
     sync(folder)
     write_text(folder / SUMMARY, summary_text({**summary, SEAL: _seal(summary)}))
 
@@ -174,7 +236,9 @@ def _seal(summary: Mapping[str, Any]) -> str:
 
 
 def write_network(folder: Path, layout: Mapping[str, Any] | None) -> None:
-    """Write ``network.json``: the links and routes that a scenario's network takes from a file of its own, if it does."""
+    """Write ``network.json``: the links and routes that a scenario's network takes from a file
+    of its own, if it does.
+    """
     if layout is not None:
         write_text(folder / NETWORK, json.dumps(layout, indent=1, allow_nan=False) + "\n")
 

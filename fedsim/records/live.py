@@ -1,7 +1,9 @@
-"""Live view of a run that goes on: a folder ``live`` in its own, with tables and a summary as a run leaves them.
+"""Live view of a run that goes on: a folder ``live`` in its own, with tables and a summary as a
+run leaves them.
 
-It is replaced as a whole from time to time and removed after the run. Readers of a folder without a summary read it instead.
-It holds no models and no fingerprints, and is not synced: after a power cut there may be none.
+It is replaced as a whole from time to time and removed after the run. Readers of a folder without a
+summary read it instead. It holds no models and no fingerprints, and is not synced: after a power
+cut there may be none.
 """
 
 import shutil
@@ -22,14 +24,25 @@ _SHARE = 30  # so many times as long as one copy takes pass until the next one
 
 
 class Live:
-    """Copies the books of a run to its folder ``out`` from time to time, between two instants; no influence on the run.
+    """Copies the books of a run to its folder ``out`` from time to time, between two instants;
+    no influence on the run.
 
     ``every_s`` is the least real time between two copies, and until the first (s).
     """
 
-    def __init__(self, simulation: "Simulation", out: Path, write: Callable[[Path], None], every_s: float = EVERY_S) -> None:
-        self._simulation, self._out, self._write, self._every_s = simulation, out, write, every_s
-        self._next, self._asked = time.monotonic() + every_s, False
+    def __init__(
+        self,
+        simulation: "Simulation",
+        out: Path,
+        write: Callable[[Path], None],
+        every_s: float = EVERY_S,
+    ) -> None:
+        self._simulation = simulation
+        self._out = out
+        self._write = write
+        self._every_s = every_s
+        self._next = time.monotonic() + every_s
+        self._asked = False
 
     def watch(self, _: "Record") -> None:
         if not self._asked and time.monotonic() >= self._next:
@@ -47,7 +60,8 @@ class Live:
             (self._out / LIVE).rename(old)
         beside.rename(self._out / LIVE)
         shutil.rmtree(old, ignore_errors=True)
-        self._next, self._asked = time.monotonic() + max(self._every_s, _SHARE * (time.monotonic() - begun)), False
+        self._next = time.monotonic() + max(self._every_s, _SHARE * (time.monotonic() - begun))
+        self._asked = False
 
 
 def remove(run: Path) -> None:

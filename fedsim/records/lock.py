@@ -1,4 +1,6 @@
-"""A lock of the operating system on a file that names its holder: one process at a time works in a folder, until it ends."""
+"""A lock of the operating system on a file that names its holder: one process at a time works in
+a folder, until it ends.
+"""
 
 import os
 import socket
@@ -15,11 +17,14 @@ LOCK = "fedsim.lock"
 
 @contextmanager
 def locked(folder: Path, patience_s: float = 0.0) -> Iterator[list[int]]:
-    """Keep other processes from working in a folder, waiting ``patience_s`` for one; ``RunFolderError``: another works there.
+    """Keep other processes from working in a folder, waiting ``patience_s`` for one;
+    ``RunFolderError``: another works there.
 
-    Gives the file descriptors that hold the lock, also in a child process. Systems without such locks lock nothing.
+    Gives the file descriptors that hold the lock, also in a child process. Systems without such
+    locks lock nothing.
     """
-    path, end = folder / LOCK, time.monotonic() + patience_s
+    path = folder / LOCK
+    end = time.monotonic() + patience_s
     try:
         while (descriptor := _take(path)) is None:
             if time.monotonic() >= end:

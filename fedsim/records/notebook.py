@@ -11,8 +11,13 @@ from fedsim.records.ledger import total
 
 def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
     """The main results of a run, name -> text."""
-    accuracy, moved = summary["accuracy"], summary["bytes"]
-    best = "none" if accuracy["best"] is None else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+    accuracy = summary["accuracy"]
+    moved = summary["bytes"]
+    best = (
+        "none"
+        if accuracy["best"] is None
+        else f"{accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
+    )
     return {
         "scenario": str(summary["name"]),
         "strategy": strategy_of(summary),
@@ -27,14 +32,18 @@ def facts_of(summary: Mapping[str, Any]) -> dict[str, str]:
 
 
 def strategy_of(summary: Mapping[str, Any]) -> str:
-    """The kind of a run's strategy, with the algorithm that it runs, if any: ``flower (FedAdam)``."""
+    """The kind of a run's strategy, with the algorithm that it runs, if any: ``flower
+    (FedAdam)``.
+    """
     algorithm = summary.get("algorithm")
     return f"{summary.get('strategy')}" + (f" ({algorithm})" if algorithm else "")
 
 
 def as_line(what: str, facts: Mapping[str, str]) -> str:
     """Facts as a representation: ``<fedsim run: scenario small, strategy fedavg>``."""
-    return visible(f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>")
+    return visible(
+        f"<fedsim {what}: {', '.join(f'{key} {value}' for key, value in facts.items())}>"
+    )
 
 
 def as_html(title: str, facts: Mapping[str, str]) -> str:

@@ -1,4 +1,7 @@
-"""Reading a run folder: for the audit, for comparisons, and for pictures. Knows the files, and nothing of the engine."""
+"""Reading a run folder: for the audit, for comparisons, and for pictures.
+
+Knows the files, and nothing of the engine.
+"""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +36,10 @@ _SCHEMAS = {
 
 
 def as_list(column: Any) -> list[Any]:
-    """The values of a column of ``pyarrow``. Names are cast first, as ``to_pylist`` of a dictionary is 25 times as slow."""
+    """The values of a column of ``pyarrow``.
+
+    Names are cast first, as ``to_pylist`` of a dictionary is 25 times as slow.
+    """
     names = pa.types.is_dictionary(column.type)
     values: list[Any] = (column.cast(column.type.value_type) if names else column).to_pylist()
     return values
@@ -41,7 +47,10 @@ def as_list(column: Any) -> list[Any]:
 
 def as_rows(table: Any) -> Records:
     """The rows of a table of ``pyarrow``, as dicts."""
-    return [dict(zip(table.schema.names, row, strict=True)) for row in zip(*map(as_list, table.columns), strict=True)]
+    return [
+        dict(zip(table.schema.names, row, strict=True))
+        for row in zip(*map(as_list, table.columns), strict=True)
+    ]
 
 
 def as_frame(table: Any) -> "pd.DataFrame":
@@ -53,12 +62,15 @@ def as_frame(table: Any) -> "pd.DataFrame":
     return frame
 
 
-_OF_VALUES = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError)  # what odd values make code raise
+# what odd values make code raise
+_OF_VALUES = (ValueError, TypeError, KeyError, IndexError, ArithmeticError, AttributeError)
 
 
 @contextmanager
 def making_sense(paths: Iterable[Path]) -> Iterator[None]:
-    """Turns an unforeseen error into a ``RunFolderError``, which names a file of a run (or of a study's) that was changed."""
+    """Turns an unforeseen error into a ``RunFolderError``, which names a file of a run (or of a
+    study's) that was changed.
+    """
     try:
         yield
     except (FedsimError, MemoryError):
@@ -68,17 +80,26 @@ def making_sense(paths: Iterable[Path]) -> Iterator[None]:
             for run in (path, *sorted(path.glob("runs/*/seed-*"))):
                 if change := next(files.changes(run), None):
                     reason = f"{change} ({type(error).__name__}: {error})"
-                    raise RunFolderError(f"{str(run)!r} cannot be made sense of: {reason}") from error
+                    raise RunFolderError(
+                        f"{str(run)!r} cannot be made sense of: {reason}"
+                    ) from error
         if isinstance(error, _OF_VALUES):
             names = ", ".join(repr(str(path)) for path in paths)
-            hint = "'fedsim audit' says whether its figures fit together; if they do, please report this"
-            raise RunFolderError(f"{names} cannot be made sense of: {type(error).__name__}: {error}; {hint}") from error
+            hint = (
+                "'fedsim audit' says whether its figures fit together; if they do, please report "
+                "this"
+            )
+            raise RunFolderError(
+                f"{names} cannot be made sense of: {type(error).__name__}: {error}; {hint}"
+            ) from error
         raise
 
 
 _MOST = dict.fromkeys(("time", "start", "end"), CLOCK_END_S)
 _MOST |= dict.fromkeys(("bytes", "delivered", "bytes_down", "bytes_up"), 1e18)
-"""The largest number of a column in any run: others, such as a loss, may be of any size, and rates infinite."""
+"""The largest number of a column in any run: others, such as a loss, may be of any size, and
+rates infinite.
+"""
 
 
 def _refuse_absurd(table: Any) -> None:
@@ -88,22 +109,38 @@ def _refuse_absurd(table: Any) -> None:
         if most is None or not pa.types.is_floating(column.type):
             continue
         known = column.drop_null()
-        allowed = pc.and_kleene(pc.greater_equal(known, -most), pc.less_equal(known, most))  # NaN is neither
+        # NaN is neither
+        allowed = pc.and_kleene(pc.greater_equal(known, -most), pc.less_equal(known, most))
         if pc.all(allowed).as_py() is False:
             value = known.filter(pc.invert(allowed))[0].as_py()
             raise ValueError(f"its column {name} holds {value:g}")
 
 
 class RunFolder:
-    """A run folder, or what a run that goes on has written by now; ``RunFolderError``: there is none, or a file is damaged."""
+    """A run folder, or what a run that goes on has written by now; ``RunFolderError``: there is
+    none, or a file is damaged.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._tables = next((place for place in (self.path, self.path / LIVE) if (place / files.SUMMARY).is_file()), self.path)
+        self._tables = next(
+            (place for place in (self.path, self.path / LIVE) if (place / files.SUMMARY).is_file()),
+            self.path,
+        )
         if not (self._tables / files.SUMMARY).is_file():
-            lacks = f"it holds no {files.SUMMARY}" if self.path.is_dir() else "it is no folder" if self.path.exists() else ""
+            lacks = (
+                f"it holds no {files.SUMMARY}"
+                if self.path.is_dir()
+                else "it is no folder"
+                if self.path.exists()
+                else ""
+            )
             lacks = f"is not a run folder: {lacks}" if lacks else "does not exist"
-            begun = "; a run that goes on can be read after some seconds" if (self.path / files.SCENARIO).is_file() else ""
+            begun = (
+                "; a run that goes on can be read after some seconds"
+                if (self.path / files.SCENARIO).is_file()
+                else ""
+            )
             raise RunFolderError(f"{str(self.path)!r} {lacks}{begun}")
 
     @cached_property
@@ -121,16 +158,24 @@ class RunFolder:
 
     @property
     def has_all_devices(self) -> bool:
-        """Whether ``devices.parquet`` has a row for each device, not of very many only for those that were asked."""
+        """Whether ``devices.parquet`` has a row for each device, not of very many only for those
+        that were asked.
+        """
         return self.summary.get("device_rows") != schema.ASKED
 
     @property
     def population(self) -> int:
         """Number of devices that the run simulated."""
-        return self.size(files.DEVICES) if self.has_all_devices else int(self.scenario["population"]["devices"])
+        return (
+            self.size(files.DEVICES)
+            if self.has_all_devices
+            else int(self.scenario["population"]["devices"])
+        )
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> Any:
-        """A Parquet table of the folder, as ``pyarrow.Table``: all of it, or some columns in this order."""
+        """A Parquet table of the folder, as ``pyarrow.Table``: all of it, or some columns in
+        this order.
+        """
         # ``read_table`` is half as fast on small ones.
         with self._reading(name), pq.ParquetFile(regular(self._tables / name)) as file:
             there = dict(zip(file.schema_arrow.names, file.schema_arrow.types, strict=True))
@@ -141,18 +186,31 @@ class RunFolder:
                     later[wanted.name], found = schema.LATER[wanted.name], wanted.type
                 if found is None:
                     raise KeyError(f"it has no column {wanted.name}")
-                # Whole numbers of any width are whole numbers: others that write such tables may have had other ones.
-                alike = any(kind(found) and kind(wanted.type) for kind in (pa.types.is_integer, pa.types.is_floating))
+                # Whole numbers of any width are whole numbers: others that write such tables may
+                # have had other ones.
+                alike = any(
+                    kind(found) and kind(wanted.type)
+                    for kind in (pa.types.is_integer, pa.types.is_floating)
+                )
                 if not (alike or found == wanted.type or pa.types.is_null(found)):
                     raise TypeError(f"its column {wanted.name} is {found}, not {wanted.type}")
                 there[wanted.name] = wanted.type
             wish = [*there] if columns is None else columns
-            table = file.read(list(dict.fromkeys(one for key in wish if (one := later.get(key, key)))))
+            table = file.read(
+                list(dict.fromkeys(one for key in wish if (one := later.get(key, key))))
+            )
             for key, same in later.items():
-                table = table.append_column(key, table[same] if same in table.column_names else pa.nulls(len(table)))
+                table = table.append_column(
+                    key, table[same] if same in table.column_names else pa.nulls(len(table))
+                )
             table = table.select(wish)
             _refuse_absurd(table)
-            return table.cast(pa.schema([field.with_type(there[field.name]) for field in table.schema], table.schema.metadata))
+            return table.cast(
+                pa.schema(
+                    [field.with_type(there[field.name]) for field in table.schema],
+                    table.schema.metadata,
+                )
+            )
 
     def has(self, name: str) -> bool:
         """Whether the folder has such a file, which may be missing while the run goes on."""
@@ -167,10 +225,19 @@ class RunFolder:
     def _reading(self, name: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, KeyError, TypeError, ValueError, RecursionError, pa.ArrowException) as error:
+        except (
+            OSError,
+            KeyError,
+            TypeError,
+            ValueError,
+            RecursionError,
+            pa.ArrowException,
+        ) as error:
             text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
             reason = text.splitlines()[0] if text else type(error).__name__
-            raise RunFolderError(f"{name} of {str(self.path)!r} is missing or damaged: {reason}") from None
+            raise RunFolderError(
+                f"{name} of {str(self.path)!r} is missing or damaged: {reason}"
+            ) from None
 
     def rows(self, name: str) -> Records:
         """The rows of a Parquet table of the folder, each as a dict from column to value."""
@@ -182,7 +249,10 @@ class RunFolder:
         return self._parsed(files.EVENTS, "data")
 
     def events_of(self, kinds: Sequence[str], columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
-        """Some columns of the events of some kinds; no others become Python objects. ``data`` is JSON or None."""
+        """Some columns of the events of some kinds; no others become Python objects.
+
+        ``data`` is JSON or None.
+        """
         table = self.table(files.EVENTS)
         wanted = pc.is_in(table["kind"].cast(pa.string()), value_set=pa.array(kinds))
         return zip(*map(as_list, table.select(columns).filter(wanted).columns), strict=True)
@@ -196,7 +266,9 @@ class RunFolder:
         rows = self.rows(name)
         with self._reading(name):
             for row in rows:
-                row[column] = parse_json("{}" if row[column] is None and name == files.EVENTS else row[column])
+                row[column] = parse_json(
+                    "{}" if row[column] is None and name == files.EVENTS else row[column]
+                )
         return rows
 
     @cached_property
@@ -216,4 +288,6 @@ class RunFolder:
             paths = sorted((self.path / files.MODELS).glob("*.safetensors"))
             return {path.stem: load_file(regular(path)) for path in paths}
         except (OSError, SafetensorError) as error:
-            raise RunFolderError(f"a file in {files.MODELS} of {str(self.path)!r} is damaged: {error}") from None
+            raise RunFolderError(
+                f"a file in {files.MODELS} of {str(self.path)!r} is damaged: {error}"
+            ) from None

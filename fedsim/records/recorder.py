@@ -9,20 +9,32 @@ from fedsim.common.files import sync
 from fedsim.records import folder as files
 from fedsim.records.ledger import Ledger
 from fedsim.records.parquet import TableWriter
-from fedsim.records.schema import EVENTS, ROUNDS, TRANSFERS, EventChain, EventRow, encode, event_row, with_columns
+from fedsim.records.schema import (
+    EVENTS,
+    ROUNDS,
+    TRANSFERS,
+    EventChain,
+    EventRow,
+    encode,
+    event_row,
+    with_columns,
+)
 from fedsim.world.meters.base import Column, Meters, transfer_of
 
 _ROWS_AT_ONCE = 4_096
 
 
 class Recorder:
-    """Writes every record to the run folder, and derives from them the transfers, the rounds and the ledger.
+    """Writes every record to the run folder, and derives from them the transfers, the rounds and
+    the ledger.
 
-    ``folder`` exists, or is None to keep only the rounds, in memory; ``meters`` take each record first; ``columns`` are figures
-    of rounds besides those of all runs and of meters.
+    ``folder`` exists, or is None to keep only the rounds, in memory; ``meters`` take each record
+    first; ``columns`` are figures of rounds besides those of all runs and of meters.
     """
 
-    def __init__(self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()) -> None:
+    def __init__(
+        self, folder: Path | None, meters: Meters | None = None, columns: Sequence[Column] = ()
+    ) -> None:
         self.meters = Meters() if meters is None else meters
         self._chain = EventChain()
         self._rows: list[EventRow] = []  # of records that the chain has not taken in yet
@@ -34,8 +46,16 @@ class Recorder:
         self._folder = folder
         rounds = with_columns(ROUNDS, [*columns, *self.meters.columns("round")])
         self._empty = dict.fromkeys(rounds.names)
-        tables = {} if folder is None else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
-        self._tables = {name: TableWriter(folder / name, schema) for name, schema in tables.items() if folder is not None}
+        tables = (
+            {}
+            if folder is None
+            else {files.EVENTS: EVENTS, files.TRANSFERS: TRANSFERS, files.ROUNDS: rounds}
+        )
+        self._tables = {
+            name: TableWriter(folder / name, schema)
+            for name, schema in tables.items()
+            if folder is not None
+        }
 
     def take(self, record: Record) -> None:
         time, kind, fields = record
@@ -52,12 +72,16 @@ class Recorder:
             self.ledger.lose(fields["tasks"])
         elif kind == "round":
             self._take_round(time, fields)
-        elif (ended := transfer_of(time, kind, fields, self._starts.get(fields.get("task", -1), time))) is not None:
+        elif (
+            ended := transfer_of(time, kind, fields, self._starts.get(fields.get("task", -1), time))
+        ) is not None:
             self.ledger.add(ended.task, ended.direction, ended.payloads, ended.delivered)
             if ended.task is not None and (ended.sender or ended.receiver):
                 self.ledger.note_edge(ended.task)
             if self._tables:
-                self._tables[files.TRANSFERS].extend([(*ended[:11], encode(ended.payloads), *ended[12:])])
+                self._tables[files.TRANSFERS].extend(
+                    [(*ended[:11], encode(ended.payloads), *ended[12:])]
+                )
         elif kind == "step-end" and fields["step"] == "train" and not fields["epochs"]:
             self.ledger.note_idle(fields["task"])
         if len(self._rows) >= _ROWS_AT_ONCE:
@@ -67,15 +91,24 @@ class Recorder:
         moved = (self.ledger.down, self.ledger.up, self.ledger.peer)
         down, up, peer = (now - before for now, before in zip(moved, self._moved, strict=True))
         self._moved = moved
-        row = self._empty | {name: value for name, value in fields.items() if name in self._empty} | {"time": time}
-        row |= {"bytes_down": down, "bytes_up": up, "bytes_peer": peer if moved[2] else None} | self.meters.of_round(time)
+        row = (
+            self._empty
+            | {name: value for name, value in fields.items() if name in self._empty}
+            | {"time": time}
+        )
+        row |= {
+            "bytes_down": down,
+            "bytes_up": up,
+            "bytes_peer": peer if moved[2] else None,
+        } | self.meters.of_round(time)
         self.rounds.append(row)
         self.ledger.close_round(self._starts)
         if self._tables:
             self._tables[files.ROUNDS].extend([tuple(row.values())])
 
     def _settle(self) -> None:
-        rows, self._rows = self._rows, []
+        rows = self._rows
+        self._rows = []
         self._chain.extend(rows)
         if self._tables:
             self._tables[files.EVENTS].extend(rows)
@@ -93,7 +126,9 @@ class Recorder:
             self.copy_to(self._folder)
 
     def copy_to(self, folder: Path) -> None:
-        """Write the tables as they are so far to a folder; parts stay, so that a run that is killed now can go on."""
+        """Write the tables as they are so far to a folder; parts stay, so that a run that is
+        killed now can go on.
+        """
         self._settle()
         for name, table in self._tables.items():
             table.copy_to(folder / name)
@@ -103,7 +138,10 @@ class Recorder:
         return [part for table in self._tables.values() for part in table.parts]
 
     def snapshot(self) -> dict[str, Any]:
-        """State of the tables; ``restore`` takes it back. All rows are then in parts, synced to the disk."""
+        """State of the tables; ``restore`` takes it back.
+
+        All rows are then in parts, synced to the disk.
+        """
         chain = self.chain
         parts = {name: table.flush() for name, table in self._tables.items()}
         if self._folder is not None:
@@ -120,12 +158,16 @@ class Recorder:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up what ``snapshot`` gave; ``CheckpointError`` if the parts on disk are not those that there were."""
+        """Take up what ``snapshot`` gave; ``CheckpointError`` if the parts on disk are not those
+        that there were.
+        """
         for name, table in self._tables.items():
             table.adopt(state["parts"][name])
         self._rows = []
         self._chain = EventChain(bytes.fromhex(state["chain"][0]), state["chain"][1])
         vars(self.ledger).update(state["ledger"])
-        self.rounds, self.last_time = state["rounds"], state["last_time"]
-        self._starts, self._moved = state["starts"], state["moved"]
+        self.rounds = state["rounds"]
+        self.last_time = state["last_time"]
+        self._starts = state["starts"]
+        self._moved = state["moved"]
         self.meters.restore(state["meters"])

@@ -1,9 +1,11 @@
 """The tables of a run folder, for writers and readers: columns, types, and fingerprints.
 
-All records have the same named columns; other fields of a kind are in ``data``, as JSON with sorted keys. A transfer within the
-server's side has ``sender`` and ``receiver`` instead of device and task: one with an edge server is a flow like others, others
-take no time, are on no link and count as up. A transfer between a device and its edge server names that server as sender or
-receiver. A transfer between any other two endpoints, such as two devices, has the direction ``peer`` and names both.
+All records have the same named columns; other fields of a kind are in ``data``, as JSON with sorted
+keys. A transfer within the server's side has ``sender`` and ``receiver`` instead of device and
+task: one with an edge server is a flow like others, others take no time, are on no link and count
+as up. A transfer between a device and its edge server names that server as sender or receiver. A
+transfer between any other two endpoints, such as two devices, has the direction ``peer`` and names
+both.
 """
 
 import hashlib
@@ -35,7 +37,9 @@ def is_act(kind: str) -> bool:
 
 
 OF_TASKS = ("task-start", "step-start", "step-end", "task-end")
-"""The most frequent records: they carry device, round, group and task, and their fields are never changed afterwards."""
+"""The most frequent records: they carry device, round, group and task, and their fields are
+never changed afterwards.
+"""
 
 
 def _of(kind: pa.DataType, *names: str) -> list[tuple[str, pa.DataType]]:
@@ -46,7 +50,9 @@ def _metered(table: str) -> list[str]:
     return [column.name for meter in OF_SECTIONS for column in getattr(meter, f"{table}_columns")]
 
 
-_name, _whole, _quantity = pa.dictionary(pa.int16(), pa.string()), pa.int32(), pa.float64()
+_name = pa.dictionary(pa.int16(), pa.string())
+_whole = pa.int32()
+_quantity = pa.float64()
 
 EVENTS = pa.schema(
     [
@@ -77,15 +83,21 @@ OF_PEERS = ("mean_accuracy", "consensus")
 ROUNDS = pa.schema(
     [
         ("round", _whole),
-        *_of(_quantity, "time", "accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"),
+        *_of(
+            _quantity, "time", "accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start"
+        ),
         *_of(_quantity, "purity", "ari", "nmi", "epsilon"),
         *_of(_whole, "selected", "valid", "slow", "disconnected"),
         *_of(_quantity, "bytes_down", "bytes_up", *_metered("round"), "bytes_peer", *OF_PEERS),
     ]
 )
 
-LATER = {"wire_bytes": "delivered"} | dict.fromkeys(("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS))
-"""Columns that tables of older versions lack, and the column that they then equal; None: all of their cells are empty."""
+LATER = {"wire_bytes": "delivered"} | dict.fromkeys(
+    ("epsilon", *_metered("round"), "bytes_peer", *OF_PEERS)
+)
+"""Columns that tables of older versions lack, and the column that they then equal; None: all of
+their cells are empty.
+"""
 
 DEVICES = pa.schema(
     [
@@ -99,48 +111,68 @@ DEVICES = pa.schema(
 )
 
 ASKED = "asked"
-"""Value of ``device_rows`` in a summary if only devices ever asked have rows (very many devices); else all do."""
+"""Value of ``device_rows`` in a summary if only devices ever asked have rows (very many
+devices); else all do.
+"""
 
 AVAILABILITY = pa.schema([("device", pa.int32()), ("time", pa.float64()), ("on", pa.bool_())])
 
 
 def typed(columns: "Mapping[str, type]") -> pa.Schema:
     """The columns of a meter's own table: ``int`` or ``float`` by name."""
-    return pa.schema([(name, pa.int32() if kind is int else pa.float64()) for name, kind in columns.items()])
+    return pa.schema(
+        [(name, pa.int32() if kind is int else pa.float64()) for name, kind in columns.items()]
+    )
 
 
-OF_METERS = {name: typed(columns) for meter in OF_SECTIONS for name, columns in meter.tables.items()}
+OF_METERS = {
+    name: typed(columns) for meter in OF_SECTIONS for name, columns in meter.tables.items()
+}
 """The tables of meters that have a section of the scenario, by file."""
 
 
 def with_columns(schema: pa.Schema, columns: "Iterable[Column]") -> pa.Schema:
-    """A table with columns of meters besides, with metadata; ``ScenarioError``: it has a column of that name."""
+    """A table with columns of meters besides, with metadata; ``ScenarioError``: it has a column
+    of that name.
+    """
     for one in columns:
         if one.name in schema.names:
-            raise ScenarioError(f"meters: the column {one.name!r} is in the table already, beside {', '.join(schema.names)}")
-        schema = schema.append(pa.field(one.name, pa.float64(), metadata={"unit": one.unit, "about": one.about}))
+            raise ScenarioError(
+                f"meters: the column {one.name!r} is in the table already, beside "
+                f"{', '.join(schema.names)}"
+            )
+        schema = schema.append(
+            pa.field(one.name, pa.float64(), metadata={"unit": one.unit, "about": one.about})
+        )
     return schema
 
 
 def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Array:
-    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which would load pandas first."""
+    """Strings or numbers as a column, None as an empty cell: what ``pyarrow.array`` gives, which
+    would load pandas first.
+    """
     if pa.types.is_string(kind):
         strings = pa.lib.StringBuilder()
         strings.append_values(values)
         return strings.finish()
-    cells, filled = np.ascontiguousarray(values), None
+    cells = np.ascontiguousarray(values)
+    filled = None
     if cells.dtype == object:
         empty = cells == np.array(None)
         filled = pa.py_buffer(np.packbits(~empty, bitorder="little"))
         cells = np.where(empty, 0.0, cells).astype(float)
     content = np.packbits(cells, bitorder="little") if cells.dtype == bool else cells
-    return pa.Array.from_buffers(pa.from_numpy_dtype(cells.dtype), len(cells), [filled, pa.py_buffer(content)]).cast(kind)
+    return pa.Array.from_buffers(
+        pa.from_numpy_dtype(cells.dtype), len(cells), [filled, pa.py_buffer(content)]
+    ).cast(kind)
 
 
 encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 """A value as JSON, without spaces and with sorted keys."""
 
-EventRow = tuple[float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None]
+EventRow = tuple[
+    float, str, int | None, int | None, int | None, int | None, str | None, str | None, str | None
+]
 
 
 def event_row(record: "Record") -> EventRow:
@@ -151,9 +183,11 @@ def event_row(record: "Record") -> EventRow:
 
 
 class EventChain:
-    """h = sha256(h + record), over all records in order: it can be saved at any record and continued from there.
+    """h = sha256(h + record), over all records in order: it can be saved at any record and
+    continued from there.
 
-    A record enters as ``repr`` of its row, which is the same whether it was just emitted or read back from Parquet.
+    A record enters as ``repr`` of its row, which is the same whether it was just emitted or read
+    back from Parquet.
     """
 
     def __init__(self, state: bytes = b"", count: int = 0) -> None:
@@ -170,11 +204,15 @@ class EventChain:
 
 
 def models_digest(models: "Mapping[str, Mapping[str, NDArray[Any]]]") -> str:
-    """sha256 over all tensors by file and name, each as name, shape and bytes (and its type where it is not float32)."""
+    """sha256 over all tensors by file and name, each as name, shape and bytes (and its type
+    where it is not float32).
+    """
     digest = hashlib.sha256()
     for name in sorted(models):
         for tensor, values in sorted(models[name].items()):
             told = "" if values.dtype == np.float32 else f"/{values.dtype}"
             digest.update(f"{name}/{tensor}/{list(values.shape)}{told}\n".encode())
-            digest.update(np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes())
+            digest.update(
+                np.ascontiguousarray(values, dtype=values.dtype.newbyteorder("<")).tobytes()
+            )
     return digest.hexdigest()

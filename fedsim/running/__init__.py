@@ -1,1 +1,4 @@
-"""A scenario file becomes a run, which is saved and resumed. Imports all rooms but ``lab`` and ``cli``."""
+"""A scenario file becomes a run, which is saved and resumed.
+
+Imports all rooms but ``lab`` and ``cli``.
+"""

@@ -1,4 +1,6 @@
-"""Timing of data shifts during a run, and the notification of devices; ``learning.data.shifts`` implements the shifts."""
+"""Timing of data shifts during a run, and the notification of devices; ``learning.data.shifts``
+implements the shifts.
+"""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,18 +18,30 @@ if TYPE_CHECKING:
 
 
 class Drift:
-    """Applies a shift rule to the run's data. Draws come from the stream ``world/drift``, alike for all strategies."""
+    """Applies a shift rule to the run's data.
+
+    Draws come from the stream ``world/drift``, alike for all strategies.
+    """
 
     def __init__(
-        self, spec: ShiftSpec, data: "FederatedData", dispatch: "Dispatch", present: Callable[[], NDArray[np.bool_] | None]
+        self,
+        spec: ShiftSpec,
+        data: "FederatedData",
+        dispatch: "Dispatch",
+        present: Callable[[], NDArray[np.bool_] | None],
     ) -> None:
-        self._spec, self._data, self._dispatch, self._present = spec, data, dispatch, present
+        self._spec = spec
+        self._data = data
+        self._dispatch = dispatch
+        self._present = present
         self._candidates_before: list[NDArray[np.int64]] = []
         self._begun = -1
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Apply the shift of round ``number``, if any; a second call for the same round has no effect."""
+        """Apply the shift of round ``number``, if any; a second call for the same round has no
+        effect.
+        """
         if number > self._begun:
             self._begun = number
             if self._spec.at.has_round(number):
@@ -46,7 +60,9 @@ class Drift:
         self._arm(index + 1)
 
     def _shift(self) -> None:
-        sides, occasion, candidates = self._dispatch, len(self._candidates_before), self._candidates()
+        sides = self._dispatch
+        occasion = len(self._candidates_before)
+        candidates = self._candidates()
         self._candidates_before.append(candidates)
         changed = self._spec.apply(self._data, occasion, candidates, self._dispatch.streams)
         for change in changed:
@@ -55,14 +71,22 @@ class Drift:
             sides.population.shift(change.device, change.version, len(shard.train))
             sides.learner.shift(change.device, change.version)
             partner = {} if change.partner is None else {"partner": change.partner}
-            sides.simulation.emit("shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner)
+            sides.simulation.emit(
+                "shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner
+            )
         for change in changed:
             sides.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Devices that may shift: all present ones, or those of them selected before; int64, ascending."""
+        """Devices that may shift: all present ones, or those of them selected before; int64,
+        ascending.
+        """
         present = self._present()
-        may = np.ones(len(self._dispatch.population.speed), dtype=np.bool_) if present is None else present.copy()
+        may = (
+            np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
+            if present is None
+            else present.copy()
+        )
         if self._spec.among == "selected":
             selected = np.zeros_like(may)
             selected[list(self._dispatch.tasks.times_selected)] = True
@@ -74,8 +98,13 @@ class Drift:
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Repeat past shifts on the data without notifying anyone; ``rearm`` restores the alarms."""
-        self._begun, self._candidates_before = state["begun"], state["candidates"]
+        """Repeat past shifts on the data without notifying anyone; ``rearm`` restores the
+        alarms.
+        """
+        self._begun = state["begun"]
+        self._candidates_before = state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):
-            for change in self._spec.apply(self._data, occasion, candidates, self._dispatch.streams):
+            for change in self._spec.apply(
+                self._data, occasion, candidates, self._dispatch.streams
+            ):
                 self._dispatch.learner.shift(change.device, change.version)

@@ -1,4 +1,6 @@
-"""Runs a scenario: builds it, executes it, and writes the run folder, also after failures and interrupts."""
+"""Runs a scenario: builds it, executes it, and writes the run folder, also after failures and
+interrupts.
+"""
 
 import asyncio
 import signal
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 
 _PATIENCE_S = 1.5  # for computations of the event loop's thread, in the world or in a handler
-_TRAINING_S = 10.0  # for an instant that waits for training, after SIGTERM; after Ctrl-C the user decides
+# for an instant that waits for training, after SIGTERM; after Ctrl-C the user decides
+_TRAINING_S = 10.0
 _LOOK_S = 0.1
 
 
@@ -46,10 +49,12 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """One run, from building it to the closed run folder; ``over``: it has ended, and its files are closed.
+    """One run, from building it to the closed run folder; ``over``: it has ended, and its files
+    are closed.
 
-    The constructor validates everything before it makes the folder, and locks the folder until the run is over. The job closes
-    ``executor``. ``live_every_s``: interval at which intermediate results are written (s of real time).
+    The constructor validates everything before it makes the folder, and locks the folder until the
+    run is over. The job closes ``executor``. ``live_every_s``: interval at which intermediate
+    results are written (s of real time).
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -57,11 +62,18 @@ class Job:
     """
 
     def __init__(
-        self, scenario: "Scenario", out: Path | None, executor: Executor, *, resume: bool = False, live_every_s: float = EVERY_S
+        self,
+        scenario: "Scenario",
+        out: Path | None,
+        executor: Executor,
+        *,
+        resume: bool = False,
+        live_every_s: float = EVERY_S,
     ) -> None:
         self._started = time.perf_counter()
         self.over = False
-        self.scenario, self.out = scenario, out
+        self.scenario = scenario
+        self.out = out
         lost = scenario.not_restorable
         if resume and lost:
             raise CheckpointError(f"the run cannot be resumed: {lost}")
@@ -69,7 +81,8 @@ class Job:
             if out is not None and resume:
                 files.refuse_other_run(out, scenario.to_toml())
                 held.enter_context(locked(out))
-                files.refuse_other_run(out, scenario.to_toml())  # another process may have ended it meanwhile
+                # another process may have ended it meanwhile
+                files.refuse_other_run(out, scenario.to_toml())
             elif out is not None:
                 files.refuse_unusable(out)
             self.simulation = Simulation(scenario, executor=executor)
@@ -86,19 +99,31 @@ class Job:
                 origins = snapshot.Origins(self.run)
                 if resume:
                     snapshot.resume(out, self.run, self.recorder, origins)
-                    files.reopen(out, self.recorder.parts, [name for name, *_ in self.run.meters.files()])
+                    files.reopen(
+                        out, self.recorder.parts, [name for name, *_ in self.run.meters.files()]
+                    )
                 files.write_network(out, self.run.network.layout())
                 if lost is None:
-                    self.checkpointer = snapshot.Checkpointer(scenario.checkpoint, out, self.run, self.recorder, origins)
+                    self.checkpointer = snapshot.Checkpointer(
+                        scenario.checkpoint, out, self.run, self.recorder, origins
+                    )
             self.simulation.listen(self.recorder.take)
             if self.checkpointer is not None:
-                self.simulation.listen(self.checkpointer.watch, kinds=("round",) if scenario.checkpoint.time is None else ())
+                self.simulation.listen(
+                    self.checkpointer.watch,
+                    kinds=("round",) if scenario.checkpoint.time is None else (),
+                )
             if out is not None:
-                self.simulation.listen(Live(self.simulation, out, self._copy_to, live_every_s).watch, kinds=("task-end",))
+                self.simulation.listen(
+                    Live(self.simulation, out, self._copy_to, live_every_s).watch,
+                    kinds=("task-end",),
+                )
             self._held = held.pop_all()
 
     def interrupt(self) -> None:
-        """End the run after the current instant; a run with a folder is saved so that it can be resumed."""
+        """End the run after the current instant; a run with a folder is saved so that it can be
+        resumed.
+        """
         if self.checkpointer is not None:
             self.checkpointer.request()
         self.simulation.interrupt()
@@ -120,13 +145,20 @@ class Job:
 
     async def _close(self, status: str) -> EndedRun:
         self.recorder.close()
-        strategy, evaluator = self.run.strategy, self.run.evaluator
+        strategy = self.run.strategy
+        evaluator = self.run.evaluator
         tensors = await self.run.model_tensors() if status != FAILED else {}
         summary = self._summary(status, models_digest(tensors))
         if status != FAILED and summary["accuracy"]["final"] is None:
-            why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(summary["rounds"], strategy.models())
+            why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(
+                summary["rounds"], strategy.models()
+            )
             summary["no_accuracy"] = why
-        wrong = [name for name, model in tensors.items() if not all(bool((abs(one) < inf).all()) for one in model.values())]
+        wrong = [
+            name
+            for name, model in tensors.items()
+            if not all(bool((abs(one) < inf).all()) for one in model.values())
+        ]
         if wrong:  # caused by the strategy: updates with such numbers never enter a model
             summary["not_finite"] = f"{', '.join(wrong)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
@@ -139,8 +171,11 @@ class Job:
             parquet.write_columns(self.out / files.AVAILABILITY, available, AVAILABILITY)
             live.remove(self.out)
             not_needed = self.recorder.parts if status == "done" else []
-            files.write_summary(self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)})
-            for part in not_needed:  # only now: without a summary, a killed run could still be resumed
+            files.write_summary(
+                self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)}
+            )
+            # only now: without a summary, a killed run could still be resumed
+            for part in not_needed:
                 part.unlink()
         return EndedRun(summary, self.recorder.rounds, self.out)
 
@@ -148,9 +183,15 @@ class Job:
         """Last and best value of each metric, and whether the best is the most or the least."""
         found: dict[str, Any] = {}
         for metric in self.run.metrics:
-            values = [row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None]
+            values = [
+                row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None
+            ]
             best, name = (max, "most") if metric.more_is_better else (min, "least")
-            told = {"final": values[-1], "best": best(values)} if values else {"final": None, "best": None}
+            told = (
+                {"final": values[-1], "best": best(values)}
+                if values
+                else {"final": None, "best": None}
+            )
             found[metric.name] = told | {"best_is": name}
         return {"metrics": found} if found else {}
 
@@ -181,7 +222,10 @@ class Job:
             "rounds": len(recorder.rounds),
             **({} if self.run.tells_all_devices else {"device_rows": ASKED}),
             "simulated_s": recorder.last_time,
-            "accuracy": {"final": accuracies[-1] if accuracies else None, "best": max(accuracies) if accuracies else None},
+            "accuracy": {
+                "final": accuracies[-1] if accuracies else None,
+                "best": max(accuracies) if accuracies else None,
+            },
             **self._metrics(),
             "bytes": recorder.ledger.summary(),
             **recorder.meters.summary(),
@@ -205,7 +249,9 @@ class Job:
 
 
 def end_soon(job: Job, number: int) -> None:
-    """End and save a run after its current instant; if it does not end, end the process; the last checkpoint remains."""
+    """End and save a run after its current instant; if it does not end, end the process; the
+    last checkpoint remains.
+    """
     job.interrupt()
     with suppress(RuntimeError):  # no event loop runs, so there is nothing to wait for
         loop = asyncio.get_running_loop()
@@ -213,7 +259,9 @@ def end_soon(job: Job, number: int) -> None:
 
 
 def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
-    """End the process if the event loop hangs, or if training takes too long after a signal other than Ctrl-C."""
+    """End the process if the event loop hangs, or if training takes too long after a signal
+    other than Ctrl-C.
+    """
     turn = threading.Event()
     turn.set()
     begun = alive = time.monotonic()
@@ -230,6 +278,10 @@ def _watch(job: Job, loop: asyncio.AbstractEventLoop, number: int) -> None:
         # Saving and writing results may take long; training after the end of the run may not.
         writes = simulation.settled and (stuck or simulation.stopped is None)
         if (stuck or is_late) and not writes:
-            say("fedsim: this instant takes too long; ended within it, the last checkpoint is what remains", err=True)
+            say(
+                "fedsim: this instant takes too long; ended within it, the last checkpoint is "
+                "what remains",
+                err=True,
+            )
             end_at_once()
         time.sleep(_LOOK_S)

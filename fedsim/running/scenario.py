@@ -68,20 +68,29 @@ def load(
     """Read a scenario file.
 
     Args:
-        path: a TOML file, which may extend another one (``extends``), or the name of a shipped scenario.
-        changes: overrides ``key.path=value``; a value is TOML, or else plain text; an empty value removes the key.
+        path: a TOML file, which may extend another one (``extends``), or the name of a shipped
+            scenario.
+        changes: overrides ``key.path=value``; a value is TOML, or else plain text; an empty
+            value removes the key.
         seed: overrides the file's seed.
-        allow_code: whether to import code that the file names by import path (``fedsim.common.imports``).
-        tell: called with a message for each key dropped because ``changes`` alter the ``kind`` of its table.
+        allow_code: whether to import code that the file names by import path
+            (``fedsim.common.imports``).
+        tell: called with a message for each key dropped because ``changes`` alter the ``kind``
+            of its table.
 
     Raises:
         ScenarioError: the file cannot be read, or describes something that cannot be run.
     """
     if not isinstance(path, str | Path):
-        raise ScenarioError(f"{shown(path)} is no file's path or name; tables become a scenario by fedsim.Scenario(**tables)")
+        raise ScenarioError(
+            f"{shown(path)} is no file's path or name; tables become a scenario by "
+            "fedsim.Scenario(**tables)"
+        )
     sections = read_toml(found(path), "scenario")
     if is_study(sections):
         raise ScenarioError(f"{str(path)!r} is a study, not a scenario: 'fedsim study' runs it")
     with from_file(allow_code):
-        apply_changes([sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell)
+        apply_changes(
+            [sections], [*changes, *([] if seed is None else [f"seed={seed}"])], Scenario, tell
+        )
         return Scenario(**sections)

@@ -1,4 +1,6 @@
-"""Scenarios and studies shipped with fedsim, named by their path below ``scenarios/`` or ``scenarios/studies/``."""
+"""Scenarios and studies shipped with fedsim, named by their path below ``scenarios/`` or
+``scenarios/studies/``.
+"""
 
 import os
 import shutil
@@ -17,14 +19,25 @@ _PARTS = ("published", "_base", "validation/worlds")  # parts of studies, which 
 @cache
 def shipped() -> dict[str, Path]:
     """Every file by its name."""
-    found = {path.relative_to(_HERE).with_suffix("").as_posix(): path for path in sorted(_HERE.glob("**/*.toml"))}
-    return {name.removeprefix("studies/"): path for name, path in found.items() if not name.endswith(_PARTS)}
+    found = {
+        path.relative_to(_HERE).with_suffix("").as_posix(): path
+        for path in sorted(_HERE.glob("**/*.toml"))
+    }
+    return {
+        name.removeprefix("studies/"): path
+        for name, path in found.items()
+        if not name.endswith(_PARTS)
+    }
 
 
 def shipped_titles(studies: bool) -> list[tuple[str, str]]:
     """Name and title of every scenario, or of every study; the title is the file's first line."""
     titles = {name: read_text(path).partition("\n")[0] for name, path in shipped().items()}
-    return [(name, title.lstrip("# ")) for name, title in titles.items() if is_study(read_toml(shipped()[name])) is studies]
+    return [
+        (name, title.lstrip("# "))
+        for name, title in titles.items()
+        if is_study(read_toml(shipped()[name])) is studies
+    ]
 
 
 def is_study(tables: dict[str, Any]) -> bool:
@@ -33,25 +46,39 @@ def is_study(tables: dict[str, Any]) -> bool:
 
 
 def found(path: str | Path) -> Path:
-    """The file at ``path``, or the shipped file of that name; ``ScenarioError`` if there is neither."""
+    """The file at ``path``, or the shipped file of that name; ``ScenarioError`` if there is
+    neither.
+    """
     here = Path(path)
     if here.suffix or here.exists():
         return here
-    allowed = "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' name"
+    allowed = (
+        "allowed are the path of a file, or what 'fedsim list scenarios' and 'fedsim list studies' "
+        "name"
+    )
     return _named(str(path), f"{str(path)!r} does not exist; {allowed}")
 
 
 def _named(name: str, refusal: str) -> Path:
-    """The shipped file called ``name``; otherwise ``ScenarioError`` with ``refusal`` and the nearest names."""
+    """The shipped file called ``name``; otherwise ``ScenarioError`` with ``refusal`` and the
+    nearest names.
+    """
     if name not in shipped():
         inside = [one for one in shipped() if one.startswith(f"{name}/")]
-        hint = f" (did you mean one of {', '.join(map(repr, inside))}?)" if inside else nearest(name, shipped())
+        hint = (
+            f" (did you mean one of {', '.join(map(repr, inside))}?)"
+            if inside
+            else nearest(name, shipped())
+        )
         raise ScenarioError(refusal + hint)
     return shipped()[name]
 
 
 def copy(name: str, folder: Path) -> list[Path]:
-    """Copy a shipped file and the files it names into ``folder``; existing files are refused. Returns the copies."""
+    """Copy a shipped file and the files it names into ``folder``; existing files are refused.
+
+    Returns the copies.
+    """
     files = _with_named(_named(name, f"nothing called {name!r} comes with fedsim"))
     above = os.path.commonpath([file.parent for file in files])
     copies = {file: folder / file.relative_to(above) for file in files}
@@ -68,5 +95,9 @@ def _with_named(file: Path) -> list[Path]:
     tables = read_toml(file)
     parts = [*tables.get("sizes", {}).values(), *tables.get("parts", {}).values()]
     names = [said.get(key) for said in (tables, *parts) for key in _NAMES_FILES]
-    named = [(file.parent / name).resolve() for name in names if isinstance(name, str) and name.endswith(".toml")]
+    named = [
+        (file.parent / name).resolve()
+        for name in names
+        if isinstance(name, str) and name.endswith(".toml")
+    ]
     return list(dict.fromkeys([file, *(other for one in named for other in _with_named(one))]))

@@ -17,13 +17,18 @@ _SHOW_CURSOR = b"\x1b[?25h"
 def interrupted_once(
     interrupt: Callable[[int], None], again: Callable[..., object] = signal.default_int_handler
 ) -> Iterator[None]:
-    """Context in which the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and the second calls ``again``."""
+    """Context in which the first Ctrl-C, SIGTERM or SIGHUP calls ``interrupt``, and the second
+    calls ``again``.
+    """
 
     def on_signal(number: int, _: object) -> None:
         let_go(number)
         for each in before:
             signal.signal(each, again)
-        say("fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)", err=True)
+        say(
+            "fedsim: interrupted; finishing this instant (Ctrl-C again to drop everything)",
+            err=True,
+        )
         interrupt(number)
 
     before = {number: signal.getsignal(number) for number in signals()}
@@ -37,13 +42,17 @@ def interrupted_once(
 
 
 def signals() -> list[int]:
-    """Signals that interrupt a run: SIGINT, SIGTERM, and SIGHUP unless it is ignored (``nohup``)."""
+    """Signals that interrupt a run: SIGINT, SIGTERM, and SIGHUP unless it is ignored
+    (``nohup``).
+    """
     hangup = [] if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else [signal.SIGHUP]
     return [signal.SIGINT, signal.SIGTERM, *hangup]
 
 
 def let_go(number: int) -> None:
-    """After SIGHUP, redirect terminal output to nowhere: the terminal is gone, and writing to it fails."""
+    """After SIGHUP, redirect terminal output to nowhere: the terminal is gone, and writing to it
+    fails.
+    """
     for place in (1, 2) if number == signal.SIGHUP else ():
         if stat.S_ISCHR(os.fstat(place).st_mode):
             with open(os.devnull, "wb") as nowhere:  # noqa: PTH123

@@ -1,7 +1,7 @@
 """The core's strategies and their bases; imports ``federation`` and the rooms below it.
 
-This module is the registry of strategies: import path and title (report name: summary) of each by its ``kind``.
-A strategy is imported when it is first named.
+This module is the registry of strategies: import path and title (report name: summary) of each
+by its ``kind``. A strategy is imported when it is first named.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 class _Strategies(Registry):
     def spec(self, kind: str, key: str = "kind") -> "type[StrategyParams]":
-        """Its parameters. A user's strategy may inherit those of a built-in one, whose ``kind`` stays that one's name."""
+        """Its parameters.
+
+        A user's strategy may inherit those of a built-in one, whose ``kind`` stays that one's name.
+        """
         found: type[StrategyParams] = self.find(kind, key).Params
         return found if kind in self.known else with_any_kind(found)
 
@@ -32,46 +35,151 @@ STRATEGIES = _Strategies(
     "strategy",
     f"{_HERE}.base:Strategy",
     {
-        "cata-fed": (f"{_TOOLS}.cata_fed:CataFed", "CATA-Fed: what fits the time given, cohorts of like data size"),
-        "cfl": (f"{_TOOLS}.cfl:CFL", "CFL: clusters are cut in two where clients pull in different directions"),
-        "ditto": (f"{_TOOLS}.ditto:Ditto", "Ditto: a model of its own for every device, held near the global one"),
-        "diloco": (f"{_PEERS}.diloco:DiLoCo", "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step"),
-        "d-psgd": (f"{_PEERS}.rounds:DPSGD", "D-PSGD: no server, each device averages its model with its neighbours'"),
-        "fedasync": (f"{_HERE}.fedasync:FedAsync", "FedAsync: each update is mixed in as it comes, the less the staler"),
+        "cata-fed": (
+            f"{_TOOLS}.cata_fed:CataFed",
+            "CATA-Fed: what fits the time given, cohorts of like data size",
+        ),
+        "cfl": (
+            f"{_TOOLS}.cfl:CFL",
+            "CFL: clusters are cut in two where clients pull in different directions",
+        ),
+        "ditto": (
+            f"{_TOOLS}.ditto:Ditto",
+            "Ditto: a model of its own for every device, held near the global one",
+        ),
+        "diloco": (
+            f"{_PEERS}.diloco:DiLoCo",
+            "DiLoCo: no server, an all-reduce every H steps and an outer Nesterov step",
+        ),
+        "d-psgd": (
+            f"{_PEERS}.rounds:DPSGD",
+            "D-PSGD: no server, each device averages its model with its neighbours'",
+        ),
+        "fedasync": (
+            f"{_HERE}.fedasync:FedAsync",
+            "FedAsync: each update is mixed in as it comes, the less the staler",
+        ),
         "fedat": (f"{_TOOLS}.fedat:FedAT", "FedAT: tiers of like speed, each in rounds of its own"),
-        "fedavg": (f"{_HERE}.fedavg:FedAvg", "FedAvg: the mean of the cohort's models, weighted by samples"),
+        "fedavg": (
+            f"{_HERE}.fedavg:FedAvg",
+            "FedAvg: the mean of the cohort's models, weighted by samples",
+        ),
         "fedbn": (f"{_TOOLS}.fedbn:FedBN", "FedBN: normalisation layers stay on each device"),
-        "fedbuff": (f"{_HERE}.fedbuff:FedBuff", "FedBuff: updates are buffered, and a full buffer makes the next version"),
-        "epidemic": (f"{_PEERS}.rounds:Epidemic", "Epidemic learning: each device sends its model to some at random"),
-        "feddr": (f"{_TOOLS}.feddr:FedDR", "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)"),
-        "feddyn": (f"{_TOOLS}.feddyn:FedDyn", "FedDyn: regularised local objectives whose optima become the global one"),
+        "fedbuff": (
+            f"{_HERE}.fedbuff:FedBuff",
+            "FedBuff: updates are buffered, and a full buffer makes the next version",
+        ),
+        "epidemic": (
+            f"{_PEERS}.rounds:Epidemic",
+            "Epidemic learning: each device sends its model to some at random",
+        ),
+        "feddr": (
+            f"{_TOOLS}.feddr:FedDR",
+            "FedDR: local proximal points, reflected and averaged (Douglas-Rachford)",
+        ),
+        "feddyn": (
+            f"{_TOOLS}.feddyn:FedDyn",
+            "FedDyn: regularised local objectives whose optima become the global one",
+        ),
         "fedgroup": (f"{_TOOLS}.flexcfl:FlexCFL", "FedGroup: FlexCFL without migration"),
-        "fednova": (f"{_TOOLS}.fednova:FedNova", "FedNova: updates count by direction, whatever number of steps they are"),
-        "fedper": (f"{_TOOLS}.fedper:FedPer", "FedPer: the layers next to the output stay on each device"),
+        "fednova": (
+            f"{_TOOLS}.fednova:FedNova",
+            "FedNova: updates count by direction, whatever number of steps they are",
+        ),
+        "fedper": (
+            f"{_TOOLS}.fedper:FedPer",
+            "FedPer: the layers next to the output stay on each device",
+        ),
         "fedprox": (f"{_HERE}.fedprox:FedProx", "FedProx: a proximal term, and partial work"),
-        "fedrep": (f"{_TOOLS}.fedrep:FedRep", "FedRep: each device trains its head, then the layers that all share"),
-        "fesem": (f"{_TOOLS}.fesem:FeSEM", "FeSEM: each client belongs to the group whose model is nearest to its own"),
+        "fedrep": (
+            f"{_TOOLS}.fedrep:FedRep",
+            "FedRep: each device trains its head, then the layers that all share",
+        ),
+        "fesem": (
+            f"{_TOOLS}.fesem:FeSEM",
+            "FeSEM: each client belongs to the group whose model is nearest to its own",
+        ),
         "fesem-mig": (f"{_TOOLS}.fesem:FeSEM", "FeSEM: by the name that it has where data shift"),
-        "fl-hc": (f"{_TOOLS}.fl_hc:FLHC", "FL+HC: devices are clustered once, by what training changes in the common model"),
-        "flexcfl": (f"{_TOOLS}.flexcfl:FlexCFL", "FlexCFL: groups by the direction of first updates, and migration"),
-        "flora": (f"{_TOOLS}.flora:FLoRA", "FLoRA: adapters of all clients are stacked, and merged into the weights"),
-        "flower": ("fedsim.flower.strategy:Flower", "Flower app: a ServerApp and a ClientApp as they are, in simulated time"),
-        "fpfc": (f"{_TOOLS}.fpfc:FPFC", "FPFC: a model for each device, fused with those that come near it"),
-        "gossip": (f"{_PEERS}.rounds:Gossip", "AD-PSGD: no server, two devices at a time average their models"),
-        "heterofl": (f"{_TOOLS}.heterofl:HeteroFL", "HeteroFL: each device trains as wide a part of the model as it can"),
-        "hetlora": (f"{_TOOLS}.hetlora:HetLoRA", "HetLoRA: adapters whose rank differs between devices"),
-        "hierfavg": (f"{_TOOLS}.hierfavg:HierFAVG", "HierFAVG: means of clients at edge servers, and now and then of these"),
-        "hypcluster": (f"{_TOOLS}.ifca:HypCluster", "HypCluster: IFCA with clients weighted by their samples"),
-        "ifca": (f"{_TOOLS}.ifca:IFCA", "IFCA: each client chooses the group whose model fits its data best"),
-        "ifca-mig": (f"{_TOOLS}.ifca:IFCA", "IFCA with migration: clients choose again when their data have shifted"),
-        "lcfl": (f"{_TOOLS}.lcfl:LCFL", "LCFL: devices are clustered once, by the losses of each other's models"),
-        "local": (f"{_TOOLS}.local:Local", "Local training: every device by itself, nothing is sent"),
-        "local-sgd": (f"{_PEERS}.diloco:LocalSGD", "Local SGD: no server, an all-reduce takes the mean every H steps"),
-        "moon": (f"{_TOOLS}.moon:MOON", "MOON: representations held near those of the global model"),
-        "pfedme": (f"{_TOOLS}.pfedme:PFedMe", "pFedMe: personal models around local ones, which become the global one"),
-        "refl": (f"{_TOOLS}.refl:REFL", "REFL: late updates count too, the less the staler they are"),
-        "rfedavg": (f"{_TOOLS}.rfedavg:RFedAvg", "RFedAvg: clusters of like gradients, reweighted to balance classes"),
-        "scaffold": (f"{_HERE}.scaffold:Scaffold", "SCAFFOLD: local steps corrected by control variates"),
+        "fl-hc": (
+            f"{_TOOLS}.fl_hc:FLHC",
+            "FL+HC: devices are clustered once, by what training changes in the common model",
+        ),
+        "flexcfl": (
+            f"{_TOOLS}.flexcfl:FlexCFL",
+            "FlexCFL: groups by the direction of first updates, and migration",
+        ),
+        "flora": (
+            f"{_TOOLS}.flora:FLoRA",
+            "FLoRA: adapters of all clients are stacked, and merged into the weights",
+        ),
+        "flower": (
+            "fedsim.flower.strategy:Flower",
+            "Flower app: a ServerApp and a ClientApp as they are, in simulated time",
+        ),
+        "fpfc": (
+            f"{_TOOLS}.fpfc:FPFC",
+            "FPFC: a model for each device, fused with those that come near it",
+        ),
+        "gossip": (
+            f"{_PEERS}.rounds:Gossip",
+            "AD-PSGD: no server, two devices at a time average their models",
+        ),
+        "heterofl": (
+            f"{_TOOLS}.heterofl:HeteroFL",
+            "HeteroFL: each device trains as wide a part of the model as it can",
+        ),
+        "hetlora": (
+            f"{_TOOLS}.hetlora:HetLoRA",
+            "HetLoRA: adapters whose rank differs between devices",
+        ),
+        "hierfavg": (
+            f"{_TOOLS}.hierfavg:HierFAVG",
+            "HierFAVG: means of clients at edge servers, and now and then of these",
+        ),
+        "hypcluster": (
+            f"{_TOOLS}.ifca:HypCluster",
+            "HypCluster: IFCA with clients weighted by their samples",
+        ),
+        "ifca": (
+            f"{_TOOLS}.ifca:IFCA",
+            "IFCA: each client chooses the group whose model fits its data best",
+        ),
+        "ifca-mig": (
+            f"{_TOOLS}.ifca:IFCA",
+            "IFCA with migration: clients choose again when their data have shifted",
+        ),
+        "lcfl": (
+            f"{_TOOLS}.lcfl:LCFL",
+            "LCFL: devices are clustered once, by the losses of each other's models",
+        ),
+        "local": (
+            f"{_TOOLS}.local:Local",
+            "Local training: every device by itself, nothing is sent",
+        ),
+        "local-sgd": (
+            f"{_PEERS}.diloco:LocalSGD",
+            "Local SGD: no server, an all-reduce takes the mean every H steps",
+        ),
+        "moon": (
+            f"{_TOOLS}.moon:MOON",
+            "MOON: representations held near those of the global model",
+        ),
+        "pfedme": (
+            f"{_TOOLS}.pfedme:PFedMe",
+            "pFedMe: personal models around local ones, which become the global one",
+        ),
+        "refl": (
+            f"{_TOOLS}.refl:REFL",
+            "REFL: late updates count too, the less the staler they are",
+        ),
+        "rfedavg": (
+            f"{_TOOLS}.rfedavg:RFedAvg",
+            "RFedAvg: clusters of like gradients, reweighted to balance classes",
+        ),
+        "scaffold": (
+            f"{_HERE}.scaffold:Scaffold",
+            "SCAFFOLD: local steps corrected by control variates",
+        ),
         "tifl": (f"{_TOOLS}.tifl:TiFL", "TiFL: a cohort out of one tier of like speed or size"),
     },
     usual="fedavg",
@@ -79,7 +187,9 @@ STRATEGIES = _Strategies(
 
 
 def strategy_class(kind: str) -> "type[Strategy[Any]]":
-    """The class of a registered strategy, or of the user's own by import path; ``ScenarioError`` if there is none."""
+    """The class of a registered strategy, or of the user's own by import path; ``ScenarioError``
+    if there is none.
+    """
     return STRATEGIES.find(kind, "strategy.kind")  # type: ignore[no-any-return]
 
 

@@ -32,15 +32,20 @@ class AsynchronousParams(StrategyParams):
     @classmethod
     def _no_rounds(cls, data: Any) -> Any:
         if isinstance(data, dict) and "deadline" in data and "deadline" not in cls.model_fields:
-            why = "has the key 'deadline', which says when a round ends; without rounds nobody waits for a slow client"
+            why = (
+                "has the key 'deadline', which says when a round ends; without rounds nobody waits "
+                "for a slow client"
+            )
             raise PydanticCustomError("unknown_key", why)
         return data
 
     def check(self, devices: int) -> None:
         if self.selection.asks:
             raise ScenarioError(
-                f"strategy.selection is {self.selection.kind!r}, which asks candidates before a round begins; without rounds "
-                "clients are replaced at once, and allowed are those that ask nobody first: random, least-asked, oort, "
+                f"strategy.selection is {self.selection.kind!r}, which asks candidates before "
+                "a round begins; without rounds "
+                "clients are replaced at once, and allowed are those that ask nobody first: "
+                "random, least-asked, oort, "
                 "least-available, or power-of-choice with losses = 'reported'"
             )
         self.refuse_more("concurrency", devices)
@@ -50,22 +55,25 @@ A = TypeVar("A", bound=AsynchronousParams)
 
 
 class Asynchronous(Strategy[A]):
-    """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its own if that is not plain SGD.
+    """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its
+    own if that is not plain SGD.
 
-    At any time ``concurrency`` clients work. Each downloads the current model (d parameters), trains, and uploads the result (d
-    parameters); its staleness is the number of versions made meanwhile. Clients that end in one instant are replaced together.
-    The run records each version as a round.
+    At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
+    trains, and uploads the result (d parameters); its staleness is the number of versions made
+    meanwhile. Clients that end in one instant are replaced together. The run records each version
+    as a round.
 
-    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> its version and model; ``draws``, the
-    number of draws so far, which names the stream; ``refilling``, whether replacements follow in this instant; ``selection``;
-    ``over``, whether the last version is made.
+    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> its version
+    and model; ``draws``, the number of draws so far, which names the stream; ``refilling``, whether
+    replacements follow in this instant; ``selection``; ``over``, whether the last version is made.
     """
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Take in an update, and ``publish`` a new version when it is time.
 
         Args:
-            message: the end of its task: ``message["update"]`` is the model, ``message["samples"]`` the number of samples.
+            message: the end of its task: ``message["update"]`` is the model,
+                ``message["samples"]`` the number of samples.
             base: the model from which it was trained.
             staleness: number of versions made since its device was asked.
         """
@@ -92,7 +100,8 @@ class Asynchronous(Strategy[A]):
         self._refill()
 
     def _refill(self) -> None:
-        state, server = self.state, self.server
+        state = self.state
+        server = self.server
         missing = self.params.concurrency - len(state["open"])
         state["refilling"], selection = False, self.params.selection
         devices = selection.select(server, self.remembered("selection"), missing, (state["draws"],))
@@ -133,15 +142,31 @@ class Asynchronous(Strategy[A]):
 
         Args:
             model: the next version.
-            updates: the updates in it: each an ``entry`` with ``weight``, its share, and ``staleness``, versions.
+            updates: the updates in it: each an ``entry`` with ``weight``, its share, and
+                ``staleness``, versions.
             about: further fields of the record ``aggregate``.
         """
-        state, server = self.state, self.server
+        state = self.state
+        server = self.server
         state["model"] = model
-        tasks, weights, staleness = ([entry[name] for entry in updates] for name in ("task", "weight", "staleness"))
-        server.emit("aggregate", round=state["version"], tasks=tasks, weights=weights, staleness=staleness, **about)
-        measured = [Measured(one["update"], float(one["samples"]), one["base"], model, one.get("device")) for one in updates]
-        state["over"] = not await server.finish_round(state["version"], self.models(), updates=measured)
+        tasks, weights, staleness = (
+            [entry[name] for entry in updates] for name in ("task", "weight", "staleness")
+        )
+        server.emit(
+            "aggregate",
+            round=state["version"],
+            tasks=tasks,
+            weights=weights,
+            staleness=staleness,
+            **about,
+        )
+        measured = [
+            Measured(one["update"], float(one["samples"]), one["base"], model, one.get("device"))
+            for one in updates
+        ]
+        state["over"] = not await server.finish_round(
+            state["version"], self.models(), updates=measured
+        )
         if not state["over"] and self._selection is not None:
             await self._selection.learn(server, self.remembered("selection"))
         state["version"] += 1

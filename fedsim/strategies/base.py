@@ -20,11 +20,13 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise ``ScenarioError``.
+    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise
+    ``ScenarioError``.
 
-    A few keys mean the same in every strategy, if it has them: ``local_epochs`` is read by ``Client.training`` and by
-    selections, ``selection`` (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
-    (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
+    A few keys mean the same in every strategy, if it has them: ``local_epochs`` is read by
+    ``Client.training`` and by selections, ``selection`` (``SelectionSpec``) by ``client_half``,
+    ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimiserSpec``) and
+    ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
     """
 
     kind: str
@@ -48,20 +50,28 @@ class StrategyParams(Spec):
     """Whether it sends models, so that codecs have something to encode."""
 
     mixes_states: ClassVar[bool] = False
-    """Whether a model is just the mean of a round's updates, as ``training.state = "sent"`` needs; not inherited."""
+    """Whether a model is just the mean of a round's updates, as ``training.state = "sent"``
+    needs; not inherited.
+    """
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that device and server each add up, so that the next one has what a lossy codec left out."""
+    """Contents of answers that device and server each add up, so that the next one has what a
+    lossy codec left out.
+    """
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
-    """The side that decides which tensors stay on the devices; the scenario by ``model.keep`` or ``model.send``."""
+    """The side that decides which tensors stay on the devices; the scenario by ``model.keep`` or
+    ``model.send``.
+    """
 
     beside: ClassVar[str | None] = None
     """A use of answers beside the aggregation, which a private one does not protect."""
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that nothing that was left out can be in the next one."""
+        """Whether updates of one device differ in size, so that nothing that was left out can be
+        in the next one.
+        """
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
@@ -69,20 +79,30 @@ class StrategyParams(Spec):
         return [tensor.kept for tensor in tensors]
 
     def split_of(self, setting: RunInfo) -> Split | None:
-        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent. Refuses to send nothing."""
+        """Ranges of a flat model that are sent, and that stay on the devices; None: all are sent.
+
+        Refuses to send nothing.
+        """
         if self.kept_by == "scenario" and setting.keeps:
-            tensors, key = setting.tensors(), "model.keep or model.send is given"
+            tensors = setting.tensors()
+            key = "model.keep or model.send is given"
         elif self.kept_by == "strategy":
-            tensors, key = setting.tensors(), f"strategy.kind is {self.kind!r}"
+            tensors = setting.tensors()
+            key = f"strategy.kind is {self.kind!r}"
             if not tensors:
-                has_none = "which tells the tensors of a model apart, and model.kind is 'size', which has none"
+                has_none = (
+                    "which tells the tensors of a model apart, and model.kind is 'size', which has "
+                    "none"
+                )
                 raise ScenarioError(f"{key}, {has_none}; allowed is any other model")
         else:
             return None
         return Split.of(tensors, self.stays(tensors), key) if tensors else None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection does not protect all that is made of answers, so that it is refused."""
+        """Why an aggregation with this protection does not protect all that is made of answers,
+        so that it is refused.
+        """
         return self.beside if protection == "private" else None
 
     @property
@@ -93,15 +113,22 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient; None: other trainers will do."""
+        """Why steps must be those of SGD, each lr along a gradient; None: other trainers will
+        do.
+        """
         return self.selected_by.counts_steps if self.selected_by else None
 
     @property
     def unaccounted(self) -> str | None:
-        """Why an account (``Aggregation.accounts``) would not count all that is given away; None if it does."""
+        """Why an account (``Aggregation.accounts``) would not count all that is given away; None
+        if it does.
+        """
         if (selection := self.selected_by) is None or not selection.looks_at_data:
             return None
-        return f"the selection {selection.kind!r} goes by what clients find in their data, which no account counts"
+        return (
+            f"the selection {selection.kind!r} goes by what clients find in their data, which no "
+            "account counts"
+        )
 
     @property
     def aggregations(self) -> dict[str, Aggregation]:
@@ -113,9 +140,12 @@ class StrategyParams(Spec):
         aggregation: Aggregation | None = getattr(self, "aggregation", None)
         if aggregation is None:
             return self
-        if (protection := aggregation.protection) is not None and (why := self.unprotected(protection)):
+        if (protection := aggregation.protection) is not None and (
+            why := self.unprotected(protection)
+        ):
             raise ValueError(
-                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but {why}; allowed are 'weighted' and "
+                f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
+                f"{why}; allowed are 'weighted' and "
                 "'mean'"
             )
         if aggregation.accounts and (why := self.unaccounted):
@@ -124,9 +154,15 @@ class StrategyParams(Spec):
 
     @property
     def needs_accuracy(self) -> str | None:
-        """Why it does not go with an objective without right answers, as "key is value"; None if it does."""
+        """Why it does not go with an objective without right answers, as "key is value"; None if
+        it does.
+        """
         selection = self.selected_by
-        return f"strategy.selection is {selection.kind!r}" if selection and selection.needs_accuracy else None
+        return (
+            f"strategy.selection is {selection.kind!r}"
+            if selection and selection.needs_accuracy
+            else None
+        )
 
     @property
     def called(self) -> str:
@@ -159,11 +195,14 @@ class StrategyParams(Spec):
         """Refuse a number that is greater than that of the devices."""
         if (value := getattr(self, key) or 0) > devices:
             raise ScenarioError(
-                f"strategy.{key} is {value}, more than the population's {devices} devices; allowed are 1 to {devices}"
+                f"strategy.{key} is {value}, more than the population's {devices} devices; "
+                f"allowed are 1 to {devices}"
             )
 
     def check_edges(self, edges: int) -> None:
-        """Refuse values that cannot work with so many edge servers; called only for strategies ``at_edges``."""
+        """Refuse values that cannot work with so many edge servers; called only for strategies
+        ``at_edges``.
+        """
 
     def check_population(self, population: PopulationSpec) -> None:
         """Refuse devices that are unable to do their jobs."""
@@ -172,7 +211,9 @@ class StrategyParams(Spec):
         """Refuse values that cannot work if no device holds more than ``most`` training samples."""
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        """Refuse a deadline before which no device can have downloaded the model (the fastest takes that many seconds)."""
+        """Refuse a deadline before which no device can have downloaded the model (the fastest
+        takes that many seconds).
+        """
 
 
 P = TypeVar("P", bound=StrategyParams)
@@ -182,14 +223,16 @@ ClientHalf = Client[Any]  # Strategy.Client shadows Client
 class Strategy(Generic[P]):
     """The server half of a federated learning algorithm.
 
-    A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and acts through ``server``
-    alone. It calls ``Server.begin_round`` and ``Server.finish_round`` once for each round, and asks devices in between.
+    A subclass has ``on_start``, ``on_task_end`` and ``models``, keeps its memory in ``state`` and
+    acts through ``server`` alone. It calls ``Server.begin_round`` and ``Server.finish_round`` once
+    for each round, and asks devices in between.
 
     Attributes:
         params: the keys of the scenario, a ``Params``.
         server: all that it can see and do, a ``Server``.
         setting: facts of the run, a ``RunInfo``.
-        state: its memory, by name: JSON-able values and refs, saved with a run. Any other attribute is lost when it resumes.
+        state: its memory, by name: JSON-able values and refs, saved with a run. Any other
+            attribute is lost when it resumes.
     """
 
     Params: ClassVar[type[StrategyParams]] = StrategyParams
@@ -199,7 +242,9 @@ class Strategy(Generic[P]):
     """The class of its client half."""
 
     score: Literal["pooled", "device-mean"] = "pooled"
-    """The definition of accuracy unless a scenario has another: over all test samples, or the mean of devices' accuracies."""
+    """The definition of accuracy unless a scenario has another: over all test samples, or the
+    mean of devices' accuracies.
+    """
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
@@ -213,8 +258,10 @@ class Strategy(Generic[P]):
         return own if secure is None else SecureClient(own, secure)
 
     def __init__(self, params: P, server: Server) -> None:
-        self.params, self._selection = params, params.selected_by
-        self.server, self.setting = server, server.setting
+        self.params = params
+        self._selection = params.selected_by
+        self.server = server
+        self.setting = server.setting
         self.state: dict[str, Any] = {}
 
     def remembered(self, part: str) -> dict[Any, Any]:
@@ -234,13 +281,17 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``ServerEdges.carry``) has ended; each does so once."""
+        """A message between an edge server and the server (``ServerEdges.carry``) has ended;
+        each does so once.
+        """
 
     async def on_peer_message(self, message: PeerMessage) -> None:
         """A message from device to device has ended; each does so once."""
 
     async def on_edge_lost(self, edge: int) -> None:
-        """An edge server is lost; then follow the ends of its messages and of its devices' tasks, all ``lost``."""
+        """An edge server is lost; then follow the ends of its messages and of its devices'
+        tasks, all ``lost``.
+        """
 
     async def on_timer(self, name: str) -> None:
         """A timer set by ``Server.timer`` has gone off."""
@@ -249,17 +300,24 @@ class Strategy(Generic[P]):
         """A device for which ``Clients.await_return`` was called can be reached."""
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer can be reached for the first time; by default it may be drawn from now on, like any other."""
+        """A newcomer can be reached for the first time; by default it may be drawn from now on,
+        like any other.
+        """
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
         """The message of a device whose data have changed (``Client.on_shift``) has arrived."""
 
     def models(self) -> ModelAssignment:
-        """The current models by name, each with the devices that it serves (None: all). A name may be ``family/number``."""
+        """The current models by name, each with the devices that it serves (None: all).
+
+        A name may be ``family/number``.
+        """
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """Models that the strategy keeps as arrays of its own, by file name: named tensors, in addition to ``models``."""
+        """Models that the strategy keeps as arrays of its own, by file name: named tensors, in
+        addition to ``models``.
+        """
         return {}
 
     def why_no_accuracy(self) -> str | None:
@@ -267,7 +325,9 @@ class Strategy(Generic[P]):
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Entries of its own in ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``, which are shown."""
+        """Entries of its own in ``summary.json``: ``algorithm``, and the lines ``notes`` and
+        ``warnings``, which are shown.
+        """
         return {}
 
     def on_end(self) -> None:

@@ -1,4 +1,6 @@
-"""FedAsync: each update is mixed into the model as it arrives, the less the staler it is (Xie et al., 2019)."""
+"""FedAsync: each update is mixed into the model as it arrives, the less the staler it is (Xie et
+al., 2019).
+"""
 
 from typing import Annotated, Literal
 
@@ -22,10 +24,16 @@ class FedAsyncParams(AsynchronousParams):
     alpha_decay_at: list[Annotated[int, Field(ge=1)]] = Field(default=[])
     """numbers of versions (the paper: 0.5 at 800)."""
     staleness: Literal["polynomial", "hinge"] = "polynomial"
-    """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 / (a (tau - b) + 1)."""
-    exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(default=0.5, ge=0.0)
+    """the weight at staleness tau: ``polynomial``, (1 + tau)^-a; ``hinge``, 1 up to b, then 1 /
+    (a (tau - b) + 1).
+    """
+    exponent: Annotated[float, OnlyWith("staleness", values=("polynomial",))] = Field(
+        default=0.5, ge=0.0
+    )
     """a of ``polynomial``; 0: the weight does not fall (the paper's constant function)."""
-    hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(default=10.0, gt=0.0)
+    hinge_slope: Annotated[float, OnlyWith("staleness", values=("hinge",))] = Field(
+        default=10.0, gt=0.0
+    )
     """a of ``hinge``; the defaults are those of the paper's experiments."""
     hinge_from: Annotated[int, OnlyWith("staleness", values=("hinge",))] = Field(default=4, ge=0)
     """b of ``hinge``, in versions."""
@@ -33,7 +41,9 @@ class FedAsyncParams(AsynchronousParams):
     """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
 
     def weight(self, version: int, staleness: int) -> float:
-        """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have been made."""
+        """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have
+        been made.
+        """
         alpha = self.alpha * self.alpha_decay ** sum(version >= at for at in self.alpha_decay_at)
         if self.staleness == "hinge":
             return alpha / (self.hinge_slope * max(staleness - self.hinge_from, 0) + 1)
@@ -48,11 +58,13 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation: each update makes a version, w <- (1 - alpha_t) w + alpha_t w_new.
+    """Asynchronous federated optimisation: each update makes a version, w <- (1 - alpha_t) w +
+    alpha_t w_new.
 
-    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with the staleness functions of
-    section 5.2: alpha_t = alpha s(tau), tau the number of versions made since the client's download, 0 for a fresh update.
-    With an ``evaluation.every`` of some tens updates are computed in cohorts, with the same result.
+    Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with
+    the staleness functions of section 5.2: alpha_t = alpha s(tau), tau the number of versions made
+    since the client's download, 0 for a fresh update. With an ``evaluation.every`` of some tens
+    updates are computed in cohorts, with the same result.
     """
 
     Params = FedAsyncParams
@@ -61,5 +73,9 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         weight = self.params.weight(self.state["version"], staleness)
         before = self.state["model"]
-        model = self.server.models.mix([(before, 1.0 - weight), (message["update"], weight)], otherwise=before)
-        await self.publish(model, [self.entry(message, base) | {"weight": weight, "staleness": staleness}])
+        model = self.server.models.mix(
+            [(before, 1.0 - weight), (message["update"], weight)], otherwise=before
+        )
+        await self.publish(
+            model, [self.entry(message, base) | {"weight": weight, "staleness": staleness}]
+        )

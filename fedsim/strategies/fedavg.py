@@ -23,17 +23,21 @@ class FedAvgParams(AggregatingParams):
 class FedAvg(Synchronous[S]):
     """Federated averaging.
 
-    Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data", Algorithm 1.
+    Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized
+    data", Algorithm 1.
 
-    In each round the server sends the global model (d parameters) to K clients drawn uniformly without replacement; each runs E
-    epochs of mini-batch SGD and sends its model back (d parameters); the global model becomes their mean, weighted by training
-    samples over the clients whose update arrived in time. If none did, it stays as it is.
+    In each round the server sends the global model (d parameters) to K clients drawn uniformly
+    without replacement; each runs E epochs of mini-batch SGD and sends its model back (d
+    parameters); the global model becomes their mean, weighted by training samples over the clients
+    whose update arrived in time. If none did, it stays as it is.
 
-    With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them together with the received ones
-    and is tested with them. It begins with those of the initial model, and goes back one training if its answer is cut off.
+    With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
+    together with the received ones and is tested with them. It begins with those of the initial
+    model, and goes back one training if its answer is cut off.
 
-    State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and ``own``, the models of devices
-    that have ever answered, device -> ref, which the server does not use.
+    State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and
+    ``own``, the models of devices that have ever answered, device -> ref, which the server does not
+    use.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
@@ -58,29 +62,49 @@ class FedAvg(Synchronous[S]):
         return model if self._split is None else Partial(model, model, self._split.sent)
 
     async def aggregate(self) -> None:
-        model, received = self.state["model"], self.state["received"]
+        model = self.state["model"]
+        received = self.state["received"]
         if any(entry["samples"] for entry in received):
             self.state["model"] = await self.next_model(model, received)
         if self._split is not None:
             self._keep(model, received, self._split)
 
     def _keep(self, before: Ref, received: Sequence[dict[str, Any]], split: Split) -> None:
-        """Put what devices keep beside the model, of which nothing else than what was sent has changed."""
-        apply, how = self.server.models.apply, self.params.aggregation  # type: ignore[attr-defined]
+        """Put what devices keep beside the model, of which nothing else than what was sent has
+        changed.
+        """
+        # type: ignore[attr-defined]
+        apply = self.server.models.apply
+        how = self.params.aggregation
         if how.protection == "private":  # its noise is on every number
             self.state["model"] = apply(spliced, [before, self.state["model"]], places=split.sent)
-        kept, model = self.state["kept"], self.state["model"]
+        kept = self.state["kept"]
+        model = self.state["model"]
         kept |= {entry["device"]: entry["contents"]["kept"] for entry in received}
-        self.state["own"] = {device: apply(spliced, [model, numbers], places=split.kept) for device, numbers in kept.items()}
+        self.state["own"] = {
+            device: apply(spliced, [model, numbers], places=split.kept)
+            for device, numbers in kept.items()
+        }
 
-    async def followed(self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]) -> Ref:
-        """The mean, over all N devices, of a state that each keeps, after K clients have changed theirs: mean + sum / N.
+    async def followed(
+        self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]
+    ) -> Ref:
+        """The mean, over all N devices, of a state that each keeps, after K clients have changed
+        theirs: mean + sum / N.
 
-        With a robust aggregation (1 - K / N) mean + K / N times its result of the K states; malicious changes would add up.
+        With a robust aggregation (1 - K / N) mean + K / N times its result of the K states;
+        malicious changes would add up.
         """
-        mix, how, share = self.server.models.mix, self.params.aggregation, 1.0 / self.setting.devices  # type: ignore[attr-defined]
+        # type: ignore[attr-defined]
+        mix = self.server.models.mix
+        how = self.params.aggregation
+        share = 1.0 / self.setting.devices
         if how.protection != "robust":
-            return mix([(mean, 1.0), *((change, share) for change in changes)], otherwise=mean, rescale=False)
+            return mix(
+                [(mean, 1.0), *((change, share) for change in changes)],
+                otherwise=mean,
+                rescale=False,
+            )
         own = self.state.setdefault("followed", {})
         for entry, change in zip(entries, changes, strict=True):
             before = own.get(entry["device"]) or self.server.models.zero()
@@ -93,7 +117,9 @@ class FedAvg(Synchronous[S]):
 
     def models(self) -> ModelAssignment:
         own = self.state.get("own", {})
-        others = [device for device in range(self.server.devices) if device not in own] if own else None
+        others = (
+            [device for device in range(self.server.devices) if device not in own] if own else None
+        )
         served = {f"device/{device}": (model, [device]) for device, model in sorted(own.items())}
         return {"global": (self.state["model"], others), **served}
 

@@ -33,28 +33,40 @@ class RoundParams(StrategyParams):
         "deadline_from": "deadline.since",
     }
     late_goes_on: ClassVar[bool] = False
-    """Whether the deadline closes the round only: it ends no task, and the record of the round names it as no task's."""
+    """Whether the deadline closes the round only: it ends no task, and the record of the round
+    names it as no task's.
+    """
 
     clients_per_round: int = Field(default=10, ge=1)
     """K, the updates wanted in a round."""
     local_epochs: Epochs = 1
     """E, passes over its own data that a client makes."""
     deadline: DeadlineKey = None
-    """time of the clients (s), after which they are late, or a table with a rule (``parts/deadline``); None: no limit."""
+    """time of the clients (s), after which they are late, or a table with a rule
+    (``parts/deadline``); None: no limit.
+    """
     retry: PositiveSeconds = 60.0
     """without an available client, look again after this time (s)."""
     every: PositiveSeconds | None = None
-    """each round begins at the first multiple of this time (s) at which the one before has closed. None: at once."""
+    """each round begins at the first multiple of this time (s) at which the one before has closed.
+
+    None: at once.
+    """
 
     @model_validator(mode="after")
     def _deadline_of_one_training(self) -> Self:
         if self.bounds_training and (why := self.trains_more):
-            raise ValueError(f"'deadline.since' is 'download', which bounds one training, but {why}; allowed is 'round'")
+            raise ValueError(
+                f"'deadline.since' is 'download', which bounds one training, but {why}; "
+                "allowed is 'round'"
+            )
         return self
 
     @property
     def trains_more(self) -> str | None:
-        """Why a client trains more than once in a round, so that a deadline of one training is refused; None if it does not."""
+        """Why a client trains more than once in a round, so that a deadline of one training is
+        refused; None if it does not.
+        """
         return None
 
     @property
@@ -67,8 +79,14 @@ class RoundParams(StrategyParams):
         return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
-        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds; None without one."""
-        given = Fixed.model_construct(time=self.deadline) if isinstance(self.deadline, float) else self.deadline
+        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds;
+        None without one.
+        """
+        given = (
+            Fixed.model_construct(time=self.deadline)
+            if isinstance(self.deadline, float)
+            else self.deadline
+        )
         return given and given.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
@@ -103,13 +121,16 @@ class RoundParams(StrategyParams):
         self.refuse_more("clients_per_round", devices)
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        if self.bounds_training or (isinstance(self.deadline, Deadline) and self.deadline.mean_over):
+        if self.bounds_training or (
+            isinstance(self.deadline, Deadline) and self.deadline.mean_over
+        ):
             return
         least = self.deadline_s(math.nan)
         if least is not None and least <= fastest_download_s:
             raise ScenarioError(
                 f"strategy.deadline is {show_seconds(least)}, but the fastest device needs "
-                f"{show_seconds(fastest_download_s)} for its download alone; allowed is more than that"
+                f"{show_seconds(fastest_download_s)} for its download alone; allowed is more "
+                "than that"
             )
 
 
@@ -140,7 +161,8 @@ class SynchronousParams(SelectingParams):
     def check(self, devices: int) -> None:
         if self.over_selection > 1 and self.asked_per_round > devices:
             raise ScenarioError(
-                f"strategy.clients_per_round is {self.clients_per_round}, with over_selection {self.over_selection:g} asks "
+                f"strategy.clients_per_round is {self.clients_per_round}, with over_selection "
+                f"{self.over_selection:g} asks "
                 f"{self.asked_per_round}, more than the population's {devices} devices; "
                 f"allowed are both where their product is at most {devices}"
             )
@@ -167,13 +189,18 @@ class AggregatingParams(SynchronousParams, CombiningParams):
     """Reason why the strategy needs single updates; None if their sum is enough."""
 
     secure_aggregation: SecureAggregation | None = None
-    """cost of hiding all but the sum of the updates (``parts/secure``), where single ones are not needed; None: not hidden."""
+    """cost of hiding all but the sum of the updates (``parts/secure``), where single ones are
+    not needed; None: not hidden.
+    """
 
     @model_validator(mode="after")
     def _a_sum_is_enough(self) -> Self:
         looks = self.looks_at_each or self.aggregation.looks_at_each or self.selection.looks_at_each
         if self.secure_aggregation is not None and looks:
-            raise ValueError(f"'secure_aggregation' is given, by which the server learns the sum of updates alone, but {looks}")
+            raise ValueError(
+                "'secure_aggregation' is given, by which the server learns the sum of updates "
+                f"alone, but {looks}"
+            )
         return self
 
     def check(self, devices: int) -> None:

@@ -14,7 +14,10 @@ from fedsim.world.task import Computation, Train
 
 
 class ScaffoldParams(AggregatingParams):
-    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``. See also ``AggregatingParams``."""
+    """Parameters of SCAFFOLD; its server's learning rate is that of ``server = "sgd"``.
+
+    See also ``AggregatingParams``.
+    """
 
     added_up: ClassVar[tuple[str, ...]] = ("control-variate",)
     beside: ClassVar[str | None] = "SCAFFOLD sums control variates beside it"
@@ -23,7 +26,9 @@ class ScaffoldParams(AggregatingParams):
     kind: Literal["scaffold"] = "scaffold"
     aggregation: AggregationSpec = Mean()
     option: Literal["I", "II"] = "II"
-    """c_i is renewed from its model's change (``II``), or by one more pass as its gradient at the model received (``I``)."""
+    """c_i is renewed from its model's change (``II``), or by one more pass as its gradient at
+    the model received (``I``).
+    """
 
     @property
     def trains_more(self) -> str | None:
@@ -31,10 +36,14 @@ class ScaffoldParams(AggregatingParams):
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Trains along the gradient + c - c_i, and renews its control variate c_i (``control``; absent while it is 0)."""
+    """Trains along the gradient + c - c_i, and renews its control variate c_i (``control``;
+    absent while it is 0).
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """The local solve; for option I a gradient first, as one step of all of its data at a learning rate of 1."""
+        """The local solve; for option I a gradient first, as one step of all of its data at a
+        learning rate of 1.
+        """
         gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
         steps = super().work(device, instruction)
         return (gradient, *steps) if self.params.option == "I" else steps
@@ -43,19 +52,36 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         linear = device.mix([(instruction["control-variate"], 1.0), *self._own(device)])
         return Training(instruction["model"], self.params.local_epochs, linear=linear)
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        """The update, and the change of c_i: (x - y_i) / (K lr) - c, for K steps (option II), or g_i(x) - c_i (I)."""
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
+        """The update, and the change of c_i: (x - y_i) / (K lr) - c, for K steps (option II), or
+        g_i(x) - c_i (I).
+        """
         assert result.update is not None
         if result.earlier:
             parts = [(instruction["model"], 1.0), (result.earlier[0], -1.0), *self._own(device)]
         else:
-            scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0)) if result.steps else 0.0
-            parts = [(instruction["model"], scale), (result.update, -scale), (instruction["control-variate"], -1.0)]
-        return {**(super().reply(device, instruction, result) or {}), "control-variate": device.mix(parts)}
+            scale = (
+                1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
+                if result.steps
+                else 0.0
+            )
+            parts = [
+                (instruction["model"], scale),
+                (result.update, -scale),
+                (instruction["control-variate"], -1.0),
+            ]
+        return {
+            **(super().reply(device, instruction, result) or {}),
+            "control-variate": device.mix(parts),
+        }
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("control", device.zero())
-        device.state["control"] = device.mix([(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before)
+        device.state["control"] = device.mix(
+            [(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before
+        )
 
     def _own(self, device: Device) -> list[tuple[Ref, float]]:
         return [(device.state["control"], -1.0)] if "control" in device.state else []
@@ -64,14 +90,15 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
 class Scaffold(FedAvg[ScaffoldParams]):
     """Stochastic controlled averaging.
 
-    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated learning" (ICML 2020), Algorithm 1,
-    options I and II.
+    Source: Karimireddy et al., "SCAFFOLD: stochastic controlled averaging for federated
+    learning" (ICML 2020), Algorithm 1, options I and II.
 
-    A round: K clients receive the model and the server's control variate c (2 d parameters). Each trains with the term c - c_i
-    added to every gradient, and sends its update and the change of c_i (2 d parameters). The model becomes the mean of the
-    updates, c moves by the sum of the changes over the number N of all devices (``followed``). c and all c_i begin at 0, also
-    those of newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum`` makes K lr too
-    short a measure of a step.
+    A round: K clients receive the model and the server's control variate c (2 d parameters). Each
+    trains with the term c - c_i added to every gradient, and sends its update and the change of c_i
+    (2 d parameters). The model becomes the mean of the updates, c moves by the sum of the changes
+    over the number N of all devices (``followed``). c and all c_i begin at 0, also those of
+    newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum``
+    makes K lr too short a measure of a step.
     """
 
     Params = ScaffoldParams

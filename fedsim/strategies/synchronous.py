@@ -1,4 +1,6 @@
-"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and again."""
+"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and
+again.
+"""
 
 import math
 from collections.abc import Sequence
@@ -6,7 +8,16 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import NO_LIMIT, Limit
-from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, RunInfo, Server, TaskEnd
+from fedsim.federation import (
+    Client,
+    Contents,
+    Device,
+    Instruction,
+    LocalResult,
+    RunInfo,
+    Server,
+    TaskEnd,
+)
 from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
@@ -16,20 +27,28 @@ from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
 
-_TIE_S = 1e-3  # a round that closes so shortly after a time of the schedule has closed at it: the clock's roundings may add up
+# a round that closes so shortly after a time of the schedule has closed at it: the clock's
+# roundings may add up
+_TIE_S = 1e-3
 
 Verdict = Literal["valid", "slow", "disconnected"]
-"""Category of a task in a round: its update came; it came too late, or nothing was trained; its device vanished."""
+"""Category of a task in a round: its update came; it came too late, or nothing was trained; its
+device vanished.
+"""
 
 S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
-    """Trains for ``local_epochs``, which must fit into ``training_limit`` (s) after the download if that is not None."""
+    """Trains for ``local_epochs``, which must fit into ``training_limit`` (s) after the download
+    if that is not None.
+    """
 
     def __init__(self, params: S, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        self.training_limit = self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
+        self.training_limit = (
+            self.params.deadline_s(setting.mean_epoch_s) if self.params.bounds_training else None
+        )
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(budget=self.training_limit, at_least=self.params.local_epochs)
@@ -38,7 +57,9 @@ class SynchronousClient(Client[S]):
         """The limit of tests, which in a round is that of the training."""
         return NO_LIMIT if instruction.round is None else Limit(budget=self.training_limit)
 
-    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+    def computed(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> LocalResult:
         aggregation: Aggregation | None = getattr(self.params, "aggregation", None)
         if aggregation is None or result.update is None or result.start is None:
             return result
@@ -47,7 +68,8 @@ class SynchronousClient(Client[S]):
 
 
 class Synchronous(Strategy[S]):
-    """A strategy in rounds. Most algorithms fill in ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
+    """A strategy in rounds. Most algorithms fill in ``on_start``, ``contents``, ``aggregate``,
+    ``models`` and ``center``.
 
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
@@ -77,18 +99,23 @@ class Synchronous(Strategy[S]):
         self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
 
     def select(self) -> list[int]:
-        """The clients to ask in this round, by default ``clients_per_round`` (times ``over_selection``) by ``selection``."""
+        """The clients to ask in this round, by default ``clients_per_round`` (times
+        ``over_selection``) by ``selection``.
+        """
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """So many clients by ``selection``; ``ids``: where one round selects several times."""
-        selection, stream = self._selection, (self.state["round"], *ids)
+        selection = self._selection
+        stream = (self.state["round"], *ids)
         assert selection is not None
         chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
         chosen = self.server.clients.chosen(chosen, type(selection).select)
         if self._accounts and selection.uniform and among is None and not self.params.late_goes_on:
             self.state["drawn"] = (len(chosen), len(self.server.clients.online()))
-        if selection.asks and (asked := selection.asked_first(self.remembered("selection"), chosen)):
+        if selection.asks and (
+            asked := selection.asked_first(self.remembered("selection"), chosen)
+        ):
             self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
         return chosen
 
@@ -100,13 +127,25 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
-        """An update that came, as aggregations take it: ``start`` is the model from which it was trained."""
-        about = {"task": message.task, "device": message.device, "group": message.group, "contents": message.contents}
-        trained = {"update": message["update"], "samples": self._samples(message), "start": message.asked.get("model")}
+        """An update that came, as aggregations take it: ``start`` is the model from which it was
+        trained.
+        """
+        about = {
+            "task": message.task,
+            "device": message.device,
+            "group": message.group,
+            "contents": message.contents,
+        }
+        trained = {
+            "update": message["update"],
+            "samples": self._samples(message),
+            "start": message.asked.get("model"),
+        }
         return about | trained
 
     async def aggregate(self) -> None:
-        """Put the round's ``received`` updates into the models, by ``next_model`` or with ``record_aggregate``.
+        """Put the round's ``received`` updates into the models, by ``next_model`` or with
+        ``record_aggregate``.
 
         Called once a round when all its tasks have ended, also if no update came.
         """
@@ -118,19 +157,28 @@ class Synchronous(Strategy[S]):
 
     @property
     def _needed_aggregation(self) -> Aggregation:
-        """The aggregation of the scenario; ``SimulationError`` if the strategy's ``Params`` have no such key."""
+        """The aggregation of the scenario; ``SimulationError`` if the strategy's ``Params`` have
+        no such key.
+        """
         if self._aggregation is None:
-            params, bases = type(self).Params.__name__, "AggregatingParams or CombiningParams"
+            params = type(self).Params.__name__
+            bases = "AggregatingParams or CombiningParams"
             raise SimulationError(
-                f"{type(self).__name__}.next_model and weights go by the keys 'aggregation' and 'server', which {params} has "
-                f"not; derive {params} from {bases}, or mix the models in 'aggregate' and call record_aggregate"
+                f"{type(self).__name__}.next_model and weights go by the keys 'aggregation' "
+                f"and 'server', which {params} has "
+                f"not; derive {params} from {bases}, or mix the models in 'aggregate' and call "
+                "record_aggregate"
             )
         return self._aggregation
 
-    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        """The next model, by the scenario's aggregation and server optimiser; recorded as ``aggregate``.
+    async def next_model(
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
+    ) -> Ref:
+        """The next model, by the scenario's aggregation and server optimiser; recorded as
+        ``aggregate``.
 
-        ``Params`` must have the keys ``aggregation`` and ``server``: ``AggregatingParams`` or ``CombiningParams``.
+        ``Params`` must have the keys ``aggregation`` and ``server``: ``AggregatingParams`` or
+        ``CombiningParams``.
 
         Args:
             model: the present model.
@@ -140,20 +188,29 @@ class Synchronous(Strategy[S]):
         """
         aggregation = self._needed_aggregation
         most = self.params.cohort_size(self.server.devices)
-        how = aggregation.for_rounds_of(most if self.params.late_goes_on else int(min(most, self.params.enough)))
+        how = aggregation.for_rounds_of(
+            most if self.params.late_goes_on else int(min(most, self.params.enough))
+        )
         weights = await how.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
         state = self.remembered("aggregation").setdefault(slot, {})
         return self.advance(model, how.combine(self.server, state, entries, weights, model), slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """The server optimiser's step from ``model`` towards ``aggregated``; without an optimiser ``aggregated`` itself."""
+        """The server optimiser's step from ``model`` towards ``aggregated``; without an
+        optimiser ``aggregated`` itself.
+        """
         if self._optimiser is None:
             return aggregated
-        return self._optimiser.step(self.server, self.remembered("server").setdefault(group, {}), model, aggregated)
+        return self._optimiser.step(
+            self.server, self.remembered("server").setdefault(group, {}), model, aggregated
+        )
 
-    def record_aggregate(self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any) -> None:
-        """Record which updates became a model; for an ``aggregate`` that does not call ``next_model``.
+    def record_aggregate(
+        self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any
+    ) -> None:
+        """Record which updates became a model; for an ``aggregate`` that does not call
+        ``next_model``.
 
         Args:
             entries: the updates.
@@ -162,7 +219,9 @@ class Synchronous(Strategy[S]):
         """
         tasks = [entry["task"] for entry in entries]
         record |= {} if self._aggregation is None else self._aggregation.told(len(entries))
-        self.server.emit("aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record)
+        self.server.emit(
+            "aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record
+        )
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         """The model that an aggregated update went into, if there is one."""
@@ -211,16 +270,26 @@ class Synchronous(Strategy[S]):
     def _next_round(self) -> None:
         """Open the round after the one that has just been closed, now or when it is due."""
         self.state["round"] += 1
-        every, server = self.params.every, self.server
+        every = self.params.every
+        server = self.server
         if every is None:
             self._open_round()
         else:
-            self.state["slot"] = max(self.state.get("slot", 0) + 1, math.ceil((server.now - _TIE_S) / every))
+            self.state["slot"] = max(
+                self.state.get("slot", 0) + 1, math.ceil((server.now - _TIE_S) / every)
+            )
             server.timer("round", self.state["slot"] * every)
 
     def _open_round(self) -> None:
         state = self.state
-        state |= {"cohort": [], "open": {}, "received": [], "slow": 0, "disconnected": 0, "selected": 0}
+        state |= {
+            "cohort": [],
+            "open": {},
+            "received": [],
+            "slow": 0,
+            "disconnected": 0,
+            "selected": 0,
+        }
         state |= {"candidates": [], "questions": {}, "answers": {}}
         state.pop("unread", None)
         state.pop("drawn", None)
@@ -237,16 +306,24 @@ class Synchronous(Strategy[S]):
             self._wait()
             return
         self.server.begin_round(self.state["round"])
-        self.server.timer("ask", self.server.now)  # when those whose data shift in this round have been told
+        # when those whose data shift in this round have been told
+        self.server.timer("ask", self.server.now)
 
     def _ask_candidates(self) -> None:
-        selection, models = self._selection, list(self._shared_models().values())
+        selection = self._selection
+        models = list(self._shared_models().values())
         assert selection is not None
         served = [None if devices is None else set(devices) for _, devices in models]
         for device in self._candidates():
-            own = [model for (model, _), devices in zip(models, served, strict=True) if devices is None or device in devices]
+            own = [
+                model
+                for (model, _), devices in zip(models, served, strict=True)
+                if devices is None or device in devices
+            ]
             contents = selection.question(own or [model for model, _ in models])
-            self.state["questions"][self.server.ask(device, contents, QUESTION, group=self.group_of(device))] = device
+            self.state["questions"][
+                self.server.ask(device, contents, QUESTION, group=self.group_of(device))
+            ] = device
         if selection.patience_s is not None:
             self.server.timer("questions", self.server.now + selection.patience_s)
 
@@ -255,7 +332,9 @@ class Synchronous(Strategy[S]):
 
     async def _answered(self, message: TaskEnd) -> None:
         """Take in the end of a question; after the last one choose the cohort."""
-        state, server, selection = self.state, self.server, self._selection
+        state = self.state
+        server = self.server
+        selection = self._selection
         assert selection is not None
         device = state["questions"].pop(message.task)
         if message.outcome == "done":
@@ -265,9 +344,15 @@ class Synchronous(Strategy[S]):
         server.cancel_timer("questions")
         answers = state["answers"]
         for candidates, count in state["candidates"]:
-            there = {device: answers[device] for device in candidates if device in answers and server.clients.idle(device)}
+            there = {
+                device: answers[device]
+                for device in candidates
+                if device in answers and server.clients.idle(device)
+            }
             chosen = await selection.choose(server, self.remembered("selection"), count, there)
-            state["cohort"] = [device for device in state["cohort"] if device in chosen or device not in candidates]
+            state["cohort"] = [
+                device for device in state["cohort"] if device in chosen or device not in candidates
+            ]
         state["cohort"] = [device for device in state["cohort"] if server.clients.idle(device)]
         for device in self._candidates():
             if device not in state["cohort"]:
@@ -282,12 +367,23 @@ class Synchronous(Strategy[S]):
             self._secure.begin("secure-keys", self.state["cohort"])
 
     def _ask_cohort(self) -> None:
-        server, number, devices, rule = self.server, self.state["round"], self.state["cohort"], self._deadline
+        server = self.server
+        number = self.state["round"]
+        devices = self.state["cohort"]
+        rule = self._deadline
         self.state["asked_at"] = server.now
-        training = {"training_limit": rule.least_s()} if rule is not None and self.params.bounds_training else {}
+        training = (
+            {"training_limit": rule.least_s()}
+            if rule is not None and self.params.bounds_training
+            else {}
+        )
         if rule is not None and not training:
             self.state["limit"] = rule.limit_s(self.remembered("deadline"), number)
-        deadline = None if self._round_limit is None else server.timer("deadline", server.now + self._round_limit)
+        deadline = (
+            None
+            if self._round_limit is None
+            else server.timer("deadline", server.now + self._round_limit)
+        )
         told = None if self.params.late_goes_on else deadline
         server.emit("round-start", round=number, selected=len(devices), deadline=told, **training)
         for device in devices:
@@ -298,10 +394,15 @@ class Synchronous(Strategy[S]):
         shares = {} if self._secure is None else self._secure.shares(device)
         self._start(device, {**self.contents(device), **shares})
 
-    def _start(self, device: int, contents: Contents, job: str = "train", *, continues: bool = False) -> int:
+    def _start(
+        self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
+    ) -> int:
         """Begin a task that the round waits for; its number."""
-        number, group = self.state["round"], self.group_of(device)
-        task = self.server.ask(device, contents, job, round=number, group=group, continues=continues)
+        number = self.state["round"]
+        group = self.group_of(device)
+        task = self.server.ask(
+            device, contents, job, round=number, group=group, continues=continues
+        )
         self.state["open"][task] = device
         return task
 
@@ -337,7 +438,8 @@ class Synchronous(Strategy[S]):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state, secure = self.state, self._secure
+        state = self.state
+        secure = self._secure
         if message.job == QUESTION:
             await self._answered(message)
             return
@@ -379,14 +481,27 @@ class Synchronous(Strategy[S]):
             await self._finish_round()
 
     async def _finish_round(self) -> None:
-        state, server, selection, received = self.state, self.server, self._selection, self.state["received"]
+        state = self.state
+        server = self.server
+        selection = self._selection
+        received = self.state["received"]
         updates = [
-            Measured(entry["update"], float(entry["samples"]), entry["start"], self.center(entry), entry["device"])
+            Measured(
+                entry["update"],
+                float(entry["samples"]),
+                entry["start"],
+                self.center(entry),
+                entry["device"],
+            )
             for entry in received
         ]
-        goes_on = await server.finish_round(state["round"], self.models(), updates=updates, **self._counts(), **self._spent())
+        goes_on = await server.finish_round(
+            state["round"], self.models(), updates=updates, **self._counts(), **self._spent()
+        )
         if goes_on and selection is not None:
-            await selection.closed(server, self.remembered("selection"), received, self._shared_models())
+            await selection.closed(
+                server, self.remembered("selection"), received, self._shared_models()
+            )
             await selection.learn(server, self.remembered("selection"))
         state["received"] = []
         if goes_on:
@@ -396,6 +511,7 @@ class Synchronous(Strategy[S]):
         """Privacy spending of the aggregation, for the record of the round."""
         if self._aggregation is None or not self._accounts:
             return {}
-        draws, drawn = self.remembered("draws"), self.state.get("drawn", (1, 1))
+        draws = self.remembered("draws")
+        drawn = self.state.get("drawn", (1, 1))
         draws[drawn] = draws.get(drawn, 0) + 1
         return self._aggregation.spent(draws, self.server.devices)

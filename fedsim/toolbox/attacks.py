@@ -24,13 +24,21 @@ class Attack(Spec):
     kind: str
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        """The update that a malicious device sends; ``start`` is where it began, ``stream`` names a stream for this one."""
+        """The update that a malicious device sends; ``start`` is where it began, ``stream``
+        names a stream for this one.
+        """
         return update
 
     def answer(
-        self, arithmetic: Arithmetic, device: Device, count: int, result: LocalResult, reply: Contents
+        self,
+        arithmetic: Arithmetic,
+        device: Device,
+        count: int,
+        result: LocalResult,
+        reply: Contents,
     ) -> tuple[LocalResult, Contents]:
-        """Result and reply of a device in its task of this number: every model is attacked, the update from its start.
+        """Result and reply of a device in its task of this number: every model is attacked, the
+        update from its start.
 
         Any other model in a reply is a change of something (a control variate): it starts from 0.
         """
@@ -47,12 +55,15 @@ class Attack(Spec):
                 return update if value is meant else value
             return self.update(arithmetic, value, device.zero(), (f"world/attack/{name}", *draw))
 
-        return result._replace(update=update), {name: attacked(name, value) for name, value in reply.items()}
+        return result._replace(update=update), {
+            name: attacked(name, value) for name, value in reply.items()
+        }
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample is taken for C - 1 - l (Fang et al., "Local model poisoning attacks to
-    Byzantine-robust federated learning", 2020). Test samples keep their labels, whatever happens to a device's data.
+    """The label l of each training sample is taken for C - 1 - l (Fang et al., "Local model
+    poisoning attacks to Byzantine-robust federated learning", 2020). Test samples keep their
+    labels, whatever happens to a device's data.
     """
 
     flips_labels: ClassVar[bool] = True
@@ -69,7 +80,9 @@ class _Along(Attack):
 
 
 class SignFlip(_Along):
-    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation methods", 2019)."""
+    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation
+    methods", 2019).
+    """
 
     sign = -1.0
     kind: Literal["sign-flip"] = "sign-flip"
@@ -78,7 +91,9 @@ class SignFlip(_Along):
 
 
 class Scaled(_Along):
-    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor federated learning", 2020)."""
+    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor
+    federated learning", 2020).
+    """
 
     kind: Literal["scaled"] = "scaled"
     factor: float = Field(default=10.0, gt=0.0, le=1e6)
@@ -86,17 +101,23 @@ class Scaled(_Along):
 
 
 @pure
-def noise_around(models: list[NDArray[np.float32]], deviation: float, rng: np.random.Generator) -> NDArray[np.floating]:
+def noise_around(
+    models: list[NDArray[np.float32]], deviation: float, rng: np.random.Generator
+) -> NDArray[np.floating]:
     """The model and Gaussian noise, [d]."""
     return models[0] + rng.normal(scale=deviation, size=len(models[0]))
 
 
 class Gaussian(Attack):
-    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with adversaries", 2017, section 5)."""
+    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with
+    adversaries", 2017, section 5).
+    """
 
     kind: Literal["gaussian"] = "gaussian"
     deviation: float = Field(default=1.0, gt=0.0, le=1e6)
     """standard deviation of the noise."""
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        return arithmetic.apply(noise_around, [start], deviation=self.deviation, stream=tuple(stream))
+        return arithmetic.apply(
+            noise_around, [start], deviation=self.deviation, stream=tuple(stream)
+        )

@@ -1,4 +1,6 @@
-"""Lossy codecs: numbers in fewer bits, or fewer numbers; with error feedback, of changes or whole models."""
+"""Lossy codecs: numbers in fewer bits, or fewer numbers; with error feedback, of changes or
+whole models.
+"""
 
 import math
 from typing import Any, ClassVar, Literal, Self
@@ -22,9 +24,10 @@ def added(models: list[Floats32]) -> NDArray[np.floating]:
 class Lossy(Codec):
     """A codec by a pure function of one array.
 
-    With ``error_feedback`` the device adds its residual to a change and keeps the new one (Stich, Cordonnier and Jaggi,
-    "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error feedback fixes SignSGD", ICML 2019, Algorithm 2). A
-    message that is cut off leaves the residual as it was.
+    With ``error_feedback`` the device adds its residual to a change and keeps the new one (Stich,
+    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error
+    feedback fixes SignSGD", ICML 2019, Algorithm 2). A message that is cut off leaves the residual
+    as it was.
     """
 
     draws: ClassVar[bool] = False
@@ -33,15 +36,20 @@ class Lossy(Codec):
     """The rule, of [array] and ``constants``; one that ``draws`` takes ``rng`` too."""
 
     encodes: Literal["change", "model"] = "change"
-    """an update as its ``change`` of the model from which it was trained, or as a whole ``model``, as on the way down."""
+    """an update as its ``change`` of the model from which it was trained, or as a whole
+    ``model``, as on the way down.
+    """
     error_feedback: bool = False
-    """whether devices keep the error of uploaded changes (d numbers for each device ever selected)."""
+    """whether devices keep the error of uploaded changes (d numbers for each device ever
+    selected).
+    """
 
     @model_validator(mode="after")
     def _of_changes(self) -> Self:
         if self.error_feedback and self.encodes == "model":
             raise ValueError(
-                "'error_feedback' is true and 'encodes' is 'model'; what was not sent is added to a 'change' alone"
+                "'error_feedback' is true and 'encodes' is 'model'; what was not sent is added "
+                "to a 'change' alone"
             )
         return self
 
@@ -58,18 +66,29 @@ class Lossy(Codec):
         """As under error feedback, which bounds the error."""
         return self.model_copy(update={"error_feedback": True})
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> Coded:
         start = base if self.encodes == "change" else None
         change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
         meant = change if kept is None else arithmetic.apply(added, [change, kept])
         # The sent model names the draw, so that all receivers of a model get the same.
         stream = ("messages/codec", value.serial) if self.draws else None
-        sent = arithmetic.apply(type(self).function, [meant], stream=stream, **self.constants(parameters))
+        sent = arithmetic.apply(
+            type(self).function, [meant], stream=stream, **self.constants(parameters)
+        )
         rest = None
         if self.error_feedback:
             # A training that diverged is not remembered: it would be sent again and again.
             nothing = arithmetic.mix([(value if start is None else start, 0.0)])
-            rest = arithmetic.mix([(meant, 1.0), (sent, -1.0)], otherwise=nothing if kept is None else kept)
+            rest = arithmetic.mix(
+                [(meant, 1.0), (sent, -1.0)], otherwise=nothing if kept is None else kept
+            )
         return Coded(sent if start is None else arithmetic.apply(added, [start, sent]), rest)
 
 
@@ -79,7 +98,9 @@ def _buckets(size: int, bucket: int | None) -> int:
 
 
 def _rows(array: NDArray[Any], bucket: int | None) -> Floats:
-    """The array as rows of ``bucket`` numbers (None: one row), the last one filled with 0; float64 [buckets, bucket]."""
+    """The array as rows of ``bucket`` numbers (None: one row), the last one filled with 0;
+    float64 [buckets, bucket].
+    """
     rows = np.zeros((_buckets(len(array), bucket), max(1, min(bucket or len(array), len(array)))))
     rows.reshape(-1)[: len(array)] = array
     return rows
@@ -116,17 +137,24 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
 
 
 @pure
-def as_levels(models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator) -> Floats32:
-    """Every number's sign and level |v_i| s / ||v|| in its bucket, rounded up or down at random, times ``scale``."""
+def as_levels(
+    models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
+) -> Floats32:
+    """Every number's sign and level |v_i| s / ||v|| in its bucket, rounded up or down at random,
+    times ``scale``.
+    """
     values = _rows(models[0], bucket)
     exact = np.linalg.norm(values, axis=1)
     norms = exact.astype(np.float32)
-    norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]  # so that no level is above s
+    # so that no level is above s
+    norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
     level = np.floor(scaled)
     level += rng.random(level.shape) < scaled - level
-    return _array(np.sign(values) * level * (norms.astype(np.float64) / levels), len(models[0])) * np.float32(scale)
+    return _array(
+        np.sign(values) * level * (norms.astype(np.float64) / levels), len(models[0])
+    ) * np.float32(scale)
 
 
 @pure
@@ -146,7 +174,9 @@ class Halved(Lossy):
 
 
 class Float16(Halved):
-    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes infinite, and is then left out."""
+    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes
+    infinite, and is then left out.
+    """
 
     kind: Literal["float16"] = "float16"
     function: ClassVar[Function] = as_float16
@@ -180,14 +210,17 @@ class Int8(Bucketed):
 
 
 class QSGD(Bucketed):
-    """Every number as one of s levels of its bucket's norm and a sign, rounded at random without bias.
+    """Every number as one of s levels of its bucket's norm and a sign, rounded at random without
+    bias.
 
-    Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and encoding" (NeurIPS 2017).
+    Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
+    encoding" (NeurIPS 2017).
 
-    The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n numbers (section 4, Lemma 3.1).
-    A number takes ceil(log2(2 s + 1)) bits, where the paper's Elias code has a length that depends on the values. With error
-    feedback the receiver divides by 1 + omega, so that the residual does not grow from round to round (Beznosikov et al., "On
-    biased compression for distributed learning", 2020).
+    The variance is at most omega ||v||^2, omega = min(n / s^2, sqrt(n) / s), over buckets of n
+    numbers (section 4, Lemma 3.1). A number takes ceil(log2(2 s + 1)) bits, where the paper's Elias
+    code has a length that depends on the values. With error feedback the receiver divides by 1 +
+    omega, so that the residual does not grow from round to round (Beznosikov et al., "On biased
+    compression for distributed learning", 2020).
     """
 
     draws: ClassVar[bool] = True
@@ -208,7 +241,9 @@ class QSGD(Bucketed):
 
 
 class Sign(Bucketed):
-    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0 (EF-SignSGD, Algorithm 1 of Karimireddy et al.)."""
+    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0 (EF-SignSGD, Algorithm
+    1 of Karimireddy et al.).
+    """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     kind: Literal["sign"] = "sign"
@@ -220,7 +255,9 @@ class Sign(Bucketed):
 
 
 class Sparse(Lossy):
-    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", 2018)."""
+    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified
+    SGD with memory", 2018).
+    """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
     share: float = Field(default=0.01, gt=0.0, le=1.0)
@@ -235,11 +272,20 @@ class Sparse(Lossy):
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
-        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, the shorter of the two; none if k = d."""
+        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, the shorter of
+        the two; none if k = d.
+        """
         k = self.k(parameters)
         return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
 
-    def code(self, arithmetic: Arithmetic, parameters: int, value: Ref, base: Ref | None, kept: Ref | None) -> Coded:
+    def code(
+        self,
+        arithmetic: Arithmetic,
+        parameters: int,
+        value: Ref,
+        base: Ref | None,
+        kept: Ref | None,
+    ) -> Coded:
         if self.k(parameters) == parameters:
             return Coded(value)
         return super().code(arithmetic, parameters, value, base, kept)
@@ -268,7 +314,9 @@ def largest_alone(models: list[Floats32], k: int) -> Floats32:
 
 
 class TopK(Sparse):
-    """The ``share`` of entries of largest magnitude is sent; with the residual they sum to the whole, to the bit."""
+    """The ``share`` of entries of largest magnitude is sent; with the residual they sum to the
+    whole, to the bit.
+    """
 
     kind: Literal["top-k"] = "top-k"
     function: ClassVar[Function] = largest_alone
@@ -289,8 +337,8 @@ def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Gen
 class RandomK(Sparse):
     """A ``share`` of the entries is sent, drawn uniformly without replacement.
 
-    Without error feedback (Konecny et al., "Federated learning: strategies for improving communication efficiency", 2016) the
-    receiver scales them by d / k, which removes the bias.
+    Without error feedback (Konecny et al., "Federated learning: strategies for improving
+    communication efficiency", 2016) the receiver scales them by d / k, which removes the bias.
     """
 
     draws: ClassVar[bool] = True

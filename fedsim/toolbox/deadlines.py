@@ -14,7 +14,9 @@ from fedsim.world.population import DeadlineBase
 
 
 class Relative(Deadline):
-    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs`` (CATA-Fed's T, section 5.2)."""
+    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs``
+    (CATA-Fed's T, section 5.2).
+    """
 
     instead: ClassVar[Mapping[str, str]] = {"time": "times"}
 
@@ -22,8 +24,8 @@ class Relative(Deadline):
     times: float = Field(default=1.0, gt=0.0, le=1e9)
     epochs: Epochs = 5
     devices: DeadlineBase = "unslowed"
-    """in a population with tentative stragglers, whether the mean is the one without them (``unslowed``) or over the devices as
-    they are (``all``).
+    """in a population with tentative stragglers, whether the mean is the one without them
+    (``unslowed``) or over the devices as they are (``all``).
     """
     since: Since = "download"
     """as of ``Fixed``; by default ``download``."""
@@ -35,17 +37,20 @@ class Relative(Deadline):
     def among(self, mean_epoch_s: float) -> Deadline:
         if not 0 < mean_epoch_s < math.inf:
             raise ScenarioError(
-                f"strategy.deadline.times is {self.times:g} in units of the mean training time, which is {mean_epoch_s:g} s in "
-                "this population; give 'population.speed' values above 0 and finite, or a time as 'deadline'"
+                f"strategy.deadline.times is {self.times:g} in units of the mean training "
+                f"time, which is {mean_epoch_s:g} s in "
+                "this population; give 'population.speed' values above 0 and finite, or a time "
+                "as 'deadline'"
             )
         return Fixed.model_construct(time=self.times * self.epochs * mean_epoch_s)
 
 
 class Quantile(Deadline):
-    """1.2 times the time in which ``share`` of the last ``over`` tasks were done; a late one counts as longer than all.
+    """1.2 times the time in which ``share`` of the last ``over`` tasks were done; a late one
+    counts as longer than all.
 
-    Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients have ``most`` (s), which is
-    also the longest that they ever have.
+    Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients
+    have ``most`` (s), which is also the longest that they ever have.
 
     State: ``took``, the times of the last tasks (s), None for late ones.
     """

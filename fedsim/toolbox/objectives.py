@@ -1,4 +1,6 @@
-"""Objectives besides classification (tokens of a sequence, numbers, several labels), and metrics of tests."""
+"""Objectives besides classification (tokens of a sequence, numbers, several labels), and metrics
+of tests.
+"""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -10,7 +12,14 @@ from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.common.streams import Streams
 from fedsim.learning.architecture import Shape
 from fedsim.learning.data.federated import Pool, TokenShape
-from fedsim.learning.objectives import EvaluationMetric, Objective, SampleNumbers, entropies, mean_of_samples, told_targets
+from fedsim.learning.objectives import (
+    EvaluationMetric,
+    Objective,
+    SampleNumbers,
+    entropies,
+    mean_of_samples,
+    told_targets,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +34,9 @@ def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
     import torch
     from torch.nn.functional import cross_entropy
 
-    each = cross_entropy(outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED).double()
+    each = cross_entropy(
+        outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED
+    ).double()
     return torch.stack([each.sum(dim=1), (targets != UNASKED).sum(dim=1)], dim=1)
 
 
@@ -40,13 +51,17 @@ def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
 
 
 def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Scores of labels, whether each is answered, and whether it is true: [n, 3 C], each C of them together."""
+    """Scores of labels, whether each is answered, and whether it is true: [n, 3 C], each C of
+    them together.
+    """
     import torch
     from torch.nn.functional import one_hot
 
     if targets.ndim == 2:
         return torch.cat([outputs, outputs > 0, targets], dim=1)
-    answered, truth = (one_hot(labels, outputs.shape[1]) for labels in (outputs.argmax(dim=1), targets))
+    answered, truth = (
+        one_hot(labels, outputs.shape[1]) for labels in (outputs.argmax(dim=1), targets)
+    )
     return torch.cat([outputs.softmax(dim=1), answered, truth], dim=1)
 
 
@@ -55,7 +70,11 @@ def _f1(facts: SampleNumbers) -> float:
 
     _, answered, truth = np.split(facts, 3, axis=1)
     there = (answered + truth).any(axis=0)
-    return float(np.mean(f1_score(truth[:, there], answered[:, there], average=None))) if there.any() else float("nan")
+    return (
+        float(np.mean(f1_score(truth[:, there], answered[:, there], average=None)))
+        if there.any()
+        else float("nan")
+    )
 
 
 def _auc(facts: SampleNumbers) -> float:
@@ -68,7 +87,9 @@ def _auc(facts: SampleNumbers) -> float:
     return float(np.mean([roc_auc_score(truth[:, label], scores[:, label]) for label in there]))
 
 
-_TOKENS, _NUMBERS, _LABELLED = ("next-token", "masked-token"), ("regression",), ("classification", "multi-label")
+_TOKENS = ("next-token", "masked-token")
+_NUMBERS = ("regression",)
+_LABELLED = ("classification", "multi-label")
 METRICS = {
     name: EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
     for name, kinds, keep, value in (
@@ -79,13 +100,17 @@ METRICS = {
         ("auc", _LABELLED, _labels, _auc),
     )
 }
-"""``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared error and its root. ``f1``,
-``auc``: means over labels (of classes each against the rest), of F1 over those that are true or answered somewhere, of the area
-under the ROC curve over those that some samples have and some lack."""
+"""``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared
+error and its root. ``f1``, ``auc``: means over labels (of classes each against the rest), of F1
+over those that are true or answered somewhere, of the area under the ROC curve over those that some
+samples have and some lack.
+"""
 
 
 class NextToken(Objective):
-    """Prediction of the tokens after each of a sample's [T + 1] but the last, by softmax cross-entropy over the vocabulary."""
+    """Prediction of the tokens after each of a sample's [T + 1] but the last, by softmax
+    cross-entropy over the vocabulary.
+    """
 
     kind: Literal["next-token"] = "next-token"
     metrics: list[str] = Field(default=["perplexity"])
@@ -93,12 +118,17 @@ class NextToken(Objective):
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
         if not isinstance(shape, TokenShape) or len(shape) != 1 or shape[0] < 2:
-            raise self.misfit(f"{'tokens' if isinstance(shape, TokenShape) else 'numbers'} of shape {tuple(shape)}")
+            raise self.misfit(
+                f"{'tokens' if isinstance(shape, TokenShape) else 'numbers'} of shape "
+                f"{tuple(shape)}"
+            )
         return TokenShape.of((shape[0] - 1,), shape.vocabulary, "next"), shape.vocabulary
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
         _, outputs = self.sizes(pool.shape, 0)
-        return replace(pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next")
+        return replace(
+            pool, x=pool.x[:, :-1], targets=pool.x[:, 1:], outputs=outputs, answers="next"
+        )
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         return entropies(outputs.transpose(1, 2), targets, ignore_index=UNASKED, **options)
@@ -108,7 +138,9 @@ class NextToken(Objective):
 
 
 class MaskedToken(NextToken):
-    """Prediction of hidden tokens, drawn once, one or more a sample, replaced by a token above the vocabulary (Devlin 2019)."""
+    """Prediction of hidden tokens, drawn once, one or more a sample, replaced by a token above
+    the vocabulary (Devlin 2019).
+    """
 
     kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
     share: float = Field(default=0.15, gt=0.0, lt=1.0)
@@ -122,7 +154,8 @@ class MaskedToken(NextToken):
         _, more = self.sizes(pool.shape, 0)
         draws = streams.generator("world/data/mask").random(pool.x.shape)
         hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
-        x, targets = np.where(hidden, pool.vocabulary, pool.x), np.where(hidden, pool.x, UNASKED)
+        x = np.where(hidden, pool.vocabulary, pool.x)
+        targets = np.where(hidden, pool.x, UNASKED)
         return replace(pool, x=x, targets=targets, vocabulary=more, outputs=more, answers="each")
 
 
@@ -151,7 +184,9 @@ class Regression(Objective):
 
 
 class MultiLabel(Regression):
-    """Any number of C labels a sample, by binary cross-entropy; those whose output is above 0 are answered."""
+    """Any number of C labels a sample, by binary cross-entropy; those whose output is above 0
+    are answered.
+    """
 
     kind: Literal["multi-label"] = "multi-label"  # type: ignore[assignment]
     metrics: list[str] = Field(default=["f1"])

@@ -1,1 +1,4 @@
-"""The simulated world: devices, network, steps, processes, energy and meters. Imports ``clock`` and ``common``."""
+"""The simulated world: devices, network, steps, processes, energy and meters.
+
+Imports ``clock`` and ``common``.
+"""

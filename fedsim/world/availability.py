@@ -1,7 +1,8 @@
-"""Availability of devices: always, in random phases, by day and night, as recorded, or from a table of the user's.
+"""Availability of devices: always, in random phases, by day and night, as recorded, or from a
+table of the user's.
 
-A path is a pure function of (seed, device): ``span(device, time)`` may be called for any time in any order, and the answer
-never depends on earlier calls.
+A path is a pure function of (seed, device): ``span(device, time)`` may be called for any time in
+any order, and the answer never depends on earlier calls.
 """
 
 import math
@@ -25,23 +26,31 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Availability(Protocol):
-    """The paths of a population. Only ``span`` is needed; the other methods may be overridden for speed.
+    """The paths of a population. Only ``span`` is needed; the other methods may be overridden
+    for speed.
 
-    ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is written.
+    ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is
+    written.
     """
 
     @abstractmethod
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s): it begins then or before, and ends later."""
+        """The phase that ``device`` is in at ``time`` (s): it begins then or before, and ends
+        later.
+        """
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never comes back."""
+        """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never
+        comes back.
+        """
         while time < math.inf and not (span := self.span(device, time)).on:
             time = span.end
         return time
 
     def on(self, devices: Ints, time: float) -> Flags:
-        """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s); bool, as many."""
+        """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s);
+        bool, as many.
+        """
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
@@ -58,15 +67,22 @@ class Availability(Protocol):
 
 
 class AvailabilityModel(Spec):
-    """The base of every availability. A kind has ``build``, or ``build_on`` if it depends on the time of day."""
+    """The base of every availability.
+
+    A kind has ``build``, or ``build_on`` if it depends on the time of day.
+    """
 
     kind: str
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
-        """The paths of so many devices; draws from streams ``world/...``, files are sought under ``root``."""
+        """The paths of so many devices; draws from streams ``world/...``, files are sought under
+        ``root``.
+        """
         raise NotImplementedError
 
-    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Availability:
+    def build_on(
+        self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
+    ) -> Availability:
         """Like ``build``, with the devices' local times; this is what a run calls."""
         return self.build(streams, devices, root)
 
@@ -105,38 +121,59 @@ class Renewal(AvailabilityModel):
 
 _TOOLS = "fedsim.toolbox.worlds.availability"
 _OTHERS = {
-    "diurnal": (f"{_TOOLS}:Diurnal", "the share of devices that are on follows the local hour, as a sinusoid"),
+    "diurnal": (
+        f"{_TOOLS}:Diurnal",
+        "the share of devices that are on follows the local hour, as a sinusoid",
+    ),
     "intervals": (f"{_TOOLS}:Intervals", "on from 'start' to 'end', by a CSV or Parquet file"),
-    "flash": (f"{_TOOLS}:Flash", "phones as FLASH recorded them: on while idle, charging and on Wi-Fi"),
+    "flash": (
+        f"{_TOOLS}:Flash",
+        "phones as FLASH recorded them: on while idle, charging and on Wi-Fi",
+    ),
 }
 _KNOWN = Registry.of("availability", AlwaysOn, Renewal).known
-AVAILABILITIES = Registry("availability", "fedsim.world.availability:AvailabilityModel", {**_KNOWN, **_OTHERS})
+AVAILABILITIES = Registry(
+    "availability", "fedsim.world.availability:AvailabilityModel", {**_KNOWN, **_OTHERS}
+)
 AvailabilitySpec = Annotated[AvailabilityModel, AVAILABILITIES]
 
 Spans = Callable[[Ints, Floats], tuple[Flags, Floats]]
-"""``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
+"""``span`` of different devices, each at a time of its own (s): whether each is on, and until
+when (s).
+"""
 
 
 def one_by_one(span: Callable[[int, float], Span]) -> Spans:
     """``span`` of many devices, one after another."""
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        found = [span(device, time) for device, time in zip(devices.tolist(), times.tolist(), strict=True)]
-        return np.array([on for on, _, _ in found], dtype=np.bool_), np.array([end for _, _, end in found], dtype=np.float64)
+        found = [
+            span(device, time)
+            for device, time in zip(devices.tolist(), times.tolist(), strict=True)
+        ]
+        return np.array([on for on, _, _ in found], dtype=np.bool_), np.array(
+            [end for _, _, end in found], dtype=np.float64
+        )
 
     return spans
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
-    """Each device's state at 0 s and its changes up to ``end`` (s): ``device`` int64, ``time`` (s), ``on`` bool; [rows] each.
+    """Each device's state at 0 s and its changes up to ``end`` (s): ``device`` int64, ``time``
+    (s), ``on`` bool; [rows] each.
 
-    In order of devices and times. Above ``most`` rows whole devices are left out, evenly over their numbers.
+    In order of devices and times. Above ``most`` rows whole devices are left out, evenly over
+    their numbers.
     """
     count = len(devices)
-    devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]  # any beginning of it is spread evenly
-    time, last, rows = np.zeros(count), np.full(count, -1), np.zeros(count, dtype=np.int64)
+    # any beginning of it is spread evenly
+    devices = devices[np.argsort(np.arange(count) * _GOLDEN % 1, kind="stable")]
+    time = np.zeros(count)
+    last = np.full(count, -1)
+    rows = np.zeros(count, dtype=np.int64)
     found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
-    fitting, going = count, np.arange(count)
+    fitting = count
+    going = np.arange(count)
     while len(going):
         now = time[going]
         on, until = spans(devices[going], now)
@@ -145,7 +182,8 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDA
         last[going], time[going] = on, until
         rows[going] += new
         fitting = int(np.searchsorted(np.cumsum(rows), most, side="right"))
-        going = going[(now < until) & (until <= end) & (going < fitting)]  # a path of the user's own may not move on
+        # a path of the user's own may not move on
+        going = going[(now < until) & (until <= end) & (going < fitting)]
     place, times, states = (np.concatenate(column) for column in zip(*found, strict=True))
     kept = np.flatnonzero(place < fitting)
     kept = kept[np.argsort(devices[place[kept]], kind="stable")]

@@ -28,13 +28,18 @@ def _instant(value: Any) -> Any:
     try:
         _parsed(text)
     except (TypeError, ValueError):
-        allowed = "a date and time, or a time of day, is allowed; for example '2024-03-04T06:00+01:00' or '06:00'"
+        allowed = (
+            "a date and time, or a time of day, is allowed; for example '2024-03-04T06:00+01:00' "
+            "or '06:00'"
+        )
         raise PydanticCustomError("calendar", allowed) from None
     return text
 
 
 def _parsed(text: str) -> datetime:
-    """An instant; without an offset it is UTC, and without a date it is on the first of January 2024."""
+    """An instant; without an offset it is UTC, and without a date it is on the first of January
+    2024.
+    """
     try:
         found = datetime.combine(date(2024, 1, 1), time.fromisoformat(text))
     except ValueError:
@@ -48,11 +53,18 @@ class CalendarSpec(Spec):
     starts: Annotated[str, BeforeValidator(_instant)] = "2024-01-01T00:00"
     """a date and time (ISO 8601), or a time of day alone; UTC unless it has an offset."""
     zone: NameDistribution = Constant[str](value="UTC")
-    """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a column of a file."""
+    """names of time zones (``"Europe/Berlin"``): one for all, a choice with shares, a list, or a
+    column of a file.
+    """
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> "Calendar":
-        """The devices' calendar; draws from ``world/zone``. ``ScenarioError`` for an unknown time zone."""
-        names = self.zone.by_device("population.calendar.zone", streams.generator("world/zone"), devices, root)
+        """The devices' calendar; draws from ``world/zone``.
+
+        ``ScenarioError`` for an unknown time zone.
+        """
+        names = self.zone.by_device(
+            "population.calendar.zone", streams.generator("world/zone"), devices, root
+        )
         known, which = distinct(names)
         return Calendar(_parsed(self.starts), [_zone(name) for name in known.tolist()], which)
 
@@ -79,19 +91,31 @@ class Calendar:
         return cls(datetime(2024, 1, 1, tzinfo=UTC), [UTC], alike(0, devices), stated=False)
 
     def day_s(self) -> Floats:
-        """Time of day at time 0 of each device (s), float64 [devices]; summer time never changes it later."""
-        passed: Floats = np.array([seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones])
+        """Time of day at time 0 of each device (s), float64 [devices]; summer time never changes
+        it later.
+        """
+        passed: Floats = np.array(
+            [seconds_of_day(self.starts.astimezone(zone).time()) for zone in self.zones]
+        )
         return each(lambda which: passed[which], self.which)
 
     def simulated_s(self, instant: datetime, device: int) -> float:
-        """The simulated time of an instant (s); one without an offset is in the device's time zone."""
-        known = instant if instant.tzinfo else instant.replace(tzinfo=self.zones[int(self.which[device])])
+        """The simulated time of an instant (s); one without an offset is in the device's time
+        zone.
+        """
+        known = (
+            instant
+            if instant.tzinfo
+            else instant.replace(tzinfo=self.zones[int(self.which[device])])
+        )
         return on_grid((known - self.starts).total_seconds())
 
 
 def seconds_of_day(of_day: time) -> float:
     """Seconds since midnight."""
-    passed = datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(date.min, time())
+    passed = datetime.combine(date.min, of_day.replace(tzinfo=None)) - datetime.combine(
+        date.min, time()
+    )
     return on_grid(passed.total_seconds())
 
 
@@ -99,5 +123,9 @@ def _zone(name: str) -> tzinfo:
     try:
         return ZoneInfo(name)
     except (ValueError, KeyError, OSError):  # raised by zoneinfo for unknown names
-        allowed = f"names of time zones such as 'Europe/Berlin'{nearest(name, available_timezones())}"
-        raise ScenarioError(f"population.calendar.zone is {name!r}; allowed are {allowed}") from None
+        allowed = (
+            f"names of time zones such as 'Europe/Berlin'{nearest(name, available_timezones())}"
+        )
+        raise ScenarioError(
+            f"population.calendar.zone is {name!r}; allowed are {allowed}"
+        ) from None

@@ -1,4 +1,6 @@
-"""Columns of a population that take little room; a column of equal entries stores one number (stride 0)."""
+"""Columns of a population that take little room; a column of equal entries stores one number
+(stride 0).
+"""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +11,9 @@ from numpy.typing import NDArray
 from fedsim.common.arrays import Floats, Ints
 
 MANY = 2_000_000
-"""Above this number only devices that were ever looked at have rows in caches and in ``devices.parquet``."""
+"""Above this number only devices that were ever looked at have rows in caches and in
+``devices.parquet``.
+"""
 
 ALL = slice(None)
 
@@ -24,7 +28,11 @@ def alike(value: Any, devices: int) -> NDArray[Any]:
 
 def each(function: Callable[[NDArray[Any]], NDArray[Any]], column: NDArray[Any]) -> NDArray[Any]:
     """Apply a function to each entry of a column; called once where all entries are shared."""
-    return alike(function(column[:1])[0], len(column)) if column.strides == (0,) and len(column) else function(column)
+    return (
+        alike(function(column[:1])[0], len(column))
+        if column.strides == (0,) and len(column)
+        else function(column)
+    )
 
 
 def distinct(column: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.integer]]:
@@ -41,7 +49,9 @@ def pieces(devices: int) -> Iterator[slice]:
 
 
 def mean(entries: Callable[[slice], Floats], devices: int) -> float:
-    """Mean of a column that is made piece by piece; to the bit ``np.mean``, which adds up halves of halves."""
+    """Mean of a column that is made piece by piece; to the bit ``np.mean``, which adds up halves
+    of halves.
+    """
 
     def total(begin: int, end: int) -> float:
         half = (end - begin) // 2
@@ -54,7 +64,9 @@ def mean(entries: Callable[[slice], Floats], devices: int) -> float:
 
 
 class DeviceRows:
-    """Row of each device in columns of ``room`` entries: its number, or the next free row if there are more than ``MANY``."""
+    """Row of each device in columns of ``room`` entries: its number, or the next free row if
+    there are more than ``MANY``.
+    """
 
     def __init__(self, devices: int) -> None:
         self.all = devices <= MANY
@@ -66,7 +78,9 @@ class DeviceRows:
         if self.all:
             return devices
         rows = self._rows
-        found = np.array([rows.setdefault(device, len(rows)) for device in devices.tolist()], dtype=np.int64)
+        found = np.array(
+            [rows.setdefault(device, len(rows)) for device in devices.tolist()], dtype=np.int64
+        )
         while len(rows) > self.room:
             self.room *= 2
         return found

@@ -1,10 +1,12 @@
-"""Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which it is slow.
+"""Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which
+it is slow.
 
-An epoch's jitter is named by the device and the instant at which the epoch begins, so that every strategy has the same delay;
-that of other work by the device and the number of its task.
+An epoch's jitter is named by the device and the instant at which the epoch begins, so that every
+strategy has the same delay; that of other work by the device and the number of its task.
 
-Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at throughput(k) / k of its
-speed alone (processor sharing), so a computation ends when the host has served each computation a known amount.
+Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at
+throughput(k) / k of its speed alone (processor sharing), so a computation ends when the host has
+served each computation a known amount.
 """
 
 import math
@@ -29,11 +31,14 @@ from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
 
 _TICKS_PER_SECOND = 1 << 30
 _PHASES_AHEAD = 4_000  # a walk of some 10 ms
-_TIE_S = 2 / _TICKS_PER_SECOND  # more than rounding can make up; an epoch begun for its sake is still cut off at the limit
+# more than rounding can make up; an epoch begun for its sake is still cut off at the limit
+_TIE_S = 2 / _TICKS_PER_SECOND
 
 
 class SlowPhases(Spec):
-    """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone is hot)."""
+    """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone
+    is hot).
+    """
 
     factor: float = Field(ge=1e-6, le=1.0)
     mean_normal: PositiveSeconds
@@ -41,11 +46,17 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """Times of epochs; ``jitter``: their coefficient of variation (lognormal, mean 1), one for all or float64 [devices]."""
+    """Times of epochs; ``jitter``: their coefficient of variation (lognormal, mean 1), one for
+    all or float64 [devices].
+    """
 
-    def __init__(self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int) -> None:
+    def __init__(
+        self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int
+    ) -> None:
         self._streams = streams
-        values, which = distinct(alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter))
+        values, which = distinct(
+            alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
+        )
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
         self._sigma = each(lambda place: sigmas[place], which)
         self._factor = self._mean_rate = 1.0
@@ -68,11 +79,13 @@ class Compute:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """Ends (s, on the grid) of ``epochs`` epochs of ``epoch_s`` at full speed, back to back from ``start`` (s).
+        """Ends (s, on the grid) of ``epochs`` epochs of ``epoch_s`` at full speed, back to back
+        from ``start`` (s).
 
-        Epochs that would begin at or after ``limit`` (s) are left out, and all but one that would begin after ``horizon`` (s).
-        An end beyond either is only a lower bound. ``task``, the number of the device's task, names the jitter instead of the
-        instants at which epochs begin. ``SimulationError``: too many slow phases on the way.
+        Epochs that would begin at or after ``limit`` (s) are left out, and all but one that would
+        begin after ``horizon`` (s). An end beyond either is only a lower bound. ``task``, the
+        number of the device's task, names the jitter instead of the instants at which epochs begin.
+        ``SimulationError``: too many slow phases on the way.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -90,21 +103,32 @@ class Compute:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """The ``ends`` (s) of the epochs that a device begins which watches its own clock (CATA-Fed's Eq. 8).
+        """The ``ends`` (s) of the epochs that a device begins which watches its own clock
+        (CATA-Fed's Eq. 8).
 
-        The first begins at ``start`` (s) in any case, another one only if the mean epoch so far fits in before ``limit`` (s).
+        The first begins at ``start`` (s) in any case, another one only if the mean epoch so far
+        fits in before ``limit`` (s).
         """
         begun = min(1, len(ends))
-        while begun < len(ends) and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S:
+        while (
+            begun < len(ends)
+            and (ends[begun - 1] - start) * (begun + 1) / begun <= limit - start + _TIE_S
+        ):
             begun += 1
         return ends[:begun]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
-        """Factor of the time of an epoch that begins at ``start`` (s), or of ``task``; see ``epoch_ends``."""
+        """Factor of the time of an epoch that begins at ``start`` (s), or of ``task``; see
+        ``epoch_ends``.
+        """
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
-        named = ("world/jitter", int(start * _TICKS_PER_SECOND)) if task is None else ("world/jitter/task", task)
+        named = (
+            ("world/jitter", int(start * _TICKS_PER_SECOND))
+            if task is None
+            else ("world/jitter/task", task)
+        )
         normal = self._streams.normal(named[0], device, named[1])
         return math.exp(sigma * normal - sigma**2 / 2)
 
@@ -123,18 +147,25 @@ class Compute:
             start = span.end
 
 
-CurvePoint = Annotated[list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)]
+CurvePoint = Annotated[
+    list[Annotated[float, Field(gt=0.0, le=1e6)]], Field(min_length=2, max_length=2)
+]
 
 
 class HostSpec(Spec):
-    """``population.host``: machines on which the devices run. Device i is on host i mod ``number``, as in a tree's cells."""
+    """``population.host``: machines on which the devices run.
+
+    Device i is on host i mod ``number``, as in a tree's cells.
+    """
 
     number: int = Field(default=1, ge=1)
     """how many hosts, all alike."""
     cores: int | None = Field(default=None, ge=1)
     """how many computations run at full speed at once; more share the cores evenly."""
     throughput: list[CurvePoint] | None = Field(default=None, min_length=1)
-    """instead of ``cores``, points [computations at once, total speed relative to one], linear from [1, 1], flat at the end."""
+    """instead of ``cores``, points [computations at once, total speed relative to one], linear
+    from [1, 1], flat at the end.
+    """
     workers: int | None = Field(default=None, ge=1)
     """how many tasks run at once; further ones queue, first come, first served. None: all run."""
     memory: Bytes | None = None
@@ -150,20 +181,32 @@ class HostSpec(Spec):
             raise ValueError("a host has either 'cores' or 'throughput'; give one of them")
         busy = [1.0, *(count for count, _ in self.throughput or ())]
         if busy != sorted(set(busy)):
-            raise ValueError(f"'throughput' has points at {busy[1:]} computations; allowed are ascending numbers above 1")
+            raise ValueError(
+                f"'throughput' has points at {busy[1:]} computations; allowed are ascending "
+                "numbers above 1"
+            )
         for count, work in self.throughput or ():
             if work > count:
-                raise ValueError(f"'throughput' is {work:g} at {count:g} computations; allowed is up to {count:g}")
+                raise ValueError(
+                    f"'throughput' is {work:g} at {count:g} computations; allowed is up to "
+                    f"{count:g}"
+                )
         if (self.memory is None) != (self.task_memory is None):
             raise ValueError("'memory' needs 'task_memory'")
         if self.slots < 1:
-            raise ValueError(f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B")
+            raise ValueError(
+                f"'memory' of {self.memory:g} B holds no task of {self.task_memory:g} B"
+            )
         return self
 
     @property
     def slots(self) -> float:
         """The number of tasks that run at once on a host; infinity for all."""
-        fit = self.memory // self.task_memory if self.memory is not None and self.task_memory else math.inf
+        fit = (
+            self.memory // self.task_memory
+            if self.memory is not None and self.task_memory
+            else math.inf
+        )
         return min(fit, math.inf if self.workers is None else self.workers)
 
     def rate(self, busy: int) -> float:
@@ -176,7 +219,9 @@ class HostSpec(Spec):
 
 @dataclass(slots=True)
 class _Computing:
-    """A running computation: begin and end in seconds of full speed that its host has ``served`` each."""
+    """A running computation: begin and end in seconds of full speed that its host has ``served``
+    each.
+    """
 
     task: Task
     begun: float
@@ -185,7 +230,9 @@ class _Computing:
 
 @dataclass(slots=True)
 class _Cores:
-    """A host's cores: ``served`` until the time ``at`` (s), to each of the running ``jobs``, by their tasks' numbers."""
+    """A host's cores: ``served`` until the time ``at`` (s), to each of the running ``jobs``, by
+    their tasks' numbers.
+    """
 
     at: float = 0.0
     served: float = 0.0
@@ -194,19 +241,32 @@ class _Cores:
 
 
 class Hosts:
-    """Cores and workers of all hosts; ``through`` is called for a task when its computation ends."""
+    """Cores and workers of all hosts; ``through`` is called for a task when its computation
+    ends.
+    """
 
-    def __init__(self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]) -> None:
-        self._simulation, self._spec, self._through = simulation, spec, through
+    def __init__(
+        self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]
+    ) -> None:
+        self._simulation = simulation
+        self._spec = spec
+        self._through = through
         self._cores: dict[int, _Cores] = {}
-        self._used: dict[int, float] = {}  # seconds of a core that running steps have had in computations that are through
+        # seconds of a core that running steps have had in computations that are through
+        self._used: dict[int, float] = {}
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker; returns the steps before the task's own: the queue for the worker, and its start-up."""
+        """Request a worker; returns the steps before the task's own: the queue for the worker,
+        and its start-up.
+        """
         start_up = (Pause("start-up", self._spec.start_up),) if self._spec.start_up else ()
-        return start_up if self._spec.slots == math.inf or self._take_worker(task) else (Queue(), *start_up)
+        return (
+            start_up
+            if self._spec.slots == math.inf or self._take_worker(task)
+            else (Queue(), *start_up)
+        )
 
     def _take_worker(self, task: Task) -> bool:
         host = self._host(task)
@@ -224,7 +284,9 @@ class Hosts:
         if (job := self._job(task)) is None:
             return False
         cores = self._advanced(self._host(task))
-        return job.end - cores.served <= self._spec.rate(len(cores.jobs)) * tie_s(self._simulation.now)
+        return job.end - cores.served <= self._spec.rate(len(cores.jobs)) * tie_s(
+            self._simulation.now
+        )
 
     def stop(self, task: Task) -> bool:
         """End the running computation; returns whether there was one."""
@@ -254,7 +316,9 @@ class Hosts:
         return None if cores is None else cores.jobs.get(task.id)
 
     def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
-        """The cores of a host as of now; if something ``changes`` the alarm is set after this instant."""
+        """The cores of a host as of now; if something ``changes`` the alarm is set after this
+        instant.
+        """
         if changes:
             if not self._changed:
                 self._simulation.unsettle(self._solve)
@@ -266,7 +330,8 @@ class Hosts:
         return cores
 
     def _solve(self) -> None:
-        changed, self._changed = self._changed, {}
+        changed = self._changed
+        self._changed = {}
         for host in changed:
             cores = self._advanced(host)
             if cores.alarm is not None:
@@ -274,7 +339,9 @@ class Hosts:
                 cores.alarm = None
             if cores.jobs:
                 left = max(0.0, min(job.end for job in cores.jobs.values()) - cores.served)
-                self.rearm("host", host, on_grid_after(cores.at + left / self._spec.rate(len(cores.jobs))))
+                self.rearm(
+                    "host", host, on_grid_after(cores.at + left / self._spec.rate(len(cores.jobs)))
+                )
             else:
                 cores.served = 0.0
 
@@ -290,7 +357,11 @@ class Hosts:
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
         pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
         cores = {host: [cores.at, cores.served] for host, cores in self._cores.items()}
-        jobs = {task_id: [job.begun, job.end] for cores in self._cores.values() for task_id, job in cores.jobs.items()}
+        jobs = {
+            task_id: [job.begun, job.end]
+            for cores in self._cores.values()
+            for task_id, job in cores.jobs.items()
+        }
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
@@ -305,4 +376,6 @@ class Hosts:
                 self._take_worker(running[task_id])
 
     def rearm(self, kind: str, host: int, when: float) -> None:
-        self._cores[host].alarm = self._simulation.wake((kind, host), when, partial(self._ring, host))
+        self._cores[host].alarm = self._simulation.wake(
+            (kind, host), when, partial(self._ring, host)
+        )

@@ -1,4 +1,6 @@
-"""A quantity of every device, with units in the text: drawn from a distribution, or listed, or from a user's CSV or Parquet."""
+"""A quantity of every device, with units in the text: drawn from a distribution, or listed, or
+from a user's CSV or Parquet.
+"""
 
 import csv
 import math
@@ -42,55 +44,81 @@ def _id_names() -> Iterator[str]:
 
 
 IDS = tuple(dict.fromkeys(_id_names()))
-"""Names of columns by which rows have an order, the first that is there; numbers of devices if they are 0, 1 and so on."""
+"""Names of columns by which rows have an order, the first that is there; numbers of devices if
+they are 0, 1 and so on.
+"""
 
 
 class DeviceTable:
-    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at ``key``: malformed or empty.
+    """A user's table, Parquet or CSV, with ``columns`` and perhaps ``more``; ``DataError`` at
+    ``key``: malformed or empty.
 
-    ``others``: names of further columns that may be there; any other one is refused. None: all may be there.
+    ``others``: names of further columns that may be there; any other one is refused. None: all
+    may be there.
     """
 
     def __init__(
-        self, key: str, path: Path, columns: Sequence[str], more: Sequence[str] = (), others: Sequence[str] | None = None
+        self,
+        key: str,
+        path: Path,
+        columns: Sequence[str],
+        more: Sequence[str] = (),
+        others: Sequence[str] | None = None,
     ) -> None:
         import pyarrow as pa
 
-        self._key, self._path = key, path
+        self._key = key
+        self._path = path
         try:
             names, table = _read(path, dict.fromkeys([*columns, *more]))
         except FileNotFoundError:
             raise DataError(f"{key}: there is no file {str(path)!r}; {SOUGHT}") from None
         except (OSError, ValueError, csv.Error, pa.ArrowException) as error:
-            raise DataError(f"{key}: {str(path)!r} cannot be read: {str(error).splitlines()[0]}") from None
+            raise DataError(
+                f"{key}: {str(path)!r} cannot be read: {str(error).splitlines()[0]}"
+            ) from None
         for column in columns:
             if column not in names:
                 known = f"it has {', '.join(names)}{nearest(column, names)}"
                 raise DataError(f"{key}: {str(path)!r} has no column {column!r}; {known}")
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise DataError(f"{key}: {str(path)!r} has the column {twice[0]!r} twice; allowed is once")
+            raise DataError(
+                f"{key}: {str(path)!r} has the column {twice[0]!r} twice; allowed is once"
+            )
         used = [*columns, *more]
         for column in names if others is not None else ():
             if column not in (*used, *(others or ())):
                 known = f"known are {', '.join((*used, *(others or ())))}{nearest(column, used)}"
-                raise DataError(f"{key}: {str(path)!r} has the column {column!r}, which nothing uses; {known}")
+                raise DataError(
+                    f"{key}: {str(path)!r} has the column {column!r}, which nothing uses; {known}"
+                )
         self.rows: int = table.num_rows
         if not self.rows:
             raise DataError(f"{key}: {str(path)!r} has no rows")
         self._names = names
-        self.cells = {name: [_stripped(cell) for cell in table.column(name).to_pylist()] for name in table.column_names}
+        self.cells = {
+            name: [_stripped(cell) for cell in table.column(name).to_pylist()]
+            for name in table.column_names
+        }
 
     def note(self, meaning: str) -> None:
         """Say for people what the table was taken for."""
-        note(f"{self._key} from {str(self._path)!r} (columns {', '.join(map(repr, self._names))}): {meaning}")
+        note(
+            f"{self._key} from {str(self._path)!r} (columns "
+            f"{', '.join(map(repr, self._names))}): {meaning}"
+        )
 
     def wrong(self, row: int, column: str, why: str) -> DataError:
         """The error for a cell; ``row`` counts from 0, in the message from 1 without the header."""
         cell = f"{column} is {shown(self.cells[column][row])}"
         return DataError(f"{self._key}: row {row + 1} of {str(self._path)!r}: {cell}: {why}")
 
-    def values(self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """A column's values of type ``kind``, [rows]; bare numbers have the ``unit``, empty cells are ``empty`` or refused."""
+    def values(
+        self, column: str, kind: Any, unit: str | None = None, empty: Any = _NEEDED
+    ) -> list[Any]:
+        """A column's values of type ``kind``, [rows]; bare numbers have the ``unit``, empty
+        cells are ``empty`` or refused.
+        """
         cells = self.cells[column]
         full = [row for row, cell in enumerate(cells) if cell is not None]
         if len(full) < len(cells) and empty is _NEEDED:
@@ -116,8 +144,12 @@ class DeviceTable:
                 raise self.wrong(row, "device", f"allowed are 0 to {devices - 1}")
         return numbers
 
-    def by_device(self, column: str, devices: int, kind: Any, unit: str | None = None, empty: Any = _NEEDED) -> list[Any]:
-        """A column's values in order of devices, [devices]; ``DataError`` unless each device has one row."""
+    def by_device(
+        self, column: str, devices: int, kind: Any, unit: str | None = None, empty: Any = _NEEDED
+    ) -> list[Any]:
+        """A column's values in order of devices, [devices]; ``DataError`` unless each device has
+        one row.
+        """
         values = self.values(column, kind, unit, empty)
         where = f"{self._key}: {str(self._path)!r}"
         if self._order_column(column) is None:
@@ -128,19 +160,30 @@ class DeviceTable:
             rows: dict[int, int] = {}
             for row, device in enumerate(self.devices(devices)):
                 if rows.setdefault(device, row) != row:
-                    raise self.wrong(row, "device", f"row {rows[device] + 1} is of the same device; allowed is one a device")
+                    raise self.wrong(
+                        row,
+                        "device",
+                        f"row {rows[device] + 1} is of the same device; allowed is one a device",
+                    )
             missing = [device for device in range(devices) if device not in rows]
             if missing:
-                raise DataError(f"{where} has no row for device {missing[0]}; allowed is one for each of 0 to {devices - 1}")
+                raise DataError(
+                    f"{where} has no row for device {missing[0]}; allowed is one for each of 0 "
+                    f"to {devices - 1}"
+                )
             return [values[rows[device]] for device in range(devices)]
         if self.rows != devices:
-            raise DataError(f"{where} has {self.rows} rows for {devices} devices; allowed is one a device")
+            raise DataError(
+                f"{where} has {self.rows} rows for {devices} devices; allowed is one a device"
+            )
         name = self._order_column(column)
         order = None if name is None else self._order(name)
         return values if order is None else [values[row] for row in order]
 
     def _order_column(self, column: str) -> str | None:
-        """The column that gives the rows their order, other than ``column``; None: they have none."""
+        """The column that gives the rows their order, other than ``column``; None: they have
+        none.
+        """
         names = [name for name in self.cells if name != column and name in IDS]
         return min(names, key=IDS.index, default=None)
 
@@ -155,22 +198,34 @@ class DeviceTable:
                 raise self.wrong(row, name, "every row needs a value, or the column is left out")
             text = str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
             if places.setdefault(text, row) != row:
-                raise self.wrong(row, name, f"row {places[text] + 1} has the same; allowed is one a device")
+                raise self.wrong(
+                    row, name, f"row {places[text] + 1} has the same; allowed is one a device"
+                )
         numbers = [str(device) for device in range(self.rows)]
         if places.keys() == {*numbers}:
             return [places[number] for number in numbers]
         texts = list(places)
         for row, (before, after) in enumerate(pairwise(texts), 1):
             if _natural(after) < _natural(before):
-                why = f"it comes after {shown(before)}, and these are not the numbers of the devices, 0 to {self.rows - 1}"
-                raise self.wrong(row, name, f"{why}; sort the rows, or name the device of each in a column 'device'")
+                why = (
+                    f"it comes after {shown(before)}, and these are not the numbers of the "
+                    f"devices, 0 to {self.rows - 1}"
+                )
+                raise self.wrong(
+                    row,
+                    name,
+                    f"{why}; sort the rows, or name the device of each in a column 'device'",
+                )
         return None
 
 
 def _natural(text: str) -> list[tuple[int, str]]:
     """A key by which "c2" comes before "c10"."""
     parts = _DIGITS.split(text)
-    return [(len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (-1, part) for part in parts]
+    return [
+        (len(part.lstrip("0")), part.lstrip("0")) if part.isdecimal() else (-1, part)
+        for part in parts
+    ]
 
 
 def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
@@ -190,7 +245,9 @@ def _read(path: Path, wanted: Iterable[str]) -> tuple[list[str], Any]:
         null_values=[""],
         strings_can_be_null=True,
     )
-    return names, arrow.read_csv(regular(path), arrow.ReadOptions(use_threads=False), convert_options=how)
+    return names, arrow.read_csv(
+        regular(path), arrow.ReadOptions(use_threads=False), convert_options=how
+    )
 
 
 def _stripped(cell: Any) -> Any:
@@ -199,7 +256,11 @@ def _stripped(cell: Any) -> Any:
 
 def _quantity(cell: Any, unit: str | None) -> Any:
     bare = cell if isinstance(cell, str) else repr(cell) if isinstance(cell, int | float) else None
-    return f"{bare} {unit}" if bare is not None and unit is not None and _BARE.fullmatch(bare) else cell
+    return (
+        f"{bare} {unit}"
+        if bare is not None and unit is not None and _BARE.fullmatch(bare)
+        else cell
+    )
 
 
 Q = TypeVar("Q")
@@ -208,16 +269,20 @@ _BLOCK = 1 << 15  # numbers at once, which fit into a core's own cache
 
 
 class Distribution(Spec):
-    """The base of every distribution. One of your own is for ``population.speed``: keys that are speeds are
-    ``SamplesPerSecond``.
+    """The base of every distribution. One of your own is for ``population.speed``: keys that are
+    speeds are ``SamplesPerSecond``.
     """
 
     def draw(self, generator: np.random.Generator, size: int) -> NDArray[Any]:
         """``size`` values in the base unit, float64 [size]."""
         raise NotImplementedError
 
-    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
-        """Each device's value in the base unit, float64 [devices]; ``key`` names it in errors, files are under ``root``."""
+    def by_device(
+        self, key: str, generator: np.random.Generator, devices: int, root: Path | None
+    ) -> NDArray[Any]:
+        """Each device's value in the base unit, float64 [devices]; ``key`` names it in errors,
+        files are under ``root``.
+        """
         return self.draw(generator, devices)
 
 
@@ -243,7 +308,9 @@ class Uniform(Distribution, Generic[Q]):
         if self.low > self.high:  # type: ignore[operator]
             raise ValueError("'low' is above 'high'")
         if self.high == math.inf:
-            raise ValueError("a uniform distribution cannot reach up to infinity; 'high' must be finite")
+            raise ValueError(
+                "a uniform distribution cannot reach up to infinity; 'high' must be finite"
+            )
         return self
 
     def draw(self, generator: np.random.Generator, size: int) -> Floats:
@@ -251,7 +318,9 @@ class Uniform(Distribution, Generic[Q]):
 
 
 class LogNormal(Distribution, Generic[Q]):
-    """Lognormal by its median and its spread, the factor by which one standard deviation multiplies (exp of sigma)."""
+    """Lognormal by its median and its spread, the factor by which one standard deviation
+    multiplies (exp of sigma).
+    """
 
     kind: Literal["lognormal"] = "lognormal"
     median: Q
@@ -260,7 +329,8 @@ class LogNormal(Distribution, Generic[Q]):
     def draw(self, generator: np.random.Generator, size: int) -> Floats:
         values = generator.standard_normal(size)
         values *= math.log(self.spread)  # in place: there may be 100 million
-        # numpy's exp of real numbers has other last bits where there is AVX-512; that of complex ones is the C library's.
+        # numpy's exp of real numbers has other last bits where there is AVX-512; that of complex
+        # ones is the C library's.
         for block in np.array_split(values, 1 + size // _BLOCK):
             block[:] = np.exp(block.astype(np.complex128)).real
         return np.multiply(self.median, values, out=values)  # type: ignore[call-overload, no-any-return]
@@ -275,7 +345,9 @@ class Choice(Distribution, Generic[Q]):
 
     @model_validator(mode="after")
     def _matching(self) -> "Choice[Q]":
-        if self.shares is not None and (len(self.shares) != len(self.values) or min(self.shares) < 0 or sum(self.shares) <= 0):
+        if self.shares is not None and (
+            len(self.shares) != len(self.values) or min(self.shares) < 0 or sum(self.shares) <= 0
+        ):
             raise ValueError("'shares' must be as many as 'values', none negative, not all zero")
         return self
 
@@ -290,9 +362,14 @@ class Listed(Distribution, Generic[Q]):
     kind: Literal["list"] = "list"
     values: list[Q] = Field(min_length=1)
 
-    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+    def by_device(
+        self, key: str, generator: np.random.Generator, devices: int, root: Path | None
+    ) -> NDArray[Any]:
         if len(self.values) != devices:
-            raise ScenarioError(f"{key} lists {len(self.values)} values for {devices} devices; allowed is one a device")
+            raise ScenarioError(
+                f"{key} lists {len(self.values)} values for {devices} devices; allowed is one "
+                "a device"
+            )
         return np.array(self.values)
 
 
@@ -301,25 +378,32 @@ class FileColumn(Spec):
 
     kind: Literal["file"] = "file"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``.
+    """
     column: str
     """the column's name."""
     unit: str | None = None
     """of the cells that are bare numbers, such as ``"s"``; others carry their own."""
 
-    def cells(self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any) -> NDArray[Any]:
+    def cells(
+        self, key: str, devices: int, root: Path | None, quantity: Any, **empty: Any
+    ) -> NDArray[Any]:
         table = DeviceTable(key, sought(self.file, root), (self.column,), IDS)
         return np.array(table.by_device(self.column, devices, quantity, self.unit, **empty))
 
 
 class FromFile(FileColumn, Distribution, Generic[Q]):
-    """A column of a CSV or Parquet file with a row a device, in order of their numbers or as its column ``device`` says.
+    """A column of a CSV or Parquet file with a row a device, in order of their numbers or as its
+    column ``device`` says.
 
-    Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written gives the order: the numbers of
-    the devices in any order, or other names in ascending order.
+    Without ``device``, a column such as ``id``, ``client`` or an index that pandas has written
+    gives the order: the numbers of the devices in any order, or other names in ascending order.
     """
 
-    def by_device(self, key: str, generator: np.random.Generator, devices: int, root: Path | None) -> NDArray[Any]:
+    def by_device(
+        self, key: str, generator: np.random.Generator, devices: int, root: Path | None
+    ) -> NDArray[Any]:
         return self.cells(key, devices, root, type(self).__pydantic_generic_metadata__["args"][0])
 
 
@@ -329,16 +413,25 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 
 
 def by_device(quantity: Any, *drawn: type[Distribution], base: str = "") -> Registry:
-    """The distributions of a quantity. Short forms: a bare value for a constant, a list with one value per device, a file."""
+    """The distributions of a quantity.
+
+    Short forms: a bare value for a constant, a list with one value per device, a file.
+    """
     specs: Any = [form[quantity] for form in (*drawn, Listed, FromFile)]  # type: ignore[index]
-    return Registry.of("distribution", *specs, base=base, usual="constant", bare="value", by_device=True)
+    return Registry.of(
+        "distribution", *specs, base=base, usual="constant", bare="value", by_device=True
+    )
 
 
 _BASE = "fedsim.world.distributions:Distribution"
 SPEEDS = by_device(SamplesPerSecond, Constant, Uniform, LogNormal, Choice, base=_BASE)
 SpeedDistribution = Annotated[Distribution, SPEEDS]
-RateDistribution = Annotated[Distribution, by_device(LinkRate, Constant, Uniform, LogNormal, Choice)]
+RateDistribution = Annotated[
+    Distribution, by_device(LinkRate, Constant, Uniform, LogNormal, Choice)
+]
 TimeDistribution = Annotated[Distribution, by_device(Seconds, Constant, Uniform, LogNormal, Choice)]
-JitterDistribution = Annotated[Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)]
+JitterDistribution = Annotated[
+    Distribution, by_device(Jitter, Constant, Uniform, LogNormal, Choice)
+]
 FactorDistribution = Annotated[Distribution, by_device(Factor, Constant, Uniform, Choice)]
 NameDistribution = Annotated[Distribution, by_device(str, Constant, Choice)]

@@ -1,9 +1,11 @@
-"""The life of a device at work: one SimPy process a task, ``TaskRunner.life``, which carries out one step after another.
+"""The life of a device at work: one SimPy process a task, ``TaskRunner.life``, which carries out
+one step after another.
 
 A process exists while a device works; idle devices are rows of the population.
 
-A step ends once: it completes, or the process is interrupted, with one cause. A step that completes in the same instant has
-completed, and the next one is interrupted as it begins. Completions up to ``tie_s`` after a deadline are in time.
+A step ends once: it completes, or the process is interrupted, with one cause. A step that completes
+in the same instant has completed, and the next one is interrupted as it begins. Completions up to
+``tie_s`` after a deadline are in time.
 """
 
 import math
@@ -29,11 +31,12 @@ from fedsim.world.task import Cause, Power, Queue, Task, TaskStep
 class TaskRunner(StepRunner):
     """Carries out tasks on the devices of a population.
 
-    ``availability`` is cut to lifetimes. ``next_steps`` returns the steps that follow a task's, if any. ``on_end`` is called
-    once with each task that has ended.
+    ``availability`` is cut to lifetimes. ``next_steps`` returns the steps that follow a task's,
+    if any. ``on_end`` is called once with each task that has ended.
 
     Attributes:
-        times_asked, times_selected: device -> number of its tasks, and of its selections for a round.
+        times_asked, times_selected: device -> number of its tasks, and of its selections for a
+            round.
         off: devices that are switched off, whatever their availability.
     """
 
@@ -49,7 +52,9 @@ class TaskRunner(StepRunner):
         host: HostSpec | None = None,
     ) -> None:
         super().__init__(messages, population, compute, batteries, host)
-        self._availability, self._next_steps, self._on_end = availability, next_steps, on_end
+        self._availability = availability
+        self._next_steps = next_steps
+        self._on_end = on_end
         messages.until = self.reachable_until
         self.off: set[int] = set()
         self._busy = np.zeros(len(population.speed), dtype=np.bool_)  # devices in _working
@@ -58,7 +63,9 @@ class TaskRunner(StepRunner):
         self.times_selected: Counter[int] = Counter()
 
     def life(self, task: Task) -> ProcessGenerator:
-        """Process of a device that carries out a task, from the step that had begun if it was saved."""
+        """Process of a device that carries out a task, from the step that had begun if it was
+        saved.
+        """
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
@@ -73,7 +80,9 @@ class TaskRunner(StepRunner):
         self._end(task, cause)
 
     def _begin(self, task: Task) -> None:
-        self._simulation.record("task-start", task.fields | ({"continues": True} if task.continues else {}))
+        self._simulation.record(
+            "task-start", task.fields | ({"continues": True} if task.continues else {})
+        )
         if (battery := self._battery_of(task)) is not None:
             battery.start(task.device)
         if not task.steps and not self._asks_for_more(task):
@@ -91,7 +100,8 @@ class TaskRunner(StepRunner):
         if self.queues and self._has_to_queue(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
-        task.begun, task.step_start = True, self._simulation.now
+        task.begun = True
+        task.step_start = self._simulation.now
         task.done = simpy.Event(self._env)
         self._simulation.record("step-start", {**task.fields, "step": step.name})
         if (battery := self._battery_of(task)) is not None:
@@ -100,11 +110,16 @@ class TaskRunner(StepRunner):
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
-        step, flow, was_cut = task.step, task.flow, cause is not None
+        step = task.step
+        flow = task.flow
+        was_cut = cause is not None
         task.cancel("alarm")
         cause, facts = self._ways[type(step)][1](task, step, cause)
-        self._simulation.record("step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts})
-        task.begun, task.done = False, None
+        self._simulation.record(
+            "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
+        )
+        task.begun = False
+        task.done = None
         if (battery := self._battery_of(task)) is not None:
             task.cancel("battery")
             self.scarce.pop(task.id, None)
@@ -138,12 +153,16 @@ class TaskRunner(StepRunner):
         return free
 
     def reachable(self, devices: Ints) -> Flags:
-        """Devices of ``devices``, all different, that can be reached now, working or not; bool [len(devices)]."""
+        """Devices of ``devices``, all different, that can be reached now, working or not; bool
+        [len(devices)].
+        """
         on = self._availability.on(devices, self._simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
     def reachable_until(self, endpoint: int) -> float:
-        """When a device disconnects next, or another endpoint is lost (s); now if it cannot be reached, infinity for never."""
+        """When a device disconnects next, or another endpoint is lost (s); now if it cannot be
+        reached, infinity for never.
+        """
         now = self._simulation.now
         if 0 <= endpoint < self.network.devices:
             span = self._availability.span(endpoint, now)
@@ -151,7 +170,9 @@ class TaskRunner(StepRunner):
         return now if self.network.edge_at(endpoint) in self.messages.lost else math.inf
 
     def next_on(self, device: int, time: float) -> float:
-        """First time (s) from ``time`` on at which the device is available, or infinity; ``time`` after the run's end."""
+        """First time (s) from ``time`` on at which the device is available, or infinity;
+        ``time`` after the run's end.
+        """
         return self._availability.next_on(device, time) if time <= self._simulation.end else time
 
     def anyone_ever(self) -> bool:
@@ -172,10 +193,16 @@ class TaskRunner(StepRunner):
         edge: int | None = None,
         context: Any = None,
     ) -> Task:
-        """Give a task to an idle device, which begins in this instant; see ``Task``. ``SimulationError``: the device works."""
+        """Give a task to an idle device, which begins in this instant; see ``Task``.
+
+        ``SimulationError``: the device works.
+        """
         if (other := self._working.get(device)) is not None:
-            raise SimulationError(f"device {device} still works on task {other.id}; it does one thing at a time")
-        count, spent_s = self.times_asked.get(device, 0), self._spent.pop(device, 0.0)
+            raise SimulationError(
+                f"device {device} still works on task {other.id}; it does one thing at a time"
+            )
+        count = self.times_asked.get(device, 0)
+        spent_s = self._spent.pop(device, 0.0)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0
         self._note_data(task)
@@ -184,7 +211,8 @@ class TaskRunner(StepRunner):
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
         lost = edge in self.messages.lost
-        task.off = self._simulation.now if lost else self.reachable_until(device)  # now if it is away, or its edge server is
+        # now if it is away, or its edge server is
+        task.off = self._simulation.now if lost else self.reachable_until(device)
         self._put_to_work(task)
         self._watch(task)
         return task
@@ -195,12 +223,15 @@ class TaskRunner(StepRunner):
         task.process = self._simulation.process(self.life(task))
 
     def end(self, task_id: int, cause: Cause) -> None:
-        """Interrupt a running task in this instant; a task that has ended, or is due, stays as it is."""
+        """Interrupt a running task in this instant; a task that has ended, or is due, stays as
+        it is.
+        """
         if (task := self.running.get(task_id)) is None:
             return
         if cause == "late" and task.waits and self._is_due(task):
             task.carried_out()
-            self._env.call(partial(self.end, task_id, cause), CUT)  # its remaining steps are late then
+            # its remaining steps are late then
+            self._env.call(partial(self.end, task_id, cause), CUT)
         else:
             self._interrupt(task, cause)
 
@@ -211,7 +242,9 @@ class TaskRunner(StepRunner):
     def _watch(self, task: Task) -> None:
         task.cancel("vanish")
         if task.off < math.inf:
-            task.vanish = self._env.at(("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT)
+            task.vanish = self._env.at(
+                ("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT
+            )
 
     def switch_off(self, device: int) -> None:
         self.off.add(device)
@@ -230,9 +263,16 @@ class TaskRunner(StepRunner):
 
     def snapshot(self) -> dict[str, Any]:
         counts = {"times_asked": self.times_asked, "times_selected": self.times_selected}
-        arrays = {name: np.array(list(of.items()), dtype=np.int64).reshape(-1, 2) for name, of in counts.items()}
+        arrays = {
+            name: np.array(list(of.items()), dtype=np.int64).reshape(-1, 2)
+            for name, of in counts.items()
+        }
         batteries = None if self.batteries is None else self.batteries.snapshot()
-        running = {"running": list(self.running.values()), "off": sorted(self.off), "batteries": batteries}
+        running = {
+            "running": list(self.running.values()),
+            "off": sorted(self.off),
+            "batteries": batteries,
+        }
         return {"asked": self._asked, **arrays, **running, **super().snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -261,6 +301,9 @@ class TaskRunner(StepRunner):
             "vanish": self._cut,
             "battery": self._look_at_battery,
         }
-        task, cuts = self.running[number], kind in ("vanish", "battery")
-        alarm = self._env.at((kind, number), when, partial(rings[kind], task), CUT if cuts else NORMAL)
+        task = self.running[number]
+        cuts = kind in ("vanish", "battery")
+        alarm = self._env.at(
+            (kind, number), when, partial(rings[kind], task), CUT if cuts else NORMAL
+        )
         setattr(task, kind if cuts else "alarm", alarm)

@@ -1,4 +1,6 @@
-"""Arrivals and departures; a device is there from its arrival up to but not including its departure."""
+"""Arrivals and departures; a device is there from its arrival up to but not including its
+departure.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,24 +27,39 @@ class Turnover(Spec):
     def check(self, key: str, devices: int) -> None:
         """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
 
-    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+    def draw(
+        self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
+    ) -> Floats:
         """Times of arrival, or of departure, of all devices (s), float64 [devices].
 
-        ``arrival`` are arrivals that are known, [devices]; ``usual`` is the time of a device of which nothing is said.
+        ``arrival`` are arrivals that are known, [devices]; ``usual`` is the time of a device of
+        which nothing is said.
         """
         raise NotImplementedError
 
 
 _KINDS = "fedsim.toolbox.worlds.lifetimes"
 _ARRIVALS = {
-    "poisson": (f"{_KINDS}:PoissonArrivals", "newcomers join one after another, after exponential gaps"),
+    "poisson": (
+        f"{_KINDS}:PoissonArrivals",
+        "newcomers join one after another, after exponential gaps",
+    ),
     "schedule": (f"{_KINDS}:Schedule", "one newcomer joins at each of the given times"),
-    "file": (f"{_KINDS}:TimesFromFile", "a column of a table has the time at which each device joins"),
+    "file": (
+        f"{_KINDS}:TimesFromFile",
+        "a column of a table has the time at which each device joins",
+    ),
 }
 _DEPARTURES = {
-    "exponential": (f"{_KINDS}:ExponentialStays", "a device stays for an exponential time, counted from its arrival"),
+    "exponential": (
+        f"{_KINDS}:ExponentialStays",
+        "a device stays for an exponential time, counted from its arrival",
+    ),
     "schedule": (f"{_KINDS}:Schedule", "one device leaves at each of the given times"),
-    "file": (f"{_KINDS}:TimesFromFile", "a column of a table has the time at which each device leaves for good"),
+    "file": (
+        f"{_KINDS}:TimesFromFile",
+        "a column of a table has the time at which each device leaves for good",
+    ),
 }
 ARRIVALS = Registry("arrival", "", _ARRIVALS, by_device=True)
 DEPARTURES = Registry("departure", "", _DEPARTURES, by_device=True)
@@ -51,13 +68,18 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Paths cut to each device's lifetime (s, float64 [devices]); an off phase may follow another one."""
+    """Paths cut to each device's lifetime (s, float64 [devices]); an off phase may follow
+    another one.
+    """
 
     def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
-        self._within, self._arrival, self._departure = within, arrival, departure
+        self._within = within
+        self._arrival = arrival
+        self._departure = departure
 
     def span(self, device: int, time: float) -> Span:
-        arrival, departure = self._arrival.item(device), self._departure.item(device)
+        arrival = self._arrival.item(device)
+        departure = self._departure.item(device)
         if time < arrival:
             return Span(False, 0.0, arrival)
         if time >= departure:
@@ -75,8 +97,10 @@ class Bounded:
         return there
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        arrival, departure = self._arrival[devices], self._departure[devices]
-        on, end = np.zeros(len(devices), dtype=np.bool_), np.where(times < arrival, arrival, math.inf)
+        arrival = self._arrival[devices]
+        departure = self._departure[devices]
+        on = np.zeros(len(devices), dtype=np.bool_)
+        end = np.where(times < arrival, arrival, math.inf)
         there = (arrival <= times) & (times < departure)
         on[there], until = self._within.spans(devices[there], times[there])
         end[there] = np.minimum(until, departure[there])
@@ -84,12 +108,20 @@ class Bounded:
 
 
 def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
-    """``within``, cut to lifetimes (s, float64 [devices]); untouched if everybody is there from 0 and for ever."""
-    return Bounded(within, arrival, departure) if arrival.any() or (departure < math.inf).any() else within
+    """``within``, cut to lifetimes (s, float64 [devices]); untouched if everybody is there from
+    0 and for ever.
+    """
+    return (
+        Bounded(within, arrival, departure)
+        if arrival.any() or (departure < math.inf).any()
+        else within
+    )
 
 
 class Lifetimes:
-    """Emits ``arrival`` (not at time 0) and ``departure``; calls ``on_arrival`` when a newcomer can first be reached."""
+    """Emits ``arrival`` (not at time 0) and ``departure``; calls ``on_arrival`` when a newcomer
+    can first be reached.
+    """
 
     def __init__(
         self,
@@ -99,12 +131,16 @@ class Lifetimes:
         availability: Availability,
         on_arrival: Callable[[int], None],
     ) -> None:
-        self._simulation, self._arrival, self._departure = simulation, arrival, departure
-        self._availability, self._on_arrival = availability, on_arrival
+        self._simulation = simulation
+        self._arrival = arrival
+        self._departure = departure
+        self._availability = availability
+        self._on_arrival = on_arrival
         self._newcomers, self._arrivals = _in_order(arrival, arrival > 0)
         self._leavers, self._departures = _in_order(departure, departure < math.inf)
         self._arrived = self._left = 0
-        self._waiting: list[tuple[float, int]] = []  # a heap: times at which arrived newcomers can be reached
+        # a heap: times at which arrived newcomers can be reached
+        self._waiting: list[tuple[float, int]] = []
         self._await_arrival()
         self._await_departure()
 
@@ -116,11 +152,15 @@ class Lifetimes:
         return {"arrived": self._arrived, "left": self._left, "waiting": self._waiting}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._arrived, self._left, self._waiting = state["arrived"], state["left"], state["waiting"]
+        self._arrived = state["arrived"]
+        self._left = state["left"]
+        self._waiting = state["waiting"]
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         if when < math.inf:
-            self._simulation.wake((kind, number), when, self._arrive if kind == "arrival" else self._depart)
+            self._simulation.wake(
+                (kind, number), when, self._arrive if kind == "arrival" else self._depart
+            )
 
     def _await_arrival(self) -> None:
         """Wake up at the next arrival, or when a waiting newcomer can be reached."""
@@ -151,7 +191,9 @@ class Lifetimes:
 
 
 def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:
-    """The chosen devices in order of their times, then numbers; and these times, with infinity at the end."""
+    """The chosen devices in order of their times, then numbers; and these times, with infinity
+    at the end.
+    """
     devices = np.flatnonzero(chosen)
     devices = devices[np.argsort(times[devices], kind="stable")]
     return devices, np.append(times[devices], math.inf)

@@ -1,7 +1,9 @@
-"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and between devices.
+"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and
+between devices.
 
-A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge server, else ``message``. It is
-``lost`` when one of its ends can no longer be reached, or cannot from the start; bytes sent until then are charged.
+A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge
+server, else ``message``. It is ``lost`` when one of its ends can no longer be reached, or cannot
+from the start; bytes sent until then are charged.
 """
 
 import math
@@ -20,7 +22,9 @@ from fedsim.world.task import Outcome, Payload
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings when an end no longer can."""
+    """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings
+    when an end no longer can.
+    """
 
     id: int
     source: int
@@ -44,13 +48,24 @@ NOT_SAVED = ("Message.alarm", "Message.on_end")
 
 
 class Messages:
-    """Carries messages between endpoints: ``under_way``, by their numbers; ``lost``: edge servers, of ``edges``, that are lost.
+    """Carries messages between endpoints: ``under_way``, by their numbers; ``lost``: edge
+    servers, of ``edges``, that are lost.
 
-    ``on_edge_lost`` is called before a lost edge server's messages end; ``until``: when an end is unreachable next (s).
+    ``on_edge_lost`` is called before a lost edge server's messages end; ``until``: when an end
+    is unreachable next (s).
     """
 
-    def __init__(self, simulation: Simulation, network: Network, edges: int, on_edge_lost: Callable[[int], None]) -> None:
-        self.simulation, self.network, self.edges, self._on_edge_lost = simulation, network, edges, on_edge_lost
+    def __init__(
+        self,
+        simulation: Simulation,
+        network: Network,
+        edges: int,
+        on_edge_lost: Callable[[int], None],
+    ) -> None:
+        self.simulation = simulation
+        self.network = network
+        self.edges = edges
+        self._on_edge_lost = on_edge_lost
         self.until: Callable[[int], float]
         self.under_way: dict[int, Message] = {}
         self.lost: set[int] = set()
@@ -65,14 +80,22 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Send a message of the round ``number``, if any; ``on_end`` is called once, later. See ``Network.send``."""
-        now, until = self.simulation.now, min(self.until(source), self.until(destination))
-        message = self.under_way[self._sent] = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
+        """Send a message of the round ``number``, if any; ``on_end`` is called once, later.
+
+        See ``Network.send``.
+        """
+        now = self.simulation.now
+        until = min(self.until(source), self.until(destination))
+        message = self.under_way[self._sent] = Message(
+            self._sent, source, destination, payloads, number, now, on_end=on_end
+        )
         self._sent += 1
         if until <= now:
             self.simulation.env.call(partial(self._end, message, "lost"))
             return message
-        message.flow = self.network.send(source, destination, message.size, partial(self._end, message, "done"), waited)
+        message.flow = self.network.send(
+            source, destination, message.size, partial(self._end, message, "done"), waited
+        )
         if until < math.inf:
             self.rearm("cut", message.id, until)
         return message
@@ -84,24 +107,40 @@ class Messages:
         return self.network.edges.item(device)
 
     def carry(
-        self, edge: int, direction: Direction, payloads: tuple[Payload, ...], number: int | None, on_end: OnEnd
+        self,
+        edge: int,
+        direction: Direction,
+        payloads: tuple[Payload, ...],
+        number: int | None,
+        on_end: OnEnd,
     ) -> Message:
-        """Send a message of a round between an edge server and the server; one at a time in each direction."""
+        """Send a message of a round between an edge server and the server; one at a time in each
+        direction.
+        """
         if not 0 <= edge < self.edges:
-            raise SimulationError(f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}")
+            raise SimulationError(
+                f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}"
+            )
         way = ends(self.network.devices + edge, direction)
         if any((other.source, other.destination) == way for other in self.under_way.values()):
-            raise SimulationError(f"edge server {edge} has a message {direction} on its way; it has one at a time each way")
+            raise SimulationError(
+                f"edge server {edge} has a message {direction} on its way; it has one at a "
+                "time each way"
+            )
         return self.send(*way, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """The edge server is lost from now on, and messages to or from it that are not complete at this instant."""
+        """The edge server is lost from now on, and messages to or from it that are not complete
+        at this instant.
+        """
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)
 
     def lose(self, endpoint: int) -> None:
-        for message in [one for one in self.under_way.values() if endpoint in (one.source, one.destination)]:
+        for message in [
+            one for one in self.under_way.values() if endpoint in (one.source, one.destination)
+        ]:
             self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
@@ -124,7 +163,10 @@ class Messages:
             return
         if message.alarm is not None:
             message.alarm.cancel()
-        network, source, destination, delivered = self.network, message.source, message.destination, self.delivered(message)
+        network = self.network
+        source = message.source
+        destination = message.destination
+        delivered = self.delivered(message)
         edge = network.edge_at(max(source, destination))
         fields: dict[str, Any] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):
@@ -147,7 +189,9 @@ class Messages:
         return {"off": sorted(self.lost), "under_way": self.under_way, "sent": self._sent}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self.lost, self.under_way, self._sent = set(state["off"]), state["under_way"], state["sent"]
+        self.lost = set(state["off"])
+        self.under_way = state["under_way"]
+        self._sent = state["sent"]
         for message in self.under_way.values():
             message.alarm = message.on_end = None
             if message.flow is not None:
@@ -155,4 +199,6 @@ class Messages:
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         message = self.under_way[number]
-        message.alarm = self.simulation.wake((kind, number), when, partial(self.cut, message, "lost"), CUT)
+        message.alarm = self.simulation.wake(
+            (kind, number), when, partial(self.cut, message, "lost"), CUT
+        )

@@ -1,4 +1,6 @@
-"""Alternating random phases of a device, a pure function of (seed, device), with the phase found last as a cache."""
+"""Alternating random phases of a device, a pure function of (seed, device), with the phase found
+last as a cache.
+"""
 
 import math
 from typing import NamedTuple
@@ -35,17 +37,24 @@ class Span(NamedTuple):
 class Phases:
     """Alternating exponential phases of each device, with mean lengths in s, sampled lazily.
 
-    Phase k of a device is its k-th draw of ``purpose``. The phase at time 0 (drawn from ``purpose/first``) is on with the
-    long-run share of on time, so that the population starts in its steady state.
+    Phase k of a device is its k-th draw of ``purpose``. The phase at time 0 (drawn from
+    ``purpose/first``) is on with the long-run share of on time, so that the population starts in
+    its steady state.
     """
 
-    def __init__(self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int) -> None:
-        self._streams, self._purpose, self._first = streams, purpose, f"{purpose}/first"
+    def __init__(
+        self, streams: Streams, purpose: str, mean_on: float, mean_off: float, devices: int
+    ) -> None:
+        self._streams = streams
+        self._purpose = purpose
+        self._first = f"{purpose}/first"
         self._means = (mean_off, mean_on)
         self._share_on = mean_on / (mean_on + mean_off)
-        self._far_s = _MOST_PHASES * min(mean_on, mean_off)  # before that there are not too many phases
+        # before that there are not too many phases
+        self._far_s = _MOST_PHASES * min(mean_on, mean_off)
         self._rows = DeviceRows(devices)
-        # The phase that each device was last found in, by its row; one that ends at 0 has never been looked for.
+        # The phase that each device was last found in, by its row; one that ends at 0 has never
+        # been looked for.
         self._count = np.zeros(self._rows.room, dtype=np.int64)
         self._on = np.zeros(self._rows.room, dtype=np.bool_)
         self._start = np.zeros(self._rows.room)
@@ -53,28 +62,41 @@ class Phases:
 
     def span(self, device: int, time: float) -> Span:
         row = device if self._rows.all else int(self._rows_of(np.array([device]))[0])
-        start, end = self._start.item(row), self._end.item(row)
+        start = self._start.item(row)
+        end = self._end.item(row)
         if start <= time < end:
             return Span(self._on.item(row), start, end)
         if time < start or end == 0.0:
-            count, start, on = 0, 0.0, self._streams.uniform(self._first, device) < self._share_on
+            count = 0
+            start = 0.0
+            on = self._streams.uniform(self._first, device) < self._share_on
             end = self._length(device, 0, on)
         else:
-            count, on = self._count.item(row), self._on.item(row)
+            count = self._count.item(row)
+            on = self._on.item(row)
         if time - end > self._far_s:
             self.check_walk(device, end, time)
         while time >= end:
-            count, on, start = count + 1, not on, end
+            count = count + 1
+            on = not on
+            start = end
             end += self._length(device, count, on)
         self._count[row], self._on[row], self._start[row], self._end[row] = count, on, start, end
         return Span(on, start, end)
 
     def check_walk(self, device: int, start: float, end: float) -> None:
-        """Raise ``SimulationError`` if there are too many phases from ``start`` to ``end`` (s) to go through."""
+        """Raise ``SimulationError`` if there are too many phases from ``start`` to ``end`` (s)
+        to go through.
+        """
         expected, (off, on) = 2 * (end - start) / sum(self._means), self._means
         if expected > _MOST_PHASES:
-            many = f"{expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} s ({self._purpose})"
-            raise SimulationError(f"device {device} has {many}; allowed are {_MOST_PHASES:.0e}; make them longer")
+            many = (
+                f"{expected:.1g} phases of {on:g} s and {off:g} s between {start:g} s and {end:g} "
+                f"s ({self._purpose})"
+            )
+            raise SimulationError(
+                f"device {device} has {many}; allowed are {_MOST_PHASES:.0e}; make them longer"
+            )
 
     def next_on(self, device: int, time: float) -> float:
         span = self.span(device, time)
@@ -84,7 +106,9 @@ class Phases:
         return self.spans(devices, np.full(len(devices), time))[0]
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        """``span`` of different devices, each at a time of its own (s): whether each is on, and until when (s)."""
+        """``span`` of different devices, each at a time of its own (s): whether each is on, and
+        until when (s).
+        """
         rows = self._rows_of(devices)
         for begin in range(0, len(devices), _ROWS_AT_ONCE):
             piece = slice(begin, begin + _ROWS_AT_ONCE)
@@ -100,18 +124,25 @@ class Phases:
 
     def _length(self, device: int, count: int, on: bool) -> float:
         uniform = self._streams.uniform(self._purpose, device, count)
-        return max(TICK_S, round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND) / _TICKS_PER_SECOND)
+        return max(
+            TICK_S,
+            round(-math.log(uniform) * self._means[on] * _TICKS_PER_SECOND) / _TICKS_PER_SECOND,
+        )
 
     # Many devices at once.
 
     def _bring(self, devices: Ints, rows: Ints, time: Floats) -> None:
-        start, end = self._start[rows], self._end[rows]
+        start = self._start[rows]
+        end = self._end[rows]
         again = (time < start) | (end == 0.0)
         if again.any():
-            ask, row = devices[again], rows[again]
+            ask = devices[again]
+            row = rows[again]
             on = self._streams.uniforms(self._first, ask) < self._share_on
             self._count[row], self._on[row], self._start[row] = 0, on, 0.0
-            self._end[row] = self._lengths(ask, np.zeros((len(ask), 1), dtype=np.int64), on[:, None])[:, 0]
+            self._end[row] = self._lengths(
+                ask, np.zeros((len(ask), 1), dtype=np.int64), on[:, None]
+            )[:, 0]
             end = self._end[rows]
         behind = np.flatnonzero(end <= time)
         if behind.size:
@@ -123,24 +154,30 @@ class Phases:
 
     def _walk(self, devices: Ints, rows: Ints, time: Floats) -> None:
         """Take so many phases as will probably bring most of the devices to their times."""
-        count, on, end = self._count[rows], self._on[rows], self._end[rows]
+        count = self._count[rows]
+        on = self._on[rows]
+        end = self._end[rows]
         expected = float(np.mean(time - end)) / (sum(self._means) / 2)
         ahead = np.arange(1, min(_PHASES_AT_ONCE, int(1.1 * expected) + 4))
         states = on[:, None] ^ (ahead % 2 == 1)
         ends = np.empty((len(devices), len(ahead) + 1))
         ends[:, 0], ends[:, 1:] = end, self._lengths(devices, count[:, None] + ahead, states)
         np.cumsum(ends, axis=1, out=ends)
-        passed = np.minimum((ends <= time[:, None]).sum(axis=1), len(ahead))  # the column of the phase that each stops in
+        # the column of the phase that each stops in
+        passed = np.minimum((ends <= time[:, None]).sum(axis=1), len(ahead))
         own = np.arange(len(devices))
         self._count[rows], self._on[rows] = count + passed, on ^ (passed % 2 == 1)
         self._start[rows], self._end[rows] = ends[own, passed - 1], ends[own, passed]
 
     def _lengths(self, devices: Ints, counts: Ints, on: Flags) -> Floats:
-        """``_length`` of several phases of each device, to the same bits; float64, shape as ``counts``."""
+        """``_length`` of several phases of each device, to the same bits; float64, shape as
+        ``counts``.
+        """
         uniforms = self._streams.uniforms(self._purpose, devices[:, None], counts)
         means = np.where(on, self._means[1], self._means[0])
         ticks = -np.log(uniforms) * means * _TICKS_PER_SECOND
-        # numpy's own logarithm differs from that of ``math`` in the last bits now and then: where that may matter, it is taken.
+        # numpy's own logarithm differs from that of ``math`` in the last bits now and then: where
+        # that may matter, it is taken.
         close = np.abs(ticks - np.floor(ticks) - 0.5) <= ticks * _LAST_BITS
         exact = np.array([-math.log(one) for one in uniforms[close].tolist()])
         ticks[close] = exact * means[close] * _TICKS_PER_SECOND

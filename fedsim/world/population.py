@@ -20,7 +20,14 @@ from fedsim.world.availability import AlwaysOn, Availability, AvailabilitySpec
 from fedsim.world.calendar import Calendar, CalendarSpec
 from fedsim.world.columns import ALL, alike, distinct, mean
 from fedsim.world.compute import HostSpec, SlowPhases
-from fedsim.world.device_kinds import CAPACITIES, Capacity, CapacityModel, OwnKind, Rooflines, find_kind
+from fedsim.world.device_kinds import (
+    CAPACITIES,
+    Capacity,
+    CapacityModel,
+    OwnKind,
+    Rooflines,
+    find_kind,
+)
 from fedsim.world.distributions import (
     Choice,
     Constant,
@@ -37,10 +44,13 @@ from fedsim.world.distributions import (
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
 from fedsim.world.task import Work
 
-_FORWARD_SHARE = 1 / 3  # a forward pass costs a third of a training step (forward, and backward at twice that)
+# a forward pass costs a third of a training step (forward, and backward at twice that)
+_FORWARD_SHARE = 1 / 3
 
 DeadlineBase = Literal["unslowed", "all"]
-"""Base of a relative deadline: the mean epoch as if no device was slowed, or with the slowed ones as they are."""
+"""Base of a relative deadline: the mean epoch as if no device was slowed, or with the slowed
+ones as they are.
+"""
 
 
 @dataclass
@@ -48,10 +58,13 @@ class Population:
     """Columns of the devices, one entry a device each.
 
     Attributes:
-        speed: samples/s of the reference model; of kinds of devices: of the trained model, in full batches.
-        samples, version: training samples held now, and the version of the device's data, from 0; int64.
+        speed: samples/s of the reference model; of kinds of devices: of the trained model, in
+            full batches.
+        samples, version: training samples held now, and the version of the device's data, from
+            0; int64.
         cost: cost of a sample of the trained model, relative to the reference model.
-        arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never; float64.
+        arrival, departure: when the device joins, and leaves for good (s), ``inf`` if never;
+            float64.
         slowness: a tentative straggler's factor, already contained in ``speed``; else 1.
         rooflines: training times of kinds of devices, instead of ``speed`` and ``cost``.
         flops: FLOP/s that each device reaches, float64; None if unknown.
@@ -85,11 +98,17 @@ class Population:
     def training_s(self, device: int, training: Training, samples: int) -> float:
         """Duration (s) of one undisturbed epoch of a training on so many samples."""
         if self.rooflines is not None:
-            return training.share * self.rooflines.training_s(device, training, samples) / self.slowness.item(device)
+            return (
+                training.share
+                * self.rooflines.training_s(device, training, samples)
+                / self.slowness.item(device)
+            )
         cost = self.cost * (1.0 + _FORWARD_SHARE * training.asked_besides)
         if training.cut is not None and self.share_of is not None:
             cost *= self.share_of(*training.cut)
-        return training.share * (training.samples_an_epoch(samples, self.batching) * cost / self.speed.item(device))
+        return training.share * (
+            training.samples_an_epoch(samples, self.batching) * cost / self.speed.item(device)
+        )
 
     def testing_s(self, device: int, samples: int) -> float:
         """Seconds of an undisturbed forward pass over so many samples."""
@@ -98,22 +117,31 @@ class Population:
         return samples * self.cost / self.speed.item(device) * _FORWARD_SHARE
 
     def working_s(self, device: int, work: Work) -> float:
-        """Seconds of undisturbed work that has no ref; ``SimulationError`` if nothing says how long FLOPs take."""
+        """Seconds of undisturbed work that has no ref; ``SimulationError`` if nothing says how
+        long FLOPs take.
+        """
         seconds = work.seconds
         if work.samples:
             seconds += work.samples * self.cost / self.speed.item(device)
         if work.flops:
             if self.flops is None:
-                raise SimulationError("work in FLOPs needs population.device, or population.speed with reference_flops")
+                raise SimulationError(
+                    "work in FLOPs needs population.device, or population.speed with "
+                    "reference_flops"
+                )
             seconds += work.flops / self.flops.item(device)
         return seconds
 
     def failing_s(self, device: int, training: Training | None, samples: int) -> float | None:
         """See ``Rooflines.failing_s``."""
-        return None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
+        return (
+            None if self.rooflines is None else self.rooflines.failing_s(device, training, samples)
+        )
 
     def epochs_s(self, devices: slice = ALL, over: DeadlineBase = "all") -> Floats:
-        """Seconds of an undisturbed epoch of all devices or some, float64 [devices]; see ``DeadlineBase``."""
+        """Seconds of an undisturbed epoch of all devices or some, float64 [devices]; see
+        ``DeadlineBase``.
+        """
         slowness = self.slowness[devices] if over == "unslowed" else 1.0
         if self.rooflines is not None:
             epochs: Floats = self.rooflines.epochs_s(self.samples) / self.slowness
@@ -130,7 +158,9 @@ class Population:
 
 
 class Stragglers(Spec):
-    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices, in a random order, is always slow."""
+    """Tentative stragglers (CATA-Fed, section 5.2.2): a share of the devices, in a random order,
+    is always slow.
+    """
 
     share: float = Field(ge=0.0, le=1.0)
     """of the devices that are slow."""
@@ -138,19 +168,31 @@ class Stragglers(Spec):
     """of its own speed, for each device that is."""
 
     def slowness(self, streams: Streams, devices: int, root: Path | None) -> Floats:
-        """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and ``world/stragglers/factor``."""
+        """Each device's factor, float64 [devices]; draws from ``world/stragglers`` and
+        ``world/stragglers/factor``.
+        """
         generator = streams.generator("world/stragglers/factor")
         factor = self.factor.by_device("population.stragglers.factor", generator, devices, root)
-        slow = streams.generator("world/stragglers").permutation(devices)[: round(self.share * devices)]
+        slow = streams.generator("world/stragglers").permutation(devices)[
+            : round(self.share * devices)
+        ]
         slowness = np.ones(devices)
         slowness[slow] = factor[slow]
         return slowness
 
 
 SAMPLE_COUNTS = Registry.of(
-    "sample count", UniformSizes, LongTailSizes, Listed[Count], FromFile[Count], usual="uniform", by_device=True
+    "sample count",
+    UniformSizes,
+    LongTailSizes,
+    Listed[Count],
+    FromFile[Count],
+    usual="uniform",
+    by_device=True,
 )
-SamplesByDevice = Annotated[UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count], SAMPLE_COUNTS]
+SamplesByDevice = Annotated[
+    UniformSizes | LongTailSizes | Listed[Count] | FromFile[Count], SAMPLE_COUNTS
+]
 
 
 class PopulationSpec(Spec):
@@ -159,17 +201,29 @@ class PopulationSpec(Spec):
     devices: int = Field(default=100, ge=1, le=100_000_000)
     """how many."""
     speed: SpeedDistribution | None = None
-    """training speed in samples/s, for the scenario's own model, or for the reference model if that is given."""
+    """training speed in samples/s, for the scenario's own model, or for the reference model if
+    that is given.
+    """
     capacity: Annotated[CapacityModel, CAPACITIES] | None = None
-    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short: ``population = "fedscale"``."""
+    """speeds and links of real phones or hospitals, instead of ``speed`` and links; short:
+    ``population = "fedscale"``.
+    """
     device: NameDistribution | None = None
-    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a list, or from a file."""
+    """kinds of the devices by name (see ``fedsim list``), instead of ``speed``: one, shares, a
+    list, or from a file.
+    """
     kinds: dict[str, OwnKind] = Field(default_factory=dict)
-    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are ``like`` and other figures."""
+    """kinds of your own by name: all figures of ``DeviceKind``, or the kind that they are
+    ``like`` and other figures.
+    """
     samples: SamplesByDevice | None = None
-    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's column; None: as dealt."""
+    """training samples without learning: ``{low, high}``, ``"long-tail"``, a list or a file's
+    column; None: as dealt.
+    """
     reference_flops: float | None = Field(default=None, ge=1.0, le=1e30)
-    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed`` is for the trained model."""
+    """FLOPs a sample (forward and backward) of the model that ``speed`` is for; None: ``speed``
+    is for the trained model.
+    """
     jitter: JitterDistribution = Constant[Jitter](value=0.0)
     """coefficient of variation of an epoch's time."""
     slow_phases: SlowPhases | None = None
@@ -179,11 +233,15 @@ class PopulationSpec(Spec):
     host: HostSpec | None = None
     """machines that the devices share; None: each computes alone."""
     calendar: CalendarSpec | None = None
-    """which instant simulated time 0 is, and the devices' time zones; None: midnight, everywhere."""
+    """which instant simulated time 0 is, and the devices' time zones; None: midnight,
+    everywhere.
+    """
     availability: AvailabilitySpec = AlwaysOn()
     """when devices can be reached while they are there."""
     fitted_at_once: int | None = Field(default=None, ge=1)
-    """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim check`` warns of other numbers."""
+    """clients at a time in the log that this was fitted to (``fedsim calibrate``); ``fedsim
+    check`` warns of other numbers.
+    """
     arrivals: ArrivalsSpec | None = None
     """devices that join later; None if all are there from the start."""
     departures: DeparturesSpec | None = None
@@ -198,16 +256,27 @@ class PopulationSpec(Spec):
     def _parts_fit(self) -> "PopulationSpec":
         said = [name for name in ("speed", "capacity", "device") if getattr(self, name) is not None]
         if len(said) > 1:
-            raise ValueError(f"{said[0]!r} and {said[1]!r} both say how fast devices are; give one of them")
+            raise ValueError(
+                f"{said[0]!r} and {said[1]!r} both say how fast devices are; give one of them"
+            )
         if self.device is not None and self.reference_flops is not None:
-            raise ValueError("'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are")
+            raise ValueError(
+                "'reference_flops' is for 'speed'; the kinds of 'device' know how fast they are"
+            )
         if isinstance(self.device, Constant | Choice | Listed):
-            for name in [self.device.value] if isinstance(self.device, Constant) else self.device.values:
+            for name in (
+                [self.device.value] if isinstance(self.device, Constant) else self.device.values
+            ):
                 find_kind(name, self.kinds, "population.device")
         if self.host is not None and self.slow_phases is not None:
-            raise ValueError("'host' shares its cores, which 'slow_phases' cannot change; give one of them")
+            raise ValueError(
+                "'host' shares its cores, which 'slow_phases' cannot change; give one of them"
+            )
         if self.host is not None and self.host.number > self.devices:
-            raise ValueError(f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are 1 to {self.devices}")
+            raise ValueError(
+                f"'host' has {self.host.number} hosts for {self.devices} devices; allowed are "
+                f"1 to {self.devices}"
+            )
         for key, lifetimes in (("arrivals", self.arrivals), ("departures", self.departures)):
             if lifetimes is not None:
                 lifetimes.check(f"population.{key}", self.devices)
@@ -216,39 +285,73 @@ class PopulationSpec(Spec):
     @property
     def comes_and_goes(self) -> bool:
         """Whether a device may be away."""
-        return self.availability.kind != "always" or self.arrivals is not None or self.departures is not None
+        return (
+            self.availability.kind != "always"
+            or self.arrivals is not None
+            or self.departures is not None
+        )
 
     def capacities(self, streams: Streams, root: Path | None) -> Capacity:
-        """Speeds (samples/s) and, from a file or of kinds of devices, links; ``DataError``, ``ScenarioError`` by file."""
+        """Speeds (samples/s) and, from a file or of kinds of devices, links; ``DataError``,
+        ``ScenarioError`` by file.
+        """
         if self.capacity is not None:
             return self.capacity.draw(streams, self.devices, root)
         if self.device is None:
             speed = self.speed if self.speed is not None else Constant(value=math.inf)
-            return Capacity(speed.by_device("population.speed", streams.generator("world/speed"), self.devices, root), None)
-        names = self.device.by_device("population.device", streams.generator("world/device"), self.devices, root)
+            return Capacity(
+                speed.by_device(
+                    "population.speed", streams.generator("world/speed"), self.devices, root
+                ),
+                None,
+            )
+        names = self.device.by_device(
+            "population.device", streams.generator("world/device"), self.devices, root
+        )
         known, which = distinct(names)
         kinds = [find_kind(name, self.kinds, "population.device") for name in known.tolist()]
-        down, up, latency = (np.array([getattr(kind, name) for kind in kinds])[which] for name in ("down", "up", "latency"))
-        return Capacity(alike(np.inf, self.devices), (down, up, latency), kinds, which, known.tolist())
+        down, up, latency = (
+            np.array([getattr(kind, name) for kind in kinds])[which]
+            for name in ("down", "up", "latency")
+        )
+        return Capacity(
+            alike(np.inf, self.devices), (down, up, latency), kinds, which, known.tolist()
+        )
 
     def sizes(self, streams: Streams, root: Path | None) -> Ints:
-        """Training samples of each device where there are no data, int64 [devices]; draws from ``world/samples``."""
+        """Training samples of each device where there are no data, int64 [devices]; draws from
+        ``world/samples``.
+        """
         generator = streams.generator("world/samples")
         if isinstance(self.samples, UniformSizes | LongTailSizes):
             return self.samples.draw(self.devices, generator)
         assert self.samples is not None
-        return self.samples.by_device("population.samples", generator, self.devices, root).astype(np.int64)
+        return self.samples.by_device("population.samples", generator, self.devices, root).astype(
+            np.int64
+        )
 
     def jitters(self, streams: Streams, root: Path | None) -> Floats:
-        """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws from ``world/jitter/size``."""
+        """Each device's coefficient of variation of an epoch's time, float64 [devices]; draws
+        from ``world/jitter/size``.
+        """
         silent = isinstance(self.jitter, Constant) and self.jitter.value == 0
-        if silent and self.capacity is not None and (own := self.capacity.jitters(streams, self.devices)) is not None:
+        if (
+            silent
+            and self.capacity is not None
+            and (own := self.capacity.jitters(streams, self.devices)) is not None
+        ):
             return own
-        return self.jitter.by_device("population.jitter", streams.generator("world/jitter/size"), self.devices, root)
+        return self.jitter.by_device(
+            "population.jitter", streams.generator("world/jitter/size"), self.devices, root
+        )
 
     def paths(self, streams: Streams, root: Path | None) -> Availability:
         """When devices can be reached, apart from arrivals and departures."""
-        calendar = Calendar.assumed(self.devices) if self.calendar is None else self.calendar.build(streams, self.devices, root)
+        calendar = (
+            Calendar.assumed(self.devices)
+            if self.calendar is None
+            else self.calendar.build(streams, self.devices, root)
+        )
         return self.availability.build_on(streams, self.devices, root, calendar)
 
     def build(
@@ -261,28 +364,46 @@ class PopulationSpec(Spec):
         rooflines: Rooflines | None = None,
         flops: Floats | None = None,
     ) -> Population:
-        """The population whose devices hold ``samples`` [devices] and train a model of the given FLOPs a sample.
+        """The population whose devices hold ``samples`` [devices] and train a model of the given
+        FLOPs a sample.
 
-        ``speed`` (samples/s, or by ``rooflines``) and ``flops`` (FLOP/s, or by the reference model) are those before any device
-        is slowed. ``ScenarioError``: a device has no speed, or leaves when it is not there.
+        ``speed`` (samples/s, or by ``rooflines``) and ``flops`` (FLOP/s, or by the reference model)
+        are those before any device is slowed. ``ScenarioError``: a device has no speed, or leaves
+        when it is not there.
         """
         if rooflines is not None:
             rooflines.check(int(samples.min()))
             speed = rooflines.speeds()
         if not speed[slowest := int(np.argmin(speed))] > 0:
-            raise ScenarioError(f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; allowed is more than 0")
+            raise ScenarioError(
+                f"population.speed of device {slowest} is {speed[slowest]:g} samples/s; "
+                "allowed is more than 0"
+            )
         cost = 1.0 if self.reference_flops is None else flops_per_sample / self.reference_flops
-        slowness = np.ones(1) if self.stragglers is None else self.stragglers.slowness(streams, self.devices, root)
-        arrival, departure = alike(0.0, self.devices), alike(np.inf, self.devices)
+        slowness = (
+            np.ones(1)
+            if self.stragglers is None
+            else self.stragglers.slowness(streams, self.devices, root)
+        )
+        arrival = alike(0.0, self.devices)
+        departure = alike(np.inf, self.devices)
         if self.arrivals is not None:
             arrival = self.arrivals.draw("population.arrivals", streams, arrival, 0.0, root)
         if self.departures is not None:
-            departure = self.departures.draw("population.departures", streams, arrival, np.inf, root)
+            departure = self.departures.draw(
+                "population.departures", streams, arrival, np.inf, root
+            )
             for device in np.flatnonzero(departure <= arrival)[:1].tolist():
-                times = f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
-                raise ScenarioError(f"population.departures: device {device} {times}; allowed are times after its arrival")
+                times = (
+                    f"leaves at {departure[device]:.12g} s but arrives at {arrival[device]:.12g} s"
+                )
+                raise ScenarioError(
+                    f"population.departures: device {device} {times}; allowed are times after "
+                    "its arrival"
+                )
         if flops is None and self.reference_flops is not None:
             flops = speed * self.reference_flops
         if self.stragglers is not None:
-            speed, flops = speed * slowness, None if flops is None else flops * slowness
+            speed = speed * slowness
+            flops = None if flops is None else flops * slowness
         return Population(speed, samples, cost, arrival, departure, slowness, rooflines, flops)

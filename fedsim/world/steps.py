@@ -1,7 +1,8 @@
 """The steps of tasks: computations of a device, and messages between the device and the server.
 
-A computation has one alarm, at its end if the device does not disconnect before, or at a look on the way if that is far away.
-A message is a flow; where messages queue, it takes a slot before its first byte leaves.
+A computation has one alarm, at its end if the device does not disconnect before, or at a look on
+the way if that is far away. A message is a flow; where messages queue, it takes a slot before its
+first byte leaves.
 """
 
 import math
@@ -20,7 +21,21 @@ from fedsim.world.compute import Compute, Hosts, HostSpec
 from fedsim.world.messages import Messages
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.population import Population
-from fedsim.world.task import Cause, Code, Download, Evaluate, Pause, Power, Queue, Task, TaskStep, Train, Upload, Work, in_line
+from fedsim.world.task import (
+    Cause,
+    Code,
+    Download,
+    Evaluate,
+    Pause,
+    Power,
+    Queue,
+    Task,
+    TaskStep,
+    Train,
+    Upload,
+    Work,
+    in_line,
+)
 
 _DISCONNECTED = ("lost", "left", "battery")
 _COMPUTED = Train | Evaluate | Work
@@ -30,7 +45,8 @@ Ending = tuple[Cause | None, dict[str, Any]]
 
 
 class StepRunner:
-    """Begins and ends the steps of tasks, and interrupts them; ``TaskRunner`` carries out tasks with it.
+    """Begins and ends the steps of tasks, and interrupts them; ``TaskRunner`` carries out tasks
+    with it.
 
     Attributes:
         running: number -> task that has not ended.
@@ -47,12 +63,20 @@ class StepRunner:
         batteries: Power | None,
         host: HostSpec | None,
     ) -> None:
-        self.messages, self.population, self.compute, self.batteries = messages, population, compute, batteries
-        self.network, self._simulation = messages.network, messages.simulation
+        self.messages = messages
+        self.population = population
+        self.compute = compute
+        self.batteries = batteries
+        self.network = messages.network
+        self._simulation = messages.simulation
         self._env = self._simulation.env
         self.hosts = None if host is None else Hosts(self._simulation, host, self._end_epoch)
-        sending, pausing = (self._send, self._sent), (self._pause, self._stood)
-        self._ways: dict[type[TaskStep], tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]]] = {
+        sending = (self._send, self._sent)
+        pausing = (self._pause, self._stood)
+        self._ways: dict[
+            type[TaskStep],
+            tuple[Callable[[Task, Any], None], Callable[[Task, Any, Cause | None], Ending]],
+        ] = {
             Download: sending,
             Upload: sending,
             Queue: (lambda task, _: self._look_at_charge(task), self._stood),
@@ -65,16 +89,23 @@ class StepRunner:
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}
         self.paces: dict[int, float] = {}
-        self._known_ends: dict[int, list[float]] = {}  # where the pace has changed: task -> ends up to the running one
-        self._spent: dict[int, float] = {}  # seconds of the budget used so far, by device; a task that goes on begins there
+        # where the pace has changed: task -> ends up to the running one
+        self._known_ends: dict[int, list[float]] = {}
+        # seconds of the budget used so far, by device; a task that goes on begins there
+        self._spent: dict[int, float] = {}
         self.scarce: dict[int, Task] = {}
         if batteries is not None:
             self.network.on_shared = self._look_at_scarce
         self.queues: dict[Direction, simpy.Resource] = {}
-        self._queued: dict[Direction, list[int]] = {}  # as a snapshot said: tasks with a slot, and then those that wait
+        # as a snapshot said: tasks with a slot, and then those that wait
+        self._queued: dict[Direction, list[int]] = {}
 
     def _battery_of(self, task: Task) -> Power | None:
-        return self.batteries if self.batteries is not None and self.batteries.has(task.device) else None
+        return (
+            self.batteries
+            if self.batteries is not None and self.batteries.has(task.device)
+            else None
+        )
 
     def _note_data(self, task: Task) -> None:
         task.samples = self.population.samples.item(task.device)
@@ -116,8 +147,12 @@ class StepRunner:
         self._arm(task, on_grid(self._simulation.now + step.seconds))
 
     def _look_ahead(self, task: Task) -> None:
-        """Compute when the running computation ends, or look again later, twice as far: mostly a deadline comes before."""
-        now, step, start = self._simulation.now, task.step, task.step_start
+        """Compute when the running computation ends, or look again later, twice as far: mostly a
+        deadline comes before.
+        """
+        now = self._simulation.now
+        step = task.step
+        start = task.step_start
         epoch_s, epochs, limit, adaptive, draw = self._planned(task)
         if self.hosts is not None:
             task.epoch_ends = []
@@ -125,13 +160,17 @@ class StepRunner:
                 self._arm(task, max(limit, now))
             self._begin_epoch(task)
             return
-        last = max(start, min(task.off, self._simulation.end))  # then the device has vanished, or the run is over
+        # then the device has vanished, or the run is over
+        last = max(start, min(task.off, self._simulation.end))
         reach = self.compute.reach_s
         reach = reach if reach == math.inf else on_grid(start + max(reach, 2 * (now - start)))
         known = self._known_ends.get(task.id, [])
         begin = known[-1] if known else start
-        horizon, left = min(last, reach), epochs - len(known)
-        ends = known + self.compute.epoch_ends(task.device, begin, epoch_s, left, limit, horizon, draw)
+        horizon = min(last, reach)
+        left = epochs - len(known)
+        ends = known + self.compute.epoch_ends(
+            task.device, begin, epoch_s, left, limit, horizon, draw
+        )
         far = reach < last and bool(ends) and reach < min(ends[-1], limit)
         reserves = isinstance(step, Train) and step.limit.reserves
         rounded_s = tie_s(limit) if reserves else 0.0  # reserves are rounded up
@@ -143,14 +182,24 @@ class StepRunner:
         if far and self._runs_dry(task, reach):
             self._arm(task, math.inf)
         elif far:
-            task.alarm = self._env.at(("look-ahead", task.id), reach, partial(self._look_ahead, task))
+            task.alarm = self._env.at(
+                ("look-ahead", task.id), reach, partial(self._look_ahead, task)
+            )
         else:
-            all_fit = bool(ends) and ends[-1] <= limit and (adaptive or len(ends) == epochs or limit == math.inf)
+            all_fit = (
+                bool(ends)
+                and ends[-1] <= limit
+                and (adaptive or len(ends) == epochs or limit == math.inf)
+            )
             self._arm(task, ends[-1] if all_fit else max(limit, now))
 
     def _planned(self, task: Task) -> tuple[float, int, float, bool, int | None]:
-        """The running computation: seconds an epoch, epochs, limit (s), whether it adapts, number that names its jitter."""
-        step, population, pace = task.step, self.population, self.paces.get(task.device, 1.0)
+        """The running computation: seconds an epoch, epochs, limit (s), whether it adapts,
+        number that names its jitter.
+        """
+        step = task.step
+        population = self.population
+        pace = self.paces.get(task.device, 1.0)
         if isinstance(step, Train):
             limit = math.inf if step.limit is NO_LIMIT else self._limit(task, step.limit)
             epoch_s = population.training_s(task.device, step.training, task.samples)
@@ -169,7 +218,9 @@ class StepRunner:
             return math.inf
         reserve = 0.0
         if limit.reserve_upload:
-            alone_s = self.network.nominal_s(task.device, "up", limit.reserve_upload, near=task.edge is not None)
+            alone_s = self.network.nominal_s(
+                task.device, "up", limit.reserve_upload, near=task.edge is not None
+            )
             # The last byte is noticed on a tick: the next one, or that after it by rounding.
             reserve = alone_s if on_grid(alone_s) == alone_s else on_grid_after(alone_s) + TICK_S
         if limit.reserve_s:
@@ -177,10 +228,14 @@ class StepRunner:
         return on_grid(until) - reserve
 
     def _arm(self, task: Task, end: float) -> None:
-        """Set the alarm for the ``end`` or an earlier flat battery; none if the device disconnects first."""
+        """Set the alarm for the ``end`` or an earlier flat battery; none if the device
+        disconnects first.
+        """
         off = max(task.off, self._simulation.now)
         if self._runs_dry(task, min(end, off)) and task.dry < end:
-            task.battery = self._env.at(("battery", task.id), task.dry, partial(self._cut, task), CUT)
+            task.battery = self._env.at(
+                ("battery", task.id), task.dry, partial(self._cut, task), CUT
+            )
         elif end <= off:
             task.alarm = self._env.at(("step", task.id), end, task.carried_out)
 
@@ -201,7 +256,8 @@ class StepRunner:
         assert self.hosts is not None
         assert task.epoch_ends is not None
         epoch_s, epochs, limit, adaptive, draw = self._planned(task)
-        now, ends = self._simulation.now, task.epoch_ends
+        now = self._simulation.now
+        ends = task.epoch_ends
         over = len(ends) == epochs
         if ends and adaptive and not over:
             over = len(self.compute.adapt(task.step_start, [*ends, math.inf], limit)) == len(ends)
@@ -213,8 +269,12 @@ class StepRunner:
     # Computations end.
 
     def _is_due(self, task: Task) -> bool:
-        """Whether the running step ends now, but for the rounding of times; an epoch that does is then counted."""
-        now, alarm, ends = self._simulation.now, task.alarm, task.epoch_ends
+        """Whether the running step ends now, but for the rounding of times; an epoch that does
+        is then counted.
+        """
+        now = self._simulation.now
+        alarm = task.alarm
+        ends = task.epoch_ends
         if task.flow is not None:
             return self.network.finish(task.flow)
         if self.hosts is not None and self.hosts.is_due(task) and ends is not None:
@@ -226,13 +286,16 @@ class StepRunner:
         return True
 
     def _computed(self, task: Task, step: Train | Evaluate | Work, cause: Cause | None) -> Ending:
-        now, limit, shared = self._simulation.now, NO_LIMIT if isinstance(step, Work) else step.limit, dict[str, Any]()
+        now = self._simulation.now
+        limit = NO_LIMIT if isinstance(step, Work) else step.limit
+        shared = dict[str, Any]()
         self._known_ends.pop(task.id, None)
         if limit.budget is not None and task.budget_from is not None:
             self._spent[task.device] = now - task.budget_from
         if self.hosts is not None:
             is_due = cause is None and self.hosts.is_due(task)
-            if self.hosts.stop(task) and task.epoch_ends is not None:  # an epoch in between has no end
+            # an epoch in between has no end
+            if self.hosts.stop(task) and task.epoch_ends is not None:
                 task.epoch_ends.append(now if is_due else math.inf)
             shared = {"core_s": self.hosts.used_s(task)}
         ends = task.epoch_ends or []
@@ -241,12 +304,20 @@ class StepRunner:
             return cause, step.facts | shared
         if isinstance(step, Evaluate):
             part = {} if step.samples is None else {"samples": task.samples}
-            return cause or (None if done else "late"), {"models": len(step.models), **part, **shared}
+            return cause or (None if done else "late"), {
+                "models": len(step.models),
+                **part,
+                **shared,
+            }
         cut = limit.cut_undoes and done < len(ends)
         is_slow = cause is None and (cut or done < limit.at_least)  # a straggler
         task.epochs = 0 if is_slow and limit.go_on else done
         task.trained = (*task.trained, task.epochs)
-        facts: dict[str, Any] = {"epochs": task.epochs, "asked": step.training.epochs, "epoch_ends": ends[:done]} | shared
+        facts: dict[str, Any] = {
+            "epochs": task.epochs,
+            "asked": step.training.epochs,
+            "epoch_ends": ends[:done],
+        } | shared
         if (held := step.training.part) is not None:
             facts["part"] = [held.number, 2**held.splits, held.samples]
         return "late" if is_slow and not limit.go_on else cause, facts
@@ -254,17 +325,26 @@ class StepRunner:
     # Actions of processes of the world.
 
     def set_pace(self, device: int, pace: float) -> None:
-        """From now on the device computes at a factor of its own speed, also the rest of a running epoch or evaluation."""
+        """From now on the device computes at a factor of its own speed, also the rest of a
+        running epoch or evaluation.
+        """
         before = self.paces.pop(device, 1.0)
         if pace != 1.0:
             self.paces[device] = pace
         task = self._working.get(device)
-        if task is None or not task.waits or task.epoch_ends is None or task.fails or not isinstance(task.step, _COMPUTED):
+        if (
+            task is None
+            or not task.waits
+            or task.epoch_ends is None
+            or task.fails
+            or not isinstance(task.step, _COMPUTED)
+        ):
             return
         if self.hosts is not None:
             self.hosts.stretch(task, before / pace)
             return
-        now, done = self._simulation.now, bisect_right(task.epoch_ends, self._simulation.now)
+        now = self._simulation.now
+        done = bisect_right(task.epoch_ends, self._simulation.now)
         if done < len(task.epoch_ends):
             end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
             task.cancel("alarm")
@@ -273,9 +353,14 @@ class StepRunner:
             self._look_ahead(task)
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """From now on a message of that direction takes a slot before its first byte leaves, and gives it back at its end."""
+        """From now on a message of that direction takes a slot before its first byte leaves, and
+        gives it back at its end.
+        """
         if (other := self.queues.get(direction)) is not None:
-            raise SimulationError(f"messages {direction} queue for {other.capacity} slots already; a direction has one queue")
+            raise SimulationError(
+                f"messages {direction} queue for {other.capacity} slots already; a direction "
+                "has one queue"
+            )
         self.queues[direction] = slots
         for task_id in self._queued.pop(direction, ()):
             self.running[task_id].request("slot", slots)
@@ -284,30 +369,46 @@ class StepRunner:
 
     def _has_to_queue(self, task: Task, step: TaskStep) -> bool:
         """Whether a message has to wait for a slot; otherwise takes one, if messages queue."""
-        if not isinstance(step, Download | Upload) or task.slot is not None or task.edge is not None:
+        if (
+            not isinstance(step, Download | Upload)
+            or task.slot is not None
+            or task.edge is not None
+        ):
             return False
-        return step.direction in self.queues and not task.request("slot", self.queues[step.direction])
+        return step.direction in self.queues and not task.request(
+            "slot", self.queues[step.direction]
+        )
 
     def _send(self, task: Task, step: Download | Upload) -> None:
         parts = step.payloads
         size = float(parts[0].bytes if len(parts) == 1 else sum([part.bytes for part in parts]))
         at = SERVER if task.edge is None else self.network.devices + task.edge
-        task.flow = self.network.send(*ends(task.device, step.direction, at), size, task.carried_out)
+        task.flow = self.network.send(
+            *ends(task.device, step.direction, at), size, task.carried_out
+        )
         self._look_at_charge(task)
 
     def _look_at_charge(self, task: Task) -> None:
-        """Set the alarm for when the battery is flat, or until when it lasts at any rate of the message."""
-        battery, flow = self._battery_of(task), task.flow
+        """Set the alarm for when the battery is flat, or until when it lasts at any rate of the
+        message.
+        """
+        battery = self._battery_of(task)
+        flow = task.flow
         if battery is None:
             return
-        left, rate = (0.0, 0.0) if flow is None else (flow.size - self.network.sent(flow), self.network.rate(flow))
+        left, rate = (
+            (0.0, 0.0)
+            if flow is None
+            else (flow.size - self.network.sent(flow), self.network.rate(flow))
+        )
         rate /= self.network.overhead  # batteries count bytes of payload, as ``left`` is
         when, is_dry, is_scarce = battery.look(task.device, left, rate)
         task.dry = when if is_dry else math.inf
         if is_scarce:
             self.scarce[task.id] = task
         if when < task.off:
-            name, ring = ("battery", task.id), partial(self._look_at_battery, task)
+            name = ("battery", task.id)
+            ring = partial(self._look_at_battery, task)
             task.battery = self._env.at(name, max(when, self._simulation.now), ring, CUT)
 
     def _look_at_battery(self, task: Task) -> None:
@@ -321,24 +422,37 @@ class StepRunner:
 
     def _look_again(self, task: Task) -> None:
         assert self.batteries is not None
-        self.batteries.settle(task.device, 0.0 if task.flow is None else self.network.sent(task.flow))
+        self.batteries.settle(
+            task.device, 0.0 if task.flow is None else self.network.sent(task.flow)
+        )
         task.cancel("battery")
         self._look_at_charge(task)
 
     def _sent(self, task: Task, step: Download | Upload, cause: Cause | None) -> Ending:
         """End a message; one that is interrupted after its last byte has arrived is done."""
-        flow, task.flow = task.flow, None
+        flow = task.flow
+        task.flow = None
         assert flow is not None
         task.release("slot")
         if cause is not None:
             self.network.cancel(flow)
-            if cause in _DISCONNECTED and flow.sent == flow.size and self._simulation.now > task.step_start:
+            if (
+                cause in _DISCONNECTED
+                and flow.sent == flow.size
+                and self._simulation.now > task.step_start
+            ):
                 cause = None
-        facts: dict[str, Any] = {"bytes": flow.size, "delivered": flow.sent, "payloads": step.payloads}
+        facts: dict[str, Any] = {
+            "bytes": flow.size,
+            "delivered": flow.sent,
+            "payloads": step.payloads,
+        }
         if self.network.overhead != 1:
             facts["wire_bytes"] = flow.sent * self.network.overhead
         if task.edge is not None:
-            facts["receiver" if step.direction == "up" else "sender"] = self.network.name(self.network.devices + task.edge)
+            facts["receiver" if step.direction == "up" else "sender"] = self.network.name(
+                self.network.devices + task.edge
+            )
         return cause, facts
 
     def _stood(self, task: Task, step: Queue, cause: Cause | None) -> Ending:
@@ -354,7 +468,9 @@ class StepRunner:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore when the tasks are there, before the alarms and ``queue``."""
-        self.paces, self._known_ends, self._spent = state["paces"], state["known_ends"], state["spent"]
+        self.paces = state["paces"]
+        self._known_ends = state["known_ends"]
+        self._spent = state["spent"]
         self._queued = state["queued"]
         self.scarce = {task_id: self.running[task_id] for task_id in state["scarce"]}
         if self.hosts is not None:

@@ -1,4 +1,7 @@
-"""A task as data: a tuple of steps for one device, and its progress. A step is an interval that can end early, with a cause."""
+"""A task as data: a tuple of steps for one device, and its progress.
+
+A step is an interval that can end early, with a cause.
+"""
 
 import math
 from collections.abc import Mapping
@@ -50,7 +53,8 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """The device computes the loss of models on its training data; the task is late if that takes longer than the limit.
+    """The device computes the loss of models on its training data; the task is late if that
+    takes longer than the limit.
 
     Attributes:
         models: the models, a tuple of refs; ``LocalResult.tested`` is the best of them.
@@ -149,26 +153,35 @@ class Power(Protocol):
     def rearm(self, kind: str, device: int, when: float) -> None: ...
 
 
-NOT_SAVED = tuple(f"Task.{name}" for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields"))
+NOT_SAVED = tuple(
+    f"Task.{name}"
+    for name in ("process", "done", "slot", "worker", "alarm", "vanish", "battery", "fields")
+)
 """Fields that a snapshot omits; ``Task.take_up``, the process and the alarms bring them back."""
 
 
 @dataclass(slots=True)
 class Task:
-    """A running or ended task: all of its state, from which its device's process can be started again.
+    """A running or ended task: all of its state, from which its device's process can be started
+    again.
 
     Attributes:
         count: number of the device's tasks before this one.
-        continues: whether it goes on with the device's task before, which has computed for ``spent_s``.
+        continues: whether it goes on with the device's task before, which has computed for
+            ``spent_s``.
         edge: the edge server with which it exchanges messages; None for the server itself.
         position, begun, step_start: the step that runs now, whether it has begun, and when (s).
-        epochs, trained: local epochs that count, of the last training so far, and of each that is over.
-        samples, version: training samples that it computes on, and the version of the device's data.
-        epoch_ends: ends of the epochs of the running training, or of the running evaluation (absolute s).
+        epochs, trained: local epochs that count, of the last training so far, and of each that
+            is over.
+        samples, version: training samples that it computes on, and the version of the device's
+            data.
+        epoch_ends: ends of the epochs of the running training, or of the running evaluation
+            (absolute s).
         off, dry: when its device disconnects, and when its battery is flat (s), as far as known.
         fails: whether the running computation ends for lack of memory.
         done: the end of the running step, for which its device's ``process`` waits.
-        alarm, vanish, battery: ring at the end of a computation, when the device disconnects, and to look at its battery.
+        alarm, vanish, battery: ring at the end of a computation, when the device disconnects,
+            and to look at its battery.
     """
 
     id: int
@@ -205,11 +218,18 @@ class Task:
     fields: dict[str, int | None] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.fields = {"task": self.id, "device": self.device, "round": self.round, "group": self.group}
+        self.fields = {
+            "task": self.id,
+            "device": self.device,
+            "round": self.round,
+            "group": self.group,
+        }
 
     def take_up(self) -> None:
         """Set attributes that a snapshot does not hold."""
-        self.process = self.done = self.slot = self.worker = self.alarm = self.vanish = self.battery = None
+        self.process = self.done = self.slot = self.worker = self.alarm = self.vanish = (
+            self.battery
+        ) = None
         self.__post_init__()
 
     def carried_out(self) -> None:
@@ -233,7 +253,10 @@ class Task:
         return self.begun and self.done is not None and not self.done.triggered
 
     def request(self, what: str, resource: simpy.Resource) -> bool:
-        """Request a ``slot`` or a ``worker``; returns whether one is free. If not, the running step ends when one is."""
+        """Request a ``slot`` or a ``worker``; returns whether one is free.
+
+        If not, the running step ends when one is.
+        """
         request = resource.request()
         setattr(self, what, request)
         if not request.triggered:
@@ -250,6 +273,8 @@ class Task:
 
 
 def in_line(what: str, resource: simpy.Resource, tasks: Mapping[int, Task]) -> list[int]:
-    """Numbers of the tasks that have a ``slot`` or a ``worker`` of a resource, then of those that wait."""
+    """Numbers of the tasks that have a ``slot`` or a ``worker`` of a resource, then of those
+    that wait.
+    """
     of = {id(getattr(task, what)): task_id for task_id, task in tasks.items()}
     return [of[id(request)] for request in (*resource.users, *resource.queue)]

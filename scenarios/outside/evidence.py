@@ -1,4 +1,5 @@
-"""All predictions of other people's measurements on one page: ``docs/validation.md``, its table and its picture.
+"""All predictions of other people's measurements on one page: ``docs/validation.md``, its table
+and its picture.
 
     python scenarios/outside/evidence.py
 
@@ -32,7 +33,8 @@ class Row(NamedTuple):
 def table(rows: list[Row]) -> list[str]:
     """A line for each quantity of a study, as Markdown."""
     lines = [
-        "| study | quantity | predicted | measured, and given to the fit | median error | largest | measured, and not given "
+        "| study | quantity | predicted | measured, and given to the fit | median error | "
+        "largest | measured, and not given "
         "| median error | largest |",
         "|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
@@ -40,28 +42,50 @@ def table(rows: list[Row]) -> list[str]:
         of_what = list(group)
         cells = [f"[{study}](/generated/results/outside-{study}.md)", what, str(len(of_what))]
         for given in (True, False):
-            errors = [row.of.error for row in of_what if row.of.given == given and row.of.error is not None]
+            errors = [
+                row.of.error
+                for row in of_what
+                if row.of.given == given and row.of.error is not None
+            ]
             largest = f"{max(errors, key=abs):+.1%}" if errors else ""
-            cells += [str(len(errors) or ""), f"{median(map(abs, errors)):.1%}" if errors else "", largest]
+            cells += [
+                str(len(errors) or ""),
+                f"{median(map(abs, errors)):.1%}" if errors else "",
+                largest,
+            ]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
 @styled
 def draw(rows: list[Row]) -> Figure:
-    """Predicted against measured at the left, errors by study at the right; filled are those that no fit has seen."""
+    """Predicted against measured at the left, errors by study at the right; filled are those
+    that no fit has seen.
+    """
     figure = Figure(figsize=(12, 5.5))
     left, right = figure.subplots(1, 2, width_ratios=[1.1, 1.0])
     known = [row for row in rows if row.of.error is not None]
     studies = list(dict.fromkeys(row.study for row in known))
     for place, study in enumerate(studies):
-        look = {"color": SERIES[place % len(SERIES)], "marker": MARKERS[place % len(MARKERS)], "linestyle": "", "markersize": 5}
+        look = {
+            "color": SERIES[place % len(SERIES)],
+            "marker": MARKERS[place % len(MARKERS)],
+            "linestyle": "",
+            "markersize": 5,
+        }
         for given in (True, False):
             own = [row for row in known if row.study == study and row.of.given == given]
             filled = {} if not given else {"markerfacecolor": "none"}
-            left.plot([row.of.measured or 0.0 for row in own], [row.of.predicted for row in own], **look, **filled)
+            left.plot(
+                [row.of.measured or 0.0 for row in own],
+                [row.of.predicted for row in own],
+                **look,
+                **filled,
+            )
             errors = [100 * (row.of.error or 0.0) for row in own]
-            right.plot(errors, [place + (0.15 if given else -0.15)] * len(own), alpha=0.7, **look, **filled)
+            right.plot(
+                errors, [place + (0.15 if given else -0.15)] * len(own), alpha=0.7, **look, **filled
+            )
     low, high = (of(row.of.predicted for row in known) for of in (min, max))
     left.plot([low, high], [low, high], color=GREY, linewidth=1, zorder=0)
     left.set(xscale="log", yscale="log", xlabel="measured, each in its unit", ylabel="predicted")
@@ -72,23 +96,37 @@ def draw(rows: list[Row]) -> Figure:
     right.set_xticks([-50, -20, -10, 0, 10, 20, 50], ["-50", "-20", "-10", "0", "10", "20", "50"])
     right.set_yticks(range(len(studies)), studies)
     right.set_ylim(len(studies) - 0.5, -0.5)
-    right.set(title="open: given to the fit; filled: not", xlabel="predicted / measured - 1 (%), beyond 10 % by its logarithm")
+    right.set(
+        title="open: given to the fit; filled: not",
+        xlabel="predicted / measured - 1 (%), beyond 10 % by its logarithm",
+    )
     return figure
 
 
 def main() -> None:
     """Write the table into the page, and the picture."""
-    rows = [Row(path.parent.name, of) for path in sorted(HERE.glob("*/predicted.csv")) for of in read(path)]
+    rows = [
+        Row(path.parent.name, of)
+        for path in sorted(HERE.glob("*/predicted.csv"))
+        for of in read(path)
+    ]
     rows.sort(key=lambda row: (row.study, row.of.what))
     figure = draw(rows)
-    figure.savefig(DOCS / "pictures" / "outside.png", dpi=75, bbox_inches="tight", facecolor="white")
+    figure.savefig(
+        DOCS / "pictures" / "outside.png", dpi=75, bbox_inches="tight", facecolor="white"
+    )
     page = DOCS / "validation.md"
     text = page.read_text(encoding="utf-8")
     assert BEGIN in text, f"{page} has no line {BEGIN!r}"
     made = "\n".join([BEGIN, "", *table(rows), "", END])
-    page.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.DOTALL), encoding="utf-8")
+    page.write_text(
+        re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: made, text, flags=re.DOTALL),
+        encoding="utf-8",
+    )
     known = sum(row.of.error is not None for row in rows)
-    print(f"{len(rows)} predictions of {len({row.study for row in rows})} studies, {known} measured")
+    print(
+        f"{len(rows)} predictions of {len({row.study for row in rows})} studies, {known} measured"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Rows of a study of other people's measurements: what was measured, what is predicted, and how far off that is."""
+"""Rows of a study of other people's measurements: what was measured, what is predicted, and how
+far off that is.
+"""
 
 import csv
 from collections.abc import Iterable, Sequence
@@ -59,7 +61,16 @@ def write(path: Path, predictions: Iterable[Prediction]) -> None:
         for row in predictions:
             measured = "" if row.measured is None else f"{row.measured:g}"
             error = "" if row.error is None else f"{row.error:+.4f}"
-            table.writerow([row.what, row.cell, measured, f"{row.predicted:.5g}", error, "yes" if row.given else "no"])
+            table.writerow(
+                [
+                    row.what,
+                    row.cell,
+                    measured,
+                    f"{row.predicted:.5g}",
+                    error,
+                    "yes" if row.given else "no",
+                ]
+            )
 
 
 def show(title: str, predictions: Sequence[Prediction]) -> None:
@@ -67,8 +78,12 @@ def show(title: str, predictions: Sequence[Prediction]) -> None:
     print(title)
     for row in predictions:
         if row.error is not None:
-            print(f"  {row.what:24} {row.cell:42} {row.measured:10.5g} {row.predicted:10.5g} {row.error:+8.2%}")
+            print(
+                f"  {row.what:24} {row.cell:42} {row.measured:10.5g} {row.predicted:10.5g} "
+                f"{row.error:+8.2%}"
+            )
     errors = [abs(row.error) for row in predictions if row.error is not None]
     print(
-        f"  {len(errors)} measured: median error {median(errors):.2%}, largest {max(errors):.2%}; {len(predictions)} predicted"
+        f"  {len(errors)} measured: median error {median(errors):.2%}, largest "
+        f"{max(errors):.2%}; {len(predictions)} predicted"
     )

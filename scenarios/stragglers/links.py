@@ -1,4 +1,5 @@
-"""Who is valid, who is a straggler and who splits its data, by uplink, with the upload's time and without.
+"""Who is valid, who is a straggler and who splits its data, by uplink, with the upload's time
+and without.
 
     python scenarios/stragglers/links.py
 
@@ -35,8 +36,12 @@ def times_of(events: list[dict[str, Any]], kind: str, step: str) -> dict[int, fl
 def rows(run: RunFolder, reserved: str) -> list[list[str]]:
     """A row for each uplink, the fastest first."""
     events = run.events
-    (budget, *_) = [event["data"]["training_limit"] for event in events if event["kind"] == "round-start"]
-    trained = [event for event in events if event["kind"] == "step-end" and event["step"] == "train"]
+    (budget, *_) = [
+        event["data"]["training_limit"] for event in events if event["kind"] == "round-start"
+    ]
+    trained = [
+        event for event in events if event["kind"] == "step-end" and event["step"] == "train"
+    ]
     began = times_of(events, "step-start", "train")
     arrived = times_of(events, "step-end", "upload")
     split = {event["device"] for event in events if event["kind"] == "split"}
@@ -46,9 +51,17 @@ def rows(run: RunFolder, reserved: str) -> list[list[str]]:
         tasks = [event for event in trained if event["device"] in members]
         valid = [event for event in tasks if event["data"]["epochs"]]
         epochs = [event["data"]["epochs"] for event in valid]
-        took = [arrived[event["task"]] - began[event["task"]] for event in valid if event["task"] in arrived]
+        took = [
+            arrived[event["task"]] - began[event["task"]]
+            for event in valid
+            if event["task"] in arrived
+        ]
         late = [seconds for seconds in took if seconds > budget + TIE_S]
-        figures = [f"{sum(epochs) / len(epochs):.1f}", f"{len(late) / len(took):.0%}"] if valid else ["", ""]
+        figures = (
+            [f"{sum(epochs) / len(epochs):.1f}", f"{len(late) / len(took):.0%}"]
+            if valid
+            else ["", ""]
+        )
         table.append(
             [
                 reserved,

@@ -1,10 +1,12 @@
-"""Real rounds and simulated ones side by side: each world of the testbed told to fedsim, run, and compared with its log.
+"""Real rounds and simulated ones side by side: each world of the testbed told to fedsim, run,
+and compared with its log.
 
     python scenarios/validation/compare.py [--out runs/validation]
 
-Needs no root: it reads the logs that are kept in ``logs``. Links and latencies are those that the testbed was told, and each
-client trains as long as it did on the median; nothing else is fitted. Writes a scenario and a run folder a world, the tables
-``errors.md`` and ``predicted.csv`` and the picture ``simulated-against-real.png`` to ``--out``.
+Needs no root: it reads the logs that are kept in ``logs``. Links and latencies are those that the
+testbed was told, and each client trains as long as it did on the median; nothing else is fitted.
+Writes a scenario and a run folder a world, the tables ``errors.md`` and ``predicted.csv`` and the
+picture ``simulated-against-real.png`` to ``--out``.
 """
 
 import json
@@ -31,7 +33,8 @@ from fedsim.running.mistakes import explained
 HERE = Path(__file__).resolve().parent
 SEEDS = range(1, 6)  # of the unequal shares that transfers get
 PROTOCOLS = ("fluid", "tcp")
-LOOKS: dict[str, tuple[dict[str, Any], float]] = {  # of a protocol, and where in a world's row it is
+# of a protocol, and where in a world's row it is
+LOOKS: dict[str, tuple[dict[str, Any], float]] = {
     "fluid": ({"marker": "x", "color": SERIES[1]}, -0.17),
     "tcp": ({"marker": "o", "color": SERIES[0]}, 0.17),
 }
@@ -44,8 +47,10 @@ class Compared(NamedTuple):
 
     Attributes:
         world, protocol: names.
-        real, simulated: how long rounds take (s), [rounds]; of a buffered server how long a version takes, on the mean, [1].
-        transfers: how long a client's downloads and uploads take on the mean, really and simulated (s), [2, clients] each.
+        real, simulated: how long rounds take (s), [rounds]; of a buffered server how long a
+            version takes, on the mean, [1].
+        transfers: how long a client's downloads and uploads take on the mean, really and
+            simulated (s), [2, clients] each.
         updates: whether the server is asynchronous.
     """
 
@@ -65,7 +70,10 @@ class Compared(NamedTuple):
 def told(name: str, world: dict[str, Any], log: Log, protocol: str) -> dict[str, Any]:
     """The sections of the scenario that is this world."""
     clients = world["clients"]
-    trained = [float(np.median(took(log.tasks.train)[log.tasks.client == one])) for one in range(len(clients))]
+    trained = [
+        float(np.median(took(log.tasks.train)[log.tasks.client == one]))
+        for one in range(len(clients))
+    ]
     samples = int(world.get("samples", 100))
     strategy = {"kind": "fedavg", "clients_per_round": len(clients)}
     if "buffer" in world:
@@ -97,7 +105,10 @@ def compared(name: str, world: dict[str, Any], out: Path) -> Iterator[Compared]:
     for protocol in PROTOCOLS:
         path = out / f"{name}-{protocol}.toml"
         path.write_text(tomli_w.dumps(told(name, world, log, protocol)))
-        runs = [fedsim.run(fedsim.load(path, seed=seed), out / "runs" / f"{path.stem}-{seed}") for seed in SEEDS]
+        runs = [
+            fedsim.run(fedsim.load(path, seed=seed), out / "runs" / f"{path.stem}-{seed}")
+            for seed in SEEDS
+        ]
         ends = np.mean([run.rounds["time"] for run in runs], axis=0)
         folders = [run.folder for run in runs if run.folder is not None]
         if "buffer" in world:
@@ -105,12 +116,21 @@ def compared(name: str, world: dict[str, Any], out: Path) -> Iterator[Compared]:
             real, simulated = real / len(ends), simulated / len(ends)
         else:
             real, simulated = log.rounds.end - log.rounds.start, np.diff(ends, prepend=0.0)
-        yield Compared(name, protocol, real, simulated, (_real(log), _simulated(folders, len(log.clients))), "buffer" in world)
+        yield Compared(
+            name,
+            protocol,
+            real,
+            simulated,
+            (_real(log), _simulated(folders, len(log.clients))),
+            "buffer" in world,
+        )
 
 
 def _real(log: Log) -> Floats:
     own = [log.tasks.client == one for one in range(len(log.clients))]
-    return np.array([[np.mean(took(steps)[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)])
+    return np.array(
+        [[np.mean(took(steps)[one]) for one in own] for steps in (log.tasks.down, log.tasks.up)]
+    )
 
 
 def _simulated(folders: list[Path], clients: int) -> Floats:
@@ -118,7 +138,10 @@ def _simulated(folders: list[Path], clients: int) -> Floats:
     took = np.zeros((2, clients))
     for place, way in enumerate(("down", "up")):
         for one in range(clients):
-            rows = [frame[(frame.direction == way) & (frame.device == one) & (frame.outcome == "done")] for frame in frames]
+            rows = [
+                frame[(frame.direction == way) & (frame.device == one) & (frame.outcome == "done")]
+                for frame in frames
+            ]
             took[place, one] = np.mean([(row.end - row.start).mean() for row in rows])
     return took
 
@@ -127,34 +150,56 @@ def table(found: list[Compared]) -> str:
     """All worlds, as Markdown."""
     runs = json.loads((HERE / "logs" / "index.json").read_text())
     lines = [
-        "| world | protocol | real round (s) | simulated / real - 1 (%) | mean of absolute errors (%) | 95th percentile (%) "
+        "| world | protocol | real round (s) | simulated / real - 1 (%) | mean of absolute "
+        "errors (%) | 95th percentile (%) "
         "| transfers, mean of absolute errors (%) | load of the machine |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
     for one in found:
         errors, (real, here) = 100 * one.errors, one.transfers
-        figures = errors.mean(), abs(errors).mean(), np.percentile(abs(errors), 95), 100 * abs(here / real - 1).mean()
+        figures = (
+            errors.mean(),
+            abs(errors).mean(),
+            np.percentile(abs(errors), 95),
+            100 * abs(here / real - 1).mean(),
+        )
         what = f"{one.real.mean():.3f}{' a version' if one.updates else ''}"
         load = "{} to {}, {} cores".format(*runs[one.world]["load"], runs[one.world]["cores"])
-        lines.append(f"| {one.world} | {one.protocol} | {what} | {' | '.join(f'{of:.2f}' for of in figures)} | {load} |")
+        lines.append(
+            f"| {one.world} | {one.protocol} | {what} | "
+            f"{' | '.join(f'{of:.2f}' for of in figures)} | {load} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 @styled
 def draw(found: list[Compared]) -> Figure:
-    """Simulated against real, a row a world: rounds at the left, single transfers at the right; grey is within 5 %."""
+    """Simulated against real, a row a world: rounds at the left, single transfers at the right;
+    grey is within 5 %.
+    """
     rows = {one.world: f"{one.world}, {one.real.mean():.3g} s" for one in found}
     places = {name: place for place, name in enumerate(rows)}
     figure = Figure(figsize=(13, 1.6 + 0.55 * len(rows)))
     panels = figure.subplots(1, 2, sharey=True)
-    for panel, title in zip(panels, ("rounds, and versions", "transfers, mean of a client's"), strict=True):
+    for panel, title in zip(
+        panels, ("rounds, and versions", "transfers, mean of a client's"), strict=True
+    ):
         for one in found:
             real, here = (one.real, one.simulated) if title.startswith("rounds") else one.transfers
             errors = 100 * np.ravel(here / real - 1)
             look, offset = LOOKS[one.protocol]
             row = places[one.world] + offset
-            panel.plot(errors, np.full(len(errors), row), linestyle="", markersize=6, alpha=0.6, **look)
-            panel.plot(errors.mean(), row, marker="|", markersize=17, markeredgewidth=2, color=look["color"])
+            panel.plot(
+                errors, np.full(len(errors), row), linestyle="", markersize=6, alpha=0.6, **look
+            )
+            panel.plot(
+                errors.mean(),
+                row,
+                marker="|",
+                markersize=17,
+                markeredgewidth=2,
+                color=look["color"],
+            )
         panel.axvspan(-5, 5, color=PALE, zorder=0)
         panel.axvline(0, color=GREY, linewidth=1)
         panel.set_xscale("symlog", linthresh=5, linscale=0.8)
@@ -166,30 +211,51 @@ def draw(found: list[Compared]) -> Figure:
     panels[0].set_yticks(range(len(rows)), list(rows.values()))
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
     panels[0].set_ylabel("world, and its mean real round")
-    handles = [Line2D([], [], linestyle="", label=name, **look) for name, (look, _) in LOOKS.items()]
-    handles.append(Line2D([], [], linestyle="", marker="|", markersize=14, markeredgewidth=2, color=GREY, label="mean"))
+    handles = [
+        Line2D([], [], linestyle="", label=name, **look) for name, (look, _) in LOOKS.items()
+    ]
+    handles.append(
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="|",
+            markersize=14,
+            markeredgewidth=2,
+            color=GREY,
+            label="mean",
+        )
+    )
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), default=Path("runs/validation"), show_default=True)
+@click.option(
+    "--out", type=click.Path(path_type=Path), default=Path("runs/validation"), show_default=True
+)
 @explained("compare")
 def main(out: Path) -> None:
     """Compare every world whose log is kept."""
     worlds = tomllib.loads((HERE / "worlds.toml").read_text())
     out.mkdir(parents=True, exist_ok=True)
     found = [
-        one for name, world in worlds.items() if (HERE / "logs" / f"{name}.csv").exists() for one in compared(name, world, out)
+        one
+        for name, world in worlds.items()
+        if (HERE / "logs" / f"{name}.csv").exists()
+        for one in compared(name, world, out)
     ]
     (out / "errors.md").write_text(table(found))
     rows = [
-        f'"{"version" if one.updates else "round"}, s",{one.world},{real:.5g},{here:.5g},{here / real - 1:+.4f},no'
+        f'"{"version" if one.updates else "round"}, '
+        f's",{one.world},{real:.5g},{here:.5g},{here / real - 1:+.4f},no'
         for one in found
         if one.protocol == "tcp"
         for real, here in [(one.real.mean(), one.simulated.mean())]
     ]
-    (out / "predicted.csv").write_text("\n".join(["what,cell,measured,predicted,error,given", *rows, ""]))
+    (out / "predicted.csv").write_text(
+        "\n".join(["what,cell,measured,predicted,error,given", *rows, ""])
+    )
     say(*table(found).splitlines())
     say(*save(draw(found), out / "simulated-against-real", ["png"]))
 

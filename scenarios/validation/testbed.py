@@ -1,11 +1,13 @@
-"""Rounds that really happen: a server and clients as processes in network namespaces, real TCP over shaped links.
+"""Rounds that really happen: a server and clients as processes in network namespaces, real TCP
+over shaped links.
 
     python scenarios/validation/testbed.py NAME...      # worlds of worlds.toml; writes logs/NAME.csv
 
-Needs Linux, root, ``ip`` and ``tc``. Topology: server - core - client. Every rate is a token bucket (``tc tbf``: burst 8 kB,
-queue 60 ms) at the sending end of its link. Latency is made by ``netem``'s stand-in, a process that reads packets from a TUN
-device of the core and writes them back when their time has come: many kernels have no ``netem``. All processes read one
-monotonic clock. Logs have the format of ``fedsim calibrate``.
+Needs Linux, root, ``ip`` and ``tc``. Topology: server - core - client. Every rate is a token bucket
+(``tc tbf``: burst 8 kB, queue 60 ms) at the sending end of its link. Latency is made by ``netem``'s
+stand-in, a process that reads packets from a TUN device of the core and writes them back when their
+time has come: many kernels have no ``netem``. All processes read one monotonic clock. Logs have the
+format of ``fedsim calibrate``.
 """
 
 import csv
@@ -34,7 +36,8 @@ LOGS = HERE / "logs"
 
 _PORT = 5005
 _PAUSE_S = 0.5  # between rounds
-_ORDER, _ANSWER = struct.Struct("!qq"), struct.Struct("!qddd")  # version and size; size, and when it got, trained and sent
+# version and size; size, and when it got, trained and sent
+_ORDER, _ANSWER = struct.Struct("!qq"), struct.Struct("!qddd")
 _IFF_TUN, _IFF_NO_PI, _TUNSETIFF = 0x0001, 0x1000, 0x400454CA
 _LAG = "lag"
 
@@ -55,7 +58,9 @@ def reason_not_to() -> str | None:
 
 
 def _do(*words: object) -> None:
-    done = subprocess.run([str(word) for word in words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(word) for word in words], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise SystemExit(f"testbed: {' '.join(map(str, words))} failed: {done.stderr.strip()}")
 
@@ -74,7 +79,9 @@ class Network:
     def __enter__(self) -> "Network":
         core = self._add("core")
         for key in ("ip_forward", "conf.all.rp_filter", "conf.default.rp_filter"):
-            self.run("core", "sysctl", "-q", "-w", f"net.ipv4.{key}={int(key == 'ip_forward')}").wait()
+            self.run(
+                "core", "sysctl", "-q", "-w", f"net.ipv4.{key}={int(key == 'ip_forward')}"
+            ).wait()
         limits = self._world.get("server", {})
         self._connect("server", 0, limits.get("down"), limits.get("up"))
         for place, client in enumerate(self._world["clients"], start=1):
@@ -83,7 +90,8 @@ class Network:
             _do("ip", "-n", core, "tuntap", "add", "dev", _LAG, "mode", "tun")
             _do("ip", "-n", core, "link", "set", _LAG, "up")
             _do("ip", "-n", core, "route", "add", "default", "dev", _LAG, "table", 100)
-            for place in range(len(self._world["clients"]) + 1):  # what comes from a link is delayed, and then goes its way
+            # what comes from a link is delayed, and then goes its way
+            for place in range(len(self._world["clients"]) + 1):
                 _do("ip", "-n", core, "rule", "add", "iif", f"c{place}", "lookup", 100)
         return self
 
@@ -102,13 +110,35 @@ class Network:
         _do("ip", "-n", name, "link", "set", "lo", "up")
         return name
 
-    def _connect(self, what: str, place: int, towards_core: float | None, from_core: float | None) -> None:
-        """A pair of devices between the core (``c0``, ``c1`` ...) and a namespace (``e``), 10.99.PLACE.0/24."""
+    def _connect(
+        self, what: str, place: int, towards_core: float | None, from_core: float | None
+    ) -> None:
+        """A pair of devices between the core (``c0``, ``c1`` ...) and a namespace (``e``),
+        10.99.PLACE.0/24.
+        """
         core, name = f"{self._prefix}-core", self._add(what)
-        _do("ip", "link", "add", f"c{place}", "netns", core, "type", "veth", "peer", "name", "e", "netns", name)
-        for where, device, host, rate in ((core, f"c{place}", 1, from_core), (name, "e", 2, towards_core)):
+        _do(
+            "ip",
+            "link",
+            "add",
+            f"c{place}",
+            "netns",
+            core,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "e",
+            "netns",
+            name,
+        )
+        for where, device, host, rate in (
+            (core, f"c{place}", 1, from_core),
+            (name, "e", 2, towards_core),
+        ):
             _do("ip", "-n", where, "addr", "add", f"10.99.{place}.{host}/24", "dev", device)
-            _do("ip", "-n", where, "link", "set", device, "gso_max_segs", 1)  # so that the bucket counts packets
+            # so that the bucket counts packets
+            _do("ip", "-n", where, "link", "set", device, "gso_max_segs", 1)
             _do("ip", "-n", where, "link", "set", device, "up")
             if rate is not None:
                 shape = ("tbf", "rate", f"{rate}mbit", "burst", "8kb", "latency", "60ms")
@@ -131,7 +161,9 @@ def delay(latencies_ms: list[float]) -> None:
                     if packet[0] >> 4 == 4:
                         client = max(packet[14], packet[18]) - 1  # the server's network is 0
                         count += 1
-                        heapq.heappush(waiting, (time.monotonic() + latencies_ms[client] / 1e3, count, packet))
+                        heapq.heappush(
+                            waiting, (time.monotonic() + latencies_ms[client] / 1e3, count, packet)
+                        )
         while waiting and waiting[0][0] <= time.monotonic():
             os.write(tun, heapq.heappop(waiting)[2])
 
@@ -152,12 +184,16 @@ def _receive(connection: socket.socket, size: int) -> bytes:
 
 def _tuned(connection: socket.socket, world: World) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, world.get("congestion", "cubic").encode())
+    connection.setsockopt(
+        socket.IPPROTO_TCP, socket.TCP_CONGESTION, world.get("congestion", "cubic").encode()
+    )
     return connection
 
 
 def _trainer(world: World, number: int) -> Callable[[bytes], bytes]:
-    """What a client does with a model: it sleeps for a known time, or trains a linear model with torch."""
+    """What a client does with a model: it sleeps for a known time, or trains a linear model with
+    torch.
+    """
     if world.get("training") != "torch":
 
         def sleep(model: bytes) -> bytes:
@@ -171,10 +207,17 @@ def _trainer(world: World, number: int) -> Callable[[bytes], bytes]:
     torch.manual_seed(number)
     classes = 10
     features = world["bytes"] // 4 // classes
-    inputs, labels = torch.randn(world["samples"], features), torch.randint(classes, (world["samples"],))
+    inputs, labels = (
+        torch.randn(world["samples"], features),
+        torch.randint(classes, (world["samples"],)),
+    )
 
     def train(model: bytes) -> bytes:
-        weights = torch.frombuffer(bytearray(model), dtype=torch.float32).reshape(classes, features).requires_grad_()
+        weights = (
+            torch.frombuffer(bytearray(model), dtype=torch.float32)
+            .reshape(classes, features)
+            .requires_grad_()
+        )
         optimiser = torch.optim.SGD([weights], lr=0.01)
         for batch, wanted in zip(torch.split(inputs, 10), torch.split(labels, 10), strict=True):
             optimiser.zero_grad()
@@ -211,7 +254,8 @@ def client(world: World, number: int, connection: socket.socket) -> None:
 
 
 class Server:
-    """The server: rounds, or versions each time that the buffer is full; writes down what it and its clients say.
+    """The server: rounds, or versions each time that the buffer is full; writes down what it and
+    its clients say.
 
     Args:
         world: as ``worlds.toml`` has it.
@@ -241,16 +285,36 @@ class Server:
         return self._rows
 
     def _together(self, what: Callable[[int], None]) -> None:
-        threads = [threading.Thread(target=what, args=(number,)) for number in sorted(self._connections)]
+        threads = [
+            threading.Thread(target=what, args=(number,)) for number in sorted(self._connections)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
 
-    def _row(self, number: int, what: str, start: float, end: float, size: object, version: int | None = None) -> None:
+    def _row(
+        self,
+        number: int,
+        what: str,
+        start: float,
+        end: float,
+        size: object,
+        version: int | None = None,
+    ) -> None:
         samples = self._world.get("samples", 100) if what == "train" else ""
         with self._lock:
-            self._rows.append((self._version if version is None else version, number, what, start, end, size, samples))
+            self._rows.append(
+                (
+                    self._version if version is None else version,
+                    number,
+                    what,
+                    start,
+                    end,
+                    size,
+                    samples,
+                )
+            )
 
     def _ask(self, number: int) -> None:
         connection, version, size = self._connections[number], self._version, len(self._model)
@@ -259,7 +323,11 @@ class Server:
         length, got, trained, sent = _ANSWER.unpack(_receive(connection, _ANSWER.size))
         update = _receive(connection, length)
         end = time.monotonic()
-        for what, begin, over, moved in (("down", start, got, size), ("train", got, trained, ""), ("up", sent, end, length)):
+        for what, begin, over, moved in (
+            ("down", start, got, size),
+            ("train", got, trained, ""),
+            ("up", sent, end, length),
+        ):
             self._row(number, what, begin, over, moved, version)
         if self._world.get("training") == "torch":
             self._model = update
@@ -269,7 +337,10 @@ class Server:
             self._ask(number)
             with self._lock:
                 self._buffered += 1
-                full = self._buffered % self._world["buffer"] == 0 and self._version < self._world["rounds"]
+                full = (
+                    self._buffered % self._world["buffer"] == 0
+                    and self._version < self._world["rounds"]
+                )
                 self._version += full
             if full:
                 now = time.monotonic()
@@ -293,7 +364,8 @@ def write(path: Path, rows: list[tuple[Any, ...]]) -> None:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("round", "client", "what", "start", "end", "bytes", "samples"))
         table.writerows(
-            [f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row] for row in sorted(rows, key=itemgetter(3, 4))
+            [f"{cell:.6f}" if isinstance(cell, float) else cell for cell in row]
+            for row in sorted(rows, key=itemgetter(3, 4))
         )
 
 
@@ -329,10 +401,19 @@ def run(name: str, world: World) -> None:
             raise SystemExit(f"testbed: the server of {name!r} failed")
     index = LOGS / "index.json"
     runs = json.loads(index.read_text()) if index.exists() else {}
-    runs[name] = {"load": [round(load, 1), round(os.getloadavg()[0], 1)], "cores": os.cpu_count(), "kernel": os.uname().release}
-    lines = ",\n".join(f" {json.dumps(one)}: {json.dumps(runs[one], sort_keys=True)}" for one in sorted(runs))
+    runs[name] = {
+        "load": [round(load, 1), round(os.getloadavg()[0], 1)],
+        "cores": os.cpu_count(),
+        "kernel": os.uname().release,
+    }
+    lines = ",\n".join(
+        f" {json.dumps(one)}: {json.dumps(runs[one], sort_keys=True)}" for one in sorted(runs)
+    )
     index.write_text(f"{{\n{lines}\n}}\n")
-    print(f"written {log.relative_to(HERE)} (load {load:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores)")
+    print(
+        f"written {log.relative_to(HERE)} (load {load:.1f} before, {os.getloadavg()[0]:.1f} "
+        f"after, {os.cpu_count()} cores)"
+    )
 
 
 def main() -> None:
@@ -352,9 +433,13 @@ def main() -> None:
     names = sys.argv[1:] or list(worlds)
     for name in names:
         if name not in worlds:
-            raise SystemExit(f"testbed: there is no world {name!r}; allowed are {', '.join(worlds)}")
+            raise SystemExit(
+                f"testbed: there is no world {name!r}; allowed are {', '.join(worlds)}"
+            )
     if why := reason_not_to():
-        raise SystemExit(f"testbed: {why}; the logs that are kept can be compared all the same: compare.py")
+        raise SystemExit(
+            f"testbed: {why}; the logs that are kept can be compared all the same: compare.py"
+        )
     for name in names:
         run(name, worlds[name])
 

@@ -1,4 +1,7 @@
-"""A real browser for tests: headless Chromium, driven by its DevTools protocol over a pipe. Needs no package and no port."""
+"""A real browser for tests: headless Chromium, driven by its DevTools protocol over a pipe.
+
+Needs no package and no port.
+"""
 
 import fcntl
 import json
@@ -16,8 +19,20 @@ from tests.children import GENEROUS_S, popen
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 _FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--remote-debugging-pipe"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-pipe",
+    ),
 )
 _WAIT_S = GENEROUS_S
 
@@ -34,12 +49,15 @@ class Page:
         self._buffer = b""
         self._count = 0
         self._session: str | None = None
-        self.errors: list[str] = []  # uncaught exceptions and logged errors, such as violations of its policy
+        # uncaught exceptions and logged errors, such as violations of its policy
+        self.errors: list[str] = []
         self.requests: list[str] = []  # the URLs after the first one, data URIs left out
 
     def open(self, path: Path, width: int = 1280, height: int = 900) -> None:
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+            "sessionId"
+        ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
         self.resize(width, height)
@@ -48,10 +66,18 @@ class Page:
         self.requests = self.requests[1:]
 
     def resize(self, width: int, height: int) -> None:
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
 
     def ask(self, expression: str) -> Any:
-        answer = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        answer = self.call(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         if "exceptionDetails" in answer:
             raise RuntimeError(f"{expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
@@ -65,16 +91,30 @@ class Page:
 
     def middle(self, selector: str) -> tuple[float, float]:
         box = self.ask(
-            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); e.scrollIntoView({{block: 'center'}});"
-            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / 2]; })()"
+            f"(() => {{ const e = document.querySelector({json.dumps(selector)}); "
+            f"e.scrollIntoView({{block: 'center'}});"
+            " const b = e.getBoundingClientRect(); return [b.x + b.width / 2, b.y + b.height / "
+            "2]; })()"
         )
         return float(box[0]), float(box[1])
 
     def wheel(self, x: float, y: float, turn: float, shift: bool = False) -> None:
-        self.call("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=turn, modifiers=8 if shift else 0)
+        self.call(
+            "Input.dispatchMouseEvent",
+            type="mouseWheel",
+            x=x,
+            y=y,
+            deltaX=0,
+            deltaY=turn,
+            modifiers=8 if shift else 0,
+        )
 
     def mouse(self, kind: str, x: float, y: float, pressed: bool = False) -> None:
-        press = {} if kind == "mouseMoved" and not pressed else {"button": "left", "buttons": 1, "clickCount": 1}
+        press = (
+            {}
+            if kind == "mouseMoved" and not pressed
+            else {"button": "left", "buttons": 1, "clickCount": 1}
+        )
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **press)
 
     def click(self, selector: str) -> None:
@@ -121,11 +161,15 @@ class Page:
 
     def _note(self, event: str, said: dict[str, Any]) -> None:
         entry = said.get("entry", {})
-        if event == "Runtime.exceptionThrown" or (event == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert")):
+        if event == "Runtime.exceptionThrown" or (
+            event == "Runtime.consoleAPICalled" and said["type"] in ("error", "assert")
+        ):
             self.errors.append(str(said.get("exceptionDetails", said)))
         elif event == "Log.entryAdded" and entry["level"] == "error":
             self.errors.append(str(entry["text"]))
-        elif event == "Network.requestWillBeSent" and not said["request"]["url"].startswith("data:"):
+        elif event == "Network.requestWillBeSent" and not said["request"]["url"].startswith(
+            "data:"
+        ):
             self.requests.append(str(said["request"]["url"]))
 
 
@@ -142,7 +186,11 @@ def browser(profile: Path) -> Iterator[Page]:
         os.dup2(theirs_in, 3)
         os.dup2(theirs_out, 4)
 
-    how: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "pass_fds": (3, 4)}
+    how: dict[str, Any] = {
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "pass_fds": (3, 4),
+    }
     command = [path, *_FLAGS, f"--user-data-dir={profile}"]
     process = popen(command, preexec_fn=connect, start_new_session=True, **how)
     page = Page(ours_in, ours_out)

@@ -22,8 +22,11 @@ Made = Callable[[dict[str, Any], Path], Path]
 Ran = Callable[..., RunFolder]
 Lived = Callable[[str], RunFolder]
 
-PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES} | {"hierfavg": {"kind": "hierfavg"} | HASHED["hierfavg"]}
-PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}  # some who sit out a split are left without a group
+PARAMETERS = {entry["kind"]: entry for entry in STRATEGIES} | {
+    "hierfavg": {"kind": "hierfavg"} | HASHED["hierfavg"]
+}
+# some who sit out a split are left without a group
+PARAMETERS["cfl"] = PARAMETERS["cfl"] | {"clients_per_round": 6}
 
 
 def drawn(*panels: Axes) -> Counter[str]:
@@ -55,7 +58,9 @@ def run(tiny_run: Path) -> RunFolder:
 
 @pytest.fixture
 def ran(small: dict[str, Any], tmp_path: Path, made: Made) -> Ran:
-    """``ran(name, **sections)`` is the run of ``small`` with other sections, in a folder of that name."""
+    """``ran(name, **sections)`` is the run of ``small`` with other sections, in a folder of that
+    name.
+    """
     return lambda name, **sections: RunFolder(made(small | sections, tmp_path / name))
 
 
@@ -66,7 +71,13 @@ def unlearned(ran: Ran) -> RunFolder:
 
 @pytest.fixture
 def queued(ran: Ran) -> RunFolder:
-    outage = {"kind": "link-outage", "link": "server up", "every": "20 s", "lasts": "2 s", "random": False}
+    outage = {
+        "kind": "link-outage",
+        "link": "server up",
+        "every": "20 s",
+        "lasts": "2 s",
+        "random": False,
+    }
     world = {"processes": [{"kind": "upload-slots", "slots": 1}, outage]}
     folder = ran("queued", world=world)
     kinds = {event["kind"] if event["step"] is None else event["step"] for event in folder.events}
@@ -76,18 +87,26 @@ def queued(ran: Ran) -> RunFolder:
 
 @pytest.fixture
 def cut_off(run: RunFolder, tmp_path: Path) -> RunFolder:
-    """A run whose events end in the middle of a step, just before its end, as a crash would leave them."""
+    """A run whose events end in the middle of a step, just before its end, as a crash would
+    leave them.
+    """
     folder = tmp_path / "cut-off"
     shutil.copytree(run.path, folder)
     last = max(place for place, event in enumerate(run.events) if event["kind"] == "step-end")
-    pq.write_table(pq.read_table(folder / "events.parquet").slice(0, last), folder / "events.parquet")
+    pq.write_table(
+        pq.read_table(folder / "events.parquet").slice(0, last), folder / "events.parquet"
+    )
     return RunFolder(folder)
 
 
 @pytest.fixture
 def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
     """A run under a folder name that tries its best to break a picture."""
-    folder = tmp_path / "_$x_{$ \\frac{ & <b> \u202e円\n🙂 and a tail that is far longer than any legend has room for"
+    folder = (
+        tmp_path
+        / "_$x_{$ \\frac{ & <b> \u202e円\n🙂 and a tail that is far longer than any legend has "
+        "room for"
+    )
     shutil.copytree(run.path, folder)
     return RunFolder(folder)
 
@@ -95,19 +114,31 @@ def renamed(run: RunFolder, tmp_path: Path) -> RunFolder:
 @pytest.fixture
 def split(ran: Ran) -> RunFolder:
     """CATA-Fed in two clusters: slow devices split their data, some are lost."""
-    strategy = {"kind": "cata-fed", "clients_per_round": 6, "deadline": {"kind": "relative", "times": 0.3}, "smallest_part": 5}
+    strategy = {
+        "kind": "cata-fed",
+        "clients_per_round": 6,
+        "deadline": {"kind": "relative", "times": 0.3},
+        "smallest_part": 5,
+    }
     strategy |= {"clusters": 2, "rejoin": True}
     return ran("split", strategy=strategy, stop={"rounds": 12}, learning="off")
 
 
 @pytest.fixture
 def roundless(ran: Ran) -> RunFolder:
-    return ran("roundless", strategy={"kind": "fedasync", "concurrency": 4}, stop={"rounds": 40}, learning="off")
+    return ran(
+        "roundless",
+        strategy={"kind": "fedasync", "concurrency": 4},
+        stop={"rounds": 40},
+        learning="off",
+    )
 
 
 @pytest.fixture(scope="session")
 def grouped_scenario() -> dict[str, Any]:
-    """FlexCFL among devices that come, go, and exchange their data; its groups' models meet at an auxiliary server."""
+    """FlexCFL among devices that come, go, and exchange their data; its groups' models meet at
+    an auxiliary server.
+    """
     return {
         "name": "grouped",
         "seed": 2,
@@ -128,13 +159,17 @@ def grouped_scenario() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def grouped(grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def grouped(
+    grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> RunFolder:
     folder = tmp_path_factory.mktemp("grouped") / "flexcfl"
     fedsim.run(fedsim.Scenario(**grouped_scenario), folder, executor="inline")
     run = RunFolder(folder)
     kinds = {event["kind"] for event in run.events}
     assert {"arrival", "departure", "shift", "shift-test", "clustering", "server-transfer"} <= kinds
-    assert any(event["kind"] == "assign" and event["data"]["before"] is not None for event in run.events)
+    assert any(
+        event["kind"] == "assign" and event["data"]["before"] is not None for event in run.events
+    )
     return run
 
 
@@ -143,7 +178,9 @@ def lived(made: Made, tmp_path: Path) -> Lived:
     """``lived(kind)`` is a run of a strategy in which it does what it is for."""
 
     def run(kind: str) -> RunFolder:
-        sections = eventful_world(PARAMETERS[kind], seed=6, rounds=40 if kind in ("fedasync", "fedbuff") else 6)
+        sections = eventful_world(
+            PARAMETERS[kind], seed=6, rounds=40 if kind in ("fedasync", "fedbuff") else 6
+        )
         sections["population"] |= {
             "devices": 18,
             "arrivals": {"kind": "poisson", "rate": "0.2 /s", "newcomers": 6},
@@ -153,7 +190,9 @@ def lived(made: Made, tmp_path: Path) -> Lived:
         del sections["checkpoint"]
         sections |= OF_WORLDS.get(kind, {})
         if kind == "hierfavg":
-            sections["world"] = {"processes": [{"kind": "edge-outage", "edge": 1, "every": "20 s", "lasts": "10 s"}]}
+            sections["world"] = {
+                "processes": [{"kind": "edge-outage", "edge": 1, "every": "20 s", "lasts": "10 s"}]
+            }
         return RunFolder(made(sections | {"name": kind}, tmp_path / kind))
 
     return run

@@ -1,4 +1,6 @@
-"""``python -m analysis``; and a run of each family of strategies, in a world where much happens, in every verb and picture."""
+"""``python -m analysis``; and a run of each family of strategies, in a world where much happens,
+in every verb and picture.
+"""
 
 import csv
 import importlib.util
@@ -25,7 +27,10 @@ from tests.analysis.conftest import Lived, Ran
 from tests.calls import done
 
 PACKAGE = Path(analysis.__file__).parent
-ENGINE = ("torch", *(f"fedsim.{name}" for name in ("federation", "world", "learning", "strategies", "running")))
+ENGINE = (
+    "torch",
+    *(f"fedsim.{name}" for name in ("federation", "world", "learning", "strategies", "running")),
+)
 PICTURES = ("timeline", "stragglers", "traffic", "fairness")
 
 
@@ -33,7 +38,9 @@ def call(*arguments: str | Path) -> Result:
     return CliRunner().invoke(main, [str(argument) for argument in arguments])
 
 
-def test_pictures_lie_beside_their_runs_and_what_does_not_apply_is_left_out(unlearned: RunFolder) -> None:
+def test_pictures_lie_beside_their_runs_and_what_does_not_apply_is_left_out(
+    unlearned: RunFolder,
+) -> None:
     before = fingerprints(unlearned.path)
     result = call(unlearned.path, "--format", "svg")
     assert result.exit_code == 0, result.output
@@ -44,9 +51,13 @@ def test_pictures_lie_beside_their_runs_and_what_does_not_apply_is_left_out(unle
     assert fingerprints(unlearned.path) == before
 
 
-def test_of_several_runs_only_what_is_asked_for(grouped: RunFolder, renamed: RunFolder, tmp_path: Path) -> None:
+def test_of_several_runs_only_what_is_asked_for(
+    grouped: RunFolder, renamed: RunFolder, tmp_path: Path
+) -> None:
     kinds = "membership, split-tree,traffic"
-    result = call(grouped.path, renamed.path, "--out", tmp_path / "out", "--format", "png", "--only", kinds)
+    result = call(
+        grouped.path, renamed.path, "--out", tmp_path / "out", "--format", "png", "--only", kinds
+    )
     assert result.exit_code == 0, result.output
     names = sorted(path.stem.partition("-2-")[0] for path in (tmp_path / "out").iterdir())
     assert names == ["membership-1-flexcfl", "traffic", "traffic-1-flexcfl", "traffic-purposes"]
@@ -61,9 +72,13 @@ def test_of_several_runs_only_what_is_asked_for(grouped: RunFolder, renamed: Run
         (["--out", "RUN/summary.json"], "lies in the run folder"),
     ],
 )
-def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, options: list[str], message: str) -> None:
+def test_mistakes_get_one_message(
+    run: RunFolder, tmp_path: Path, options: list[str], message: str
+) -> None:
     options = [option.replace("RUN", str(run.path)) for option in options]
-    result = call(run.path, *(options if "--out" in options else ["--out", tmp_path / "out", *options]))
+    result = call(
+        run.path, *(options if "--out" in options else ["--out", tmp_path / "out", *options])
+    )
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.startswith("analysis: ")
@@ -76,20 +91,34 @@ def test_drawing_loads_nothing_of_the_engine(run: RunFolder, tmp_path: Path) -> 
         "atexit.register(lambda: print('loaded', *sys.modules)); "
         f"main([{str(run.path)!r}, '--out', {str(tmp_path / 'out')!r}, '--format', 'svg'])"
     )
-    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    process = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+    )
     said, *loaded = process.stdout.splitlines()[-1].split()
     assert said == "loaded"
     assert not [module for module in loaded if module.startswith(ENGINE)]
 
 
 def test_runs_that_moved_nothing_or_learned_nothing(unlearned: RunFolder, ran: Ran) -> None:
-    alone = ran("alone", population={"devices": 3}, strategy={"kind": "local"}, stop={"rounds": 1}, learning="off")
+    alone = ran(
+        "alone",
+        population={"devices": 3},
+        strategy={"kind": "local"},
+        stop={"rounds": 1},
+        learning="off",
+    )
     for kind, message in (("timeline", "no simulated time passes"), ("traffic", "moved no bytes")):
         with pytest.raises(NothingToDrawError, match=message):
             OF_ONE[kind].draw(alone)
     other = ran("other", seed=2, learning="off")
-    several = {"traffic-purposes": ([alone, alone], "moved any bytes"), "accuracy": ([unlearned], "learning is off")}
-    several |= {"costs": ([unlearned, other], "no round was evaluated"), "energy": ([unlearned], "not counted")}
+    several = {
+        "traffic-purposes": ([alone, alone], "moved any bytes"),
+        "accuracy": ([unlearned], "learning is off"),
+    }
+    several |= {
+        "costs": ([unlearned, other], "no round was evaluated"),
+        "energy": ([unlearned], "not counted"),
+    }
     for kind, (runs, message) in several.items():
         with pytest.raises(NothingToDrawError, match=message):
             OF_SEVERAL[kind].draw(runs)
@@ -98,11 +127,17 @@ def test_runs_that_moved_nothing_or_learned_nothing(unlearned: RunFolder, ran: R
 CLUSTERINGS = ("membership", "similarity", "embedding")
 HAPPENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "cata-fed": (("cluster", "split"), ("stragglers", "clusters")),
-    "cfl": (("assign", "leaving", "cluster-split", "clustering"), ("stragglers", *CLUSTERINGS, "split-tree")),
+    "cfl": (
+        ("assign", "leaving", "cluster-split", "clustering"),
+        ("stragglers", *CLUSTERINGS, "split-tree"),
+    ),
     "fedasync": ((), ()),
     "fedat": (("latency-tiers",), ()),
     "fedavg": ((), ("stragglers",)),
-    "flexcfl": (("assign", "migration", "clustering", "shift-test", "server-transfer"), ("stragglers", *CLUSTERINGS)),
+    "flexcfl": (
+        ("assign", "migration", "clustering", "shift-test", "server-transfer"),
+        ("stragglers", *CLUSTERINGS),
+    ),
     "gossip": (("message",), ()),
     "hierfavg": (("edge-transfer", "edge-off", "edges-combined"), ("stragglers",)),
     "ifca-mig": (("assign", "migration", "shift-test"), ("stragglers", "membership")),
@@ -111,7 +146,9 @@ HAPPENS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "rfedavg": (("clustering",), ("stragglers", "similarity", "embedding")),
     "tifl": (("tiers", "tier"), ("stragglers", "clusters")),
 }
-"""The kinds of records that a family is for, and its pictures besides those that all have; others write no other records."""
+"""The kinds of records that a family is for, and its pictures besides those that all have;
+others write no other records.
+"""
 
 
 def happened(run: RunFolder) -> Counter[str]:
@@ -134,7 +171,9 @@ def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
     assert (row["migrations"] != "") == (count["assign"] > 0)
     done("trace", run.path, "--out", tmp_path / "trace.json")
     entries = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert not [entry["name"] for entry in entries if "None" in entry["name"] or "nan" in entry["name"]]
+    assert not [
+        entry["name"] for entry in entries if "None" in entry["name"] or "nan" in entry["name"]
+    ]
     named = Counter(entry["name"].rstrip(" 0123456789") for entry in entries)
     assert named["into group"] + named["out of group"] == count["assign"]
     assert named["out of group"] == count["leaving"]
@@ -151,6 +190,16 @@ def test_verbs_and_pictures_of(kind: str, lived: Lived, tmp_path: Path) -> None:
             figure = loaded.figure(name)
             drawn.add(name)
             assert any(axes.has_data() for axes in figure.axes)
-            texts = [text.get_text() for axes in figure.axes for text in (axes.title, *axes.texts, *axes.get_yticklabels())]
+            texts = [
+                text.get_text()
+                for axes in figure.axes
+                for text in (axes.title, *axes.texts, *axes.get_yticklabels())
+            ]
             assert not [text for text in texts if "None" in text or "group -1" in text]
-    assert drawn == {"timeline", *pictures, *(["traffic"] * (kind != "local")), "accuracy", "fairness"}
+    assert drawn == {
+        "timeline",
+        *pictures,
+        *(["traffic"] * (kind != "local")),
+        "accuracy",
+        "fairness",
+    }

@@ -1,4 +1,6 @@
-"""Fairness, energy, clusters by data size, and what all pictures share: what is drawn is what the run says."""
+"""Fairness, energy, clusters by data size, and what all pictures share: what is drawn is what
+the run says.
+"""
 
 import copy
 from pathlib import Path
@@ -15,7 +17,12 @@ from scipy.spatial.distance import cdist, pdist
 from fedsim.analysis import style
 from fedsim.analysis.clusters import ReportedGrouping, draw_clusters, read_groupings
 from fedsim.analysis.energy import draw_batteries, draw_energy, read_levels
-from fedsim.analysis.fairness import draw_fairness, selections_of_devices, selections_of_groups, waiting_times
+from fedsim.analysis.fairness import (
+    draw_fairness,
+    selections_of_devices,
+    selections_of_groups,
+    waiting_times,
+)
 from fedsim.analysis.style import NothingToDrawError, pixels
 from fedsim.common.errors import RunFolderError
 from fedsim.lab.reading.fairness import jain_over_time
@@ -26,13 +33,20 @@ from tests.analysis.conftest import Ran
 
 
 def test_names_are_made_fit_to_draw() -> None:
-    names = {"plain name": "plain name", "two\nlines\tand  more": "two lines and more", "_hidden": " _hidden", "": "unnamed"}
+    names = {
+        "plain name": "plain name",
+        "two\nlines\tand  more": "two lines and more",
+        "_hidden": " _hidden",
+        "": "unnamed",
+    }
     for name, shown in (names | {"a円\x00\u202e\ud800": "a□���"}).items():
         assert style.short(name) == shown
     assert style.short("begin" + "x" * 100 + "end", 20) == "beginxxxxx…xxxxxxend"
 
 
-def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_a_picture_takes_the_place_of_a_link_and_a_place_that_cannot_be_written_is_named(
+    tmp_path: Path,
+) -> None:
     before = dict(matplotlib.rcParams)
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "picture.png").symlink_to(tmp_path / "precious")
@@ -49,15 +63,25 @@ def test_pixels_are_those_of_the_file(run: RunFolder, tmp_path: Path) -> None:
     assert np.array_equal(pixels(draw_fairness([run])), np.asarray(Image.open(path)))
 
 
-_DEUTERANOPIA = [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]]
+_DEUTERANOPIA = [
+    [0.367322, 0.860646, -0.227968],
+    [0.280085, 0.672501, 0.047413],
+    [-0.011820, 0.042940, 0.968881],
+]
 """Of linear RGB; Machado, Oliveira and Fernandes (2009), severity 1."""
 
 
 def lab(colour: str, seen: np.ndarray) -> np.ndarray:
     """CIELAB of a colour (D65) as an eye sees it whose linear RGB is ``seen`` times the usual."""
     part = np.array(matplotlib.colors.to_rgb(colour))
-    linear = np.clip(seen @ np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4), 0, 1)
-    matrix = [[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750], [0.0193339, 0.1191920, 0.9503041]]
+    linear = np.clip(
+        seen @ np.where(part <= 0.04045, part / 12.92, ((part + 0.055) / 1.055) ** 2.4), 0, 1
+    )
+    matrix = [
+        [0.4124564, 0.3575761, 0.1804375],
+        [0.2126729, 0.7151522, 0.0721750],
+        [0.0193339, 0.1191920, 0.9503041],
+    ]
     xyz = np.array(matrix) @ linear / (0.95047, 1.0, 1.08883)
     x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
@@ -66,12 +90,17 @@ def lab(colour: str, seen: np.ndarray) -> np.ndarray:
 def test_five_groups_stay_apart_and_none_looks_like_a_phase() -> None:
     for seen in (np.eye(3), np.array(_DEUTERANOPIA)):
         assert pdist([lab(colour, seen) for colour in style.GROUPS[:5]]).min() > 25
-    groups, phases = ([lab(colour, np.eye(3)) for colour in own] for own in (style.GROUPS, [*style.STEPS.values()][:5]))
+    groups, phases = (
+        [lab(colour, np.eye(3)) for colour in own]
+        for own in (style.GROUPS, [*style.STEPS.values()][:5])
+    )
     assert cdist(groups, phases).min() > 20
 
 
 def test_selections_add_up(split: RunFolder) -> None:
-    asked = sum(event["kind"] == "task-start" and event["round"] is not None for event in split.events)
+    asked = sum(
+        event["kind"] == "task-start" and event["round"] is not None for event in split.events
+    )
     counts = selections_of_devices(split)
     assert counts.sum() == asked
     assert (np.diff(counts) <= 0).all()
@@ -89,11 +118,15 @@ def test_one_run_is_drawn_over_rounds(run: RunFolder) -> None:
     jain, *waiting = figure.axes[:4]
     np.testing.assert_array_equal(jain.lines[0].get_ydata(), jain_over_time(run)[1])
     for panel, values in zip(waiting, ("mean", "tenth", "longest"), strict=True):
-        np.testing.assert_array_equal(panel.lines[0].get_ydata(), waiting_times(run, "round")[values])
+        np.testing.assert_array_equal(
+            panel.lines[0].get_ydata(), waiting_times(run, "round")[values]
+        )
     assert {panel.get_xlabel() for panel in figure.axes[:4]} == {"rounds aggregated"}
 
 
-def test_runs_with_and_without_rounds_are_drawn_over_time(run: RunFolder, split: RunFolder, roundless: RunFolder) -> None:
+def test_runs_with_and_without_rounds_are_drawn_over_time(
+    run: RunFolder, split: RunFolder, roundless: RunFolder
+) -> None:
     waiting = waiting_times(roundless, "time")
     np.testing.assert_array_equal(waiting["at"], [row["time"] for row in roundless.rounds])
     assert (waiting["mean"] <= waiting["longest"]).all()
@@ -106,20 +139,32 @@ def test_runs_with_and_without_rounds_are_drawn_over_time(run: RunFolder, split:
 
 
 @pytest.mark.parametrize("name", ["run", "grouped"])
-def test_waiting_counts_rounds_since_the_last_selection(name: str, request: pytest.FixtureRequest) -> None:
+def test_waiting_counts_rounds_since_the_last_selection(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """Newcomers count from their arrival on, leavers until they leave."""
     run: RunFolder = request.getfixturevalue(name)
     waiting = waiting_times(run, "round")
     ends = [row["time"] for row in run.rounds]
     np.testing.assert_array_equal(waiting["at"], np.arange(len(ends)) + 1)
-    chosen = {(event["round"], event["device"]) for event in run.events if event["kind"] == "task-start"}
+    chosen = {
+        (event["round"], event["device"]) for event in run.events if event["kind"] == "task-start"
+    }
     for number, end in enumerate(ends):
         waits = []
         for row in run.devices:
-            if not row["arrival"] <= end < (row["departure"] if row["departure"] is not None else np.inf):
+            if (
+                not row["arrival"]
+                <= end
+                < (row["departure"] if row["departure"] is not None else np.inf)
+            ):
                 continue
             first = sum(before <= row["arrival"] for before in ends) if row["arrival"] else 0
-            past = [number - earlier for earlier in range(number + 1) if (earlier, row["device"]) in chosen]
+            past = [
+                number - earlier
+                for earlier in range(number + 1)
+                if (earlier, row["device"]) in chosen
+            ]
             waits.append(min(past) if past else number + 1 - first)
         found = (*waiting.loc[number, ["mean", "tenth", "longest"]],)
         assert found == pytest.approx((np.mean(waits), np.percentile(waits, 90), max(waits)))
@@ -135,12 +180,17 @@ def test_sizes_on_borders_and_beyond_them() -> None:
     assert grouping.groups.tolist() == [0, 0, 0, 1, 1, 1, 1]
     assert grouping.outliers.tolist() == [True, False, False, False, False, False, True]
     assert grouping.edges.tolist() == [10, 15, 20]
-    assert ReportedGrouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5])).groups.tolist() == [2, 2]
+    assert ReportedGrouping("cluster", 0, 5, 5, (0, 0, 2), np.array([5, 5])).groups.tolist() == [
+        2,
+        2,
+    ]
 
 
 def test_each_device_is_in_a_bar(split: RunFolder) -> None:
     groupings = read_groupings(split)
-    assert [tuple(np.bincount(grouping.groups, minlength=2)) for grouping in groupings] == [one.members for one in groupings]
+    assert [tuple(np.bincount(grouping.groups, minlength=2)) for grouping in groupings] == [
+        one.members for one in groupings
+    ]
     figure = draw_clusters(split)
     before, after = figure.axes[:2]
     for panel, grouping in ((before, groupings[0]), (after, groupings[-1])):
@@ -154,7 +204,10 @@ def test_each_device_is_in_a_bar(split: RunFolder) -> None:
 
 def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(ran: Ran) -> None:
     tifl = {"kind": "tifl", "clients_per_round": 4, "tiers": 3}
-    size, latency = (ran(source, strategy=tifl | {"tiers_from": source}, learning="off") for source in ("size", "latency"))
+    size, latency = (
+        ran(source, strategy=tifl | {"tiers_from": source}, learning="off")
+        for source in ("size", "latency")
+    )
     (grouping,) = read_groupings(size)
     assert tuple(np.bincount(grouping.groups, minlength=3)) == grouping.members
     assert heights(draw_clusters(size).axes[0]) == sum(grouping.members)
@@ -162,7 +215,9 @@ def test_tiers_of_sizes_are_drawn_and_those_of_latency_not(ran: Ran) -> None:
 
 
 def test_devices_of_one_size_are_one_bar(small: dict[str, Any], ran: Ran) -> None:
-    """Nobody is left out, and borders that are all the same draw no warning (which would fail here)."""
+    """Nobody is left out, and borders that are all the same draw no warning (which would fail
+    here).
+    """
     population = small["population"] | {"samples": {"kind": "list", "values": [30] * 20}}
     strategy = {"kind": "cata-fed", "clients_per_round": 6, "clusters": 3, "smallest_part": 5}
     strategy |= {"deadline": {"kind": "relative", "times": 2.0}}
@@ -175,13 +230,24 @@ def test_devices_of_one_size_are_one_bar(small: dict[str, Any], ran: Ran) -> Non
 
 
 FEDAVG = {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"}
-ENERGY = {"preset": "smartphone-4g", "carbon": {"intensity": "475 g/kWh"}, "server": {"idle": "20 W"}}
-BATTERY = {"capacity": "60 J", "charge": "2 W", "charging": {"kind": "daily", "begins": "0 s", "lasts": "24 h"}, "restart": 0.2}
+ENERGY = {
+    "preset": "smartphone-4g",
+    "carbon": {"intensity": "475 g/kWh"},
+    "server": {"idle": "20 W"},
+}
+BATTERY = {
+    "capacity": "60 J",
+    "charge": "2 W",
+    "charging": {"kind": "daily", "begins": "0 s", "lasts": "24 h"},
+    "restart": 0.2,
+}
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:
-    """With batteries, without, a run in which energy is not counted, and one in which nobody is ever flat."""
+    """With batteries, without, a run in which energy is not counted, and one in which nobody is
+    ever flat.
+    """
     folder = tmp_path_factory.mktemp("energy")
     sections = quiet_world(FEDAVG) | {"learning": "off"}
     worlds = {"batteries": ENERGY | {"battery": BATTERY}, "counted": ENERGY, "not": None}
@@ -196,7 +262,9 @@ def test_bars_are_as_long_as_the_phases(folders: list[RunFolder]) -> None:
     figure = draw_energy(folders[:3])
     assert "(kJ)" in figure.axes[0].get_xlabel()
     for panel, phases in zip(figure.axes, (5, 7), strict=True):
-        drawn = {(bar.get_gid(), round(bar.get_y() + 0.3)): bar.get_width() for bar in panel.patches}
+        drawn = {
+            (bar.get_gid(), round(bar.get_y() + 0.3)): bar.get_width() for bar in panel.patches
+        }
         assert len(drawn) == 2 * phases  # the third run has no energy, and no bar
         for place, folder in enumerate(folders[:2]):
             for phase, joules in list(folder.summary["energy"]["by_phase"].items())[:phases]:
@@ -205,7 +273,9 @@ def test_bars_are_as_long_as_the_phases(folders: list[RunFolder]) -> None:
 
 def test_levels_go_from_the_first_to_the_last_record(folders: list[RunFolder]) -> None:
     levels = read_levels(History(folders[0]))
-    assert set(levels) == {event["device"] for event in folders[0].events if event["kind"] == "task-start"}
+    assert set(levels) == {
+        event["device"] for event in folders[0].events if event["kind"] == "task-start"
+    }
     panels = draw_batteries(folders[0]).axes
     assert len(panels) == 6
     for panel in panels:

@@ -1,4 +1,6 @@
-"""The report as a file: what it holds and leaves out, its words, hostile names in it (they do nothing), and how it grows."""
+"""The report as a file: what it holds and leaves out, its words, hostile names in it (they do
+nothing), and how it grows.
+"""
 
 import base64
 import hashlib
@@ -29,7 +31,10 @@ from tests.calls import call, done
 from tests.children import GENEROUS_S
 from tests.lab.conftest import finish, write
 
-HOSTILE = "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- {{7*7}} " + "long " * 2000
+HOSTILE = (
+    "</script><script>alert(1)</script>\"'><img src=x onerror=alert(2)>\n\u2028\u202e--><!-- "
+    "{{7*7}} " + "long " * 2000
+)
 
 
 class Document(HTMLParser):
@@ -74,10 +79,16 @@ def hostile(run: RunFolder, tmp_path: Path) -> RunFolder:
     folder = tmp_path / "_<script>alert(1)<%2Fscript> \"'&\n\u2028$(reboot)"
     shutil.copytree(run.path, folder)
     summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps(summary | {"name": HOSTILE, "strategy": HOSTILE, "stopped": HOSTILE}))
+    (folder / "summary.json").write_text(
+        json.dumps(summary | {"name": HOSTILE, "strategy": HOSTILE, "stopped": HOSTILE})
+    )
     scenario = (folder / "scenario.toml").read_text()
-    scenario = scenario.replace('name = "small"', f"name = {json.dumps(HOSTILE)}\nroot = '/home/me'")
-    scenario = scenario.replace('kind = "fedavg"', f"kind = {json.dumps(HOSTILE)}\nfile = '/home/me/secret.json'")
+    scenario = scenario.replace(
+        'name = "small"', f"name = {json.dumps(HOSTILE)}\nroot = '/home/me'"
+    )
+    scenario = scenario.replace(
+        'kind = "fedavg"', f"kind = {json.dumps(HOSTILE)}\nfile = '/home/me/secret.json'"
+    )
     (folder / "scenario.toml").write_text(scenario)
     return RunFolder(folder)
 
@@ -96,25 +107,45 @@ def study(small: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def check_frame(document: Document, timelines: int) -> None:
-    """One script, one style, both as the policy has them; nothing comes from elsewhere, nothing runs from an attribute."""
+    """One script, one style, both as the policy has them; nothing comes from elsewhere, nothing
+    runs from an attribute.
+    """
     scripts = document.of("script")
     charts = len([figure for figure in document.of("figure") if figure.get("class") == "chart"])
-    assert [script.get("type") for script in scripts] == ["application/json"] * (timelines + charts + 1) + ["module"]
+    assert [script.get("type") for script in scripts] == ["application/json"] * (
+        timelines + charts + 1
+    ) + ["module"]
     assert not any("src" in script for script in scripts)
     for block in document.raw["script"][:-1]:
         json.loads(block)
-    policy = next(meta["content"] for meta in document.of("meta") if meta.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        meta["content"]
+        for meta in document.of("meta")
+        if meta.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy is not None
-    for kind, content in (("script", document.raw["script"][-1]), ("style", document.raw["style"][0])):
+    for kind, content in (
+        ("script", document.raw["script"][-1]),
+        ("style", document.raw["style"][0]),
+    ):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
     assert policy.startswith("default-src 'none'")
     for tag, attributes in document.elements:
-        assert not [name for name in attributes if name.startswith("on") or name in ("style", "srcdoc", "action", "formaction")]
+        assert not [
+            name
+            for name in attributes
+            if name.startswith("on") or name in ("style", "srcdoc", "action", "formaction")
+        ]
         for name in ("src", "href"):
             value = attributes.get(name) or "#"
-            assert value.startswith("#" if name == "href" else ("#", "data:image/png;base64,")), (tag, value[:80])
-    assert {tag for tag, _ in document.elements}.isdisjoint({"link", "iframe", "object", "embed", "base", "b", "i"})
+            assert value.startswith("#" if name == "href" else ("#", "data:image/png;base64,")), (
+                tag,
+                value[:80],
+            )
+    assert {tag for tag, _ in document.elements}.isdisjoint(
+        {"link", "iframe", "object", "embed", "base", "b", "i"}
+    )
 
 
 def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
@@ -129,7 +160,12 @@ def test_a_run_and_the_same_bytes_again(run: RunFolder, tmp_path: Path) -> None:
     reached = f"{accuracy['final']:.4f}", f"best {accuracy['best']:.4f}"
     for said in ("population.devices: 20; ", "strategy: fedavg; ", *reached, "Table of 8 rounds"):
         assert said in document.text
-    assets = {path.stem for path in (Path(fedsim.__file__).parents[1] / "analysis" / "report" / "assets").glob("*.js")}
+    assets = {
+        path.stem
+        for path in (Path(fedsim.__file__).parents[1] / "analysis" / "report" / "assets").glob(
+            "*.js"
+        )
+    }
     assert assets == {*SCRIPTS, *CHART}
     assert all(len(picture["alt"] or "") > 40 for picture in document.of("img"))
     assert len(document.of("img")) == 4  # stragglers, traffic, accuracy, fairness
@@ -158,7 +194,8 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
     document = Document(path)
     check_frame(document, timelines=2)
     assert [field for field in document.of("input") if field["name"] == "together"]
-    assert "What their scenarios say differently: 2 keys" in document.text  # the strategy, and its file
+    # the strategy, and its file
+    assert "What their scenarios say differently: 2 keys" in document.text
     assert "final accuracy (0-1)" in document.text
     assert "</script><script>alert(1)</script>" in document.text
     whole = document.raw["pre"][0]  # the scenario as it is, with each name whole
@@ -180,10 +217,15 @@ def test_hostile_names_are_only_text(hostile: RunFolder, run: RunFolder) -> None
         (["TMP"], "is not a run folder"),
     ],
 )
-def test_mistakes_get_one_message(run: RunFolder, tmp_path: Path, words: list[str], message: str) -> None:
+def test_mistakes_get_one_message(
+    run: RunFolder, tmp_path: Path, words: list[str], message: str
+) -> None:
     (tmp_path / "folder.html").mkdir()
     (tmp_path / "a-file").write_text("")
-    result = call("report", *(word.replace("RUN", str(run.path)).replace("TMP", str(tmp_path)) for word in words))
+    result = call(
+        "report",
+        *(word.replace("RUN", str(run.path)).replace("TMP", str(tmp_path)) for word in words),
+    )
     assert result.exit_code == 2, result.output
     assert message in result.output
     assert "Traceback" not in result.output
@@ -201,10 +243,18 @@ def test_a_damaged_run_leaves_the_old_report(run: RunFolder) -> None:
 
 
 @pytest.mark.long
-def test_a_large_run_makes_a_small_file(small: dict[str, Any], made: Callable[..., Path], tmp_path: Path) -> None:
-    small["population"] |= {"devices": 1000, "samples": {"kind": "uniform", "low": 10, "high": 300}, "jitter": 0.3}
+def test_a_large_run_makes_a_small_file(
+    small: dict[str, Any], made: Callable[..., Path], tmp_path: Path
+) -> None:
+    small["population"] |= {
+        "devices": 1000,
+        "samples": {"kind": "uniform", "low": 10, "high": 300},
+        "jitter": 0.3,
+    }
     small["strategy"] |= {"clients_per_round": 20}
-    path = write_report([made(small | {"learning": "off", "stop": {"rounds": 300}}, tmp_path / "large")])
+    path = write_report(
+        [made(small | {"learning": "off", "stop": {"rounds": 300}}, tmp_path / "large")]
+    )
     assert path.stat().st_size < 2e6  # ten are allowed
 
 
@@ -218,16 +268,22 @@ def test_default_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"population": {"devices": 6}, "network": {"kind": "star"}, "strategy": {"clients_per_round": 3}},  # takes no time
+        # takes no time
+        {"population": {"devices": 6}, "network": {"kind": "star"}, "strategy": {"clients_per_round": 3}},
         {"population": {"devices": 4, "availability": {"kind": "renewal", "mean_on": "1 ms", "mean_off": "99 day"}},
-         "strategy": {"clients_per_round": 2}, "stop": {"simulated_time": "1 min"}},  # nothing ever happens
+         # nothing ever happens
+         "strategy": {"clients_per_round": 2}, "stop": {"simulated_time": "1 min"}},
         {"population": {"devices": 1, "speed": "9 samples/s"}, "strategy": {"kind": "local"}},
         {"population": {"devices": 5, "speed": "9 samples/s"}, "strategy": {"kind": "fedasync", "concurrency": 2}},
     ],
     ids=["timeless", "nothing", "one", "roundless"],
 )  # fmt: skip
 def test_runs_at_the_edge(changes: dict[str, Any], tmp_path: Path) -> None:
-    fedsim.run(fedsim.Scenario(**{"learning": "off", "stop": {"rounds": 2}} | changes), tmp_path / "run", executor="inline")
+    fedsim.run(
+        fedsim.Scenario(**{"learning": "off", "stop": {"rounds": 2}} | changes),
+        tmp_path / "run",
+        executor="inline",
+    )
     check_frame(Document(write_report([tmp_path / "run"])), timelines=1)
 
 
@@ -245,7 +301,11 @@ def test_the_report_grows_with_the_run(run: RunFolder, tmp_path: Path) -> None:
     shutil.copytree(run.path, folder)
     assert growing.look()
     assert not growing.look()  # nothing is new
-    assert growing.state == {"version": 1, "says": f"done, {run.summary['rounds']} rounds", "title": "Live: small"}
+    assert growing.state == {
+        "version": 1,
+        "says": f"done, {run.summary['rounds']} rounds",
+        "title": "Live: small",
+    }
     assert "<h1>Live: small</h1>" in growing.page
     assert "In short" in growing.page
     (folder / "summary.json").write_text("{")
@@ -266,7 +326,11 @@ def test_only_what_there_is_for_this_machine_alone(run: RunFolder) -> None:
         assert (status, "/state" in page) == (200, True)
         assert get(port, "/report") == (200, "<p>the report</p>")
         assert json.loads(get(port, "/state", f"localhost:{port}")[1])["version"] == 0
-        for path, host, expected in (("/summary.json", None, 404), ("/../x", None, 404), ("/state", "evil.example", 403)):
+        for path, host, expected in (
+            ("/summary.json", None, 404),
+            ("/../x", None, 404),
+            ("/state", "evil.example", 403),
+        ):
             assert get(port, path, host)[0] == expected
         with pytest.raises(FedsimError, match=f"no page can be served at 127.0.0.1:{port}"):
             server_of(growing, port)
@@ -274,8 +338,13 @@ def test_only_what_there_is_for_this_machine_alone(run: RunFolder) -> None:
         thread.join()
 
 
-@pytest.mark.parametrize("name", ["left\u202etfel", "\u2066iso", "zero\u200bwide", "\x1b[2Jred", "a\x9bb", "line\u2028end"])
-def test_no_text_of_a_file_reorders_or_hides_others(name: str, run: RunFolder, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["left\u202etfel", "\u2066iso", "zero\u200bwide", "\x1b[2Jred", "a\x9bb", "line\u2028end"],
+)
+def test_no_text_of_a_file_reorders_or_hides_others(
+    name: str, run: RunFolder, tmp_path: Path
+) -> None:
     """Wherever it comes from: a metric, a key of the summary, a strategy, a phase, a column."""
     folder = Path(shutil.copytree(run.path, tmp_path / "hostile"))
     summary = json.loads((folder / "summary.json").read_text())
@@ -283,7 +352,9 @@ def test_no_text_of_a_file_reorders_or_hides_others(name: str, run: RunFolder, t
     summary |= {"metrics": metrics, "strategy": name, name: name, "stopped": name}
     (folder / "summary.json").write_text(json.dumps(summary))
     page = write_report([folder], tmp_path / "r.html").read_text()
-    assert [character for character in page if character != "\n" and not character.isprintable()] == []
+    assert [
+        character for character in page if character != "\n" and not character.isprintable()
+    ] == []
     trace = tmp_path / "t.json"
     write_trace(RunFolder(folder), trace)
     assert name not in json.dumps(json.loads(trace.read_text()), ensure_ascii=False)
@@ -309,8 +380,14 @@ def test_every_answer_says_who_may_frame_and_run_it(path: str, tmp_path: Path) -
         headers = connection.getresponse().headers
     assert headers["X-Frame-Options"] == "SAMEORIGIN"
     assert headers["X-Content-Type-Options"] == "nosniff"
-    policy = dict(part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";"))
-    assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == ("'none'", "'self'", "'none'")
+    policy = dict(
+        part.strip().split(" ", 1) for part in headers["Content-Security-Policy"].split(";")
+    )
+    assert (policy["default-src"], policy["frame-ancestors"], policy["base-uri"]) == (
+        "'none'",
+        "'self'",
+        "'none'",
+    )
     assert headers["Server"].strip() == "fedsim"
 
 

@@ -1,4 +1,6 @@
-"""The report in a real browser, opened from disk: it draws, zooms, finds, and asks no network for anything."""
+"""The report in a real browser, opened from disk: it draws, zooms, finds, and asks no network
+for anything.
+"""
 
 import re
 import tempfile
@@ -16,15 +18,24 @@ from fedsim.testing import quiet_world
 from tests.analysis.chromium import Page, browser, executable
 from tests.lab.conftest import finish, write
 
-pytestmark = pytest.mark.skipif(executable() is None, reason="no Chromium on this machine: install chromium to look at reports")
+pytestmark = pytest.mark.skipif(
+    executable() is None, reason="no Chromium on this machine: install chromium to look at reports"
+)
 
-_READY = "[...document.querySelectorAll('.timeline')].filter(one => one.offsetParent && one.dataset.ready === 'yes').length"
+_READY = (
+    "[...document.querySelectorAll('.timeline')].filter(one => one.offsetParent && "
+    "one.dataset.ready === 'yes').length"
+)
 _STAGE = "document.querySelectorAll('.stage')[0]"
 
 
 @pytest.fixture(scope="module")
-def report(grouped: RunFolder, grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three runs, of which two are seen: one with groups, and twice one whose names would run as scripts."""
+def report(
+    grouped: RunFolder, grouped_scenario: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """Three runs, of which two are seen: one with groups, and twice one whose names would run as
+    scripts.
+    """
     folder = tmp_path_factory.mktemp("report")
     hostile = folder / "<img src=x onerror=window.hacked=1>"
     changes = {
@@ -53,7 +64,8 @@ def page(opened: Page) -> Page:
 
 def view(page: Page, place: int = 0) -> tuple[float, float, float]:
     data = page.ask(
-        f"(() => {{ const d = document.querySelectorAll('.stage')[{place}].dataset; return [d.from, d.to, d.lane]; }})()"
+        f"(() => {{ const d = document.querySelectorAll('.stage')[{place}].dataset; return "
+        f"[d.from, d.to, d.lane]; }})()"
     )
     return float(data[0]), float(data[1]), float(data[2])
 
@@ -75,7 +87,8 @@ def drawn(page: Page) -> dict[str, int]:
         " const lanes = document.querySelector('canvas.lanes'), counts = {};"
         " const data = lanes.getContext('2d').getImageData(0, 0, lanes.width, lanes.height).data;"
         " for (let i = 0; i < data.length; i += 4) {"
-        "  const colour = '#' + [0, 1, 2].map(k => data[i + k].toString(16).padStart(2, '0')).join('');"
+        "  const colour = '#' + [0, 1, 2].map(k => data[i + k].toString(16).padStart(2, "
+        "'0')).join('');"
         "  counts[colour] = (counts[colour] ?? 0) + 1; }"
         " done(counts); })))"
     )
@@ -89,7 +102,8 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
     assert page.ask("document.querySelectorAll('.stage').length") == 3
     assert page.ask(_READY) == 2
     for colour in ("#56b4e9", "#009e73", "#0072b2"):  # download, training, upload
-        assert any(drawn(page).get(colour, 0) > 20 for _ in range(100)), colour  # a busy machine paints some frames later
+        # a busy machine paints some frames later
+        assert any(drawn(page).get(colour, 0) > 20 for _ in range(100)), colour
     page.resize(390, 800)
     page.wait_for("document.querySelector('canvas.lanes').clientWidth < 360")
     assert any(drawn(page).get("#009e73", 0) > 20 for _ in range(100))
@@ -97,11 +111,15 @@ def test_it_loads_nothing_and_nothing_goes_wrong(page: Page) -> None:
 
 def test_policy_forbids_what_is_not_in_the_file(page: Page) -> None:
     page.ask(
-        "(() => { const script = document.createElement('script'); script.textContent = 'window.hacked = 2';"
-        " document.body.append(script); const image = new Image(); image.src = 'file:///etc/hostname';"
+        "(() => { const script = document.createElement('script'); script.textContent = "
+        "'window.hacked = 2';"
+        " document.body.append(script); const image = new Image(); image.src = "
+        "'file:///etc/hostname';"
         " document.body.append(image); image.remove(); script.remove(); })()"
     )
-    assert page.ask("fetch('data:text/plain,x').then(() => 'fetched', () => 'refused')") == "refused"
+    assert (
+        page.ask("fetch('data:text/plain,x').then(() => 'fetched', () => 'refused')") == "refused"
+    )
     assert page.ask("window.hacked") is None
     assert any("Content Security Policy" in error for error in page.errors)
     page.errors.clear()
@@ -112,7 +130,8 @@ def test_the_wheel_zooms_around_the_pointer_and_out_again(page: Page, grouped: R
     whole = view(page)
     assert whole[:2] == pytest.approx((0.0, grouped.summary["simulated_s"]), abs=1e-3)
     x, y = page.middle(".stage")
-    page.ask("new Promise(done => setTimeout(done, 300))")  # a page that was just scrolled keeps the wheel for a while
+    # a page that was just scrolled keeps the wheel for a while
+    page.ask("new Promise(done => setTimeout(done, 300))")
     page.wheel(x, y, -240)
     page.wait_for(f"{_STAGE}.dataset.to - {_STAGE}.dataset.from < {0.6 * whole[1]}")
     zoomed = view(page)
@@ -160,11 +179,15 @@ def find(page: Page, what: str, text: str) -> str:
 
 
 def missed(page: Page, what: str) -> str:
-    return str(page.ask(f"document.querySelector('.timeline form[data-find={what}] .missed').textContent"))
+    return str(
+        page.ask(f"document.querySelector('.timeline form[data-find={what}] .missed').textContent")
+    )
 
 
 def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder) -> None:
-    tasks = [event for event in grouped.events if event["kind"] == "task-end" and event["device"] == 7]
+    tasks = [
+        event for event in grouped.events if event["kind"] == "task-end" and event["device"] == 7
+    ]
     assert tasks
     said = find(page, "device", "7")
     assert said.startswith("Device 7. ")
@@ -172,7 +195,9 @@ def test_a_device_is_found_and_its_tasks_are_told(page: Page, grouped: RunFolder
     assert view(page)[2] >= 18
     page.ask(f"{_STAGE}.focus()")
     page.key("n")
-    first = next(event for event in grouped.events if event["kind"] == "step-start" and event["device"] == 7)
+    first = next(
+        event for event in grouped.events if event["kind"] == "step-start" and event["device"] == 7
+    )
     assert told(page).startswith(f"Device 7, {first['step']}. ")
     assert f"task {first['task']}" in told(page)
     page.key("Escape")
@@ -196,18 +221,24 @@ def test_a_round_is_shown_from_the_field_and_from_the_table(page: Page, grouped:
     find(page, "round", "99")
     assert "no round 99" in missed(page, "round")
     page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
-    page.wait_for("!!document.querySelector('button[data-round=\"5\"][data-timeline=timeline-0-data]')")
+    page.wait_for(
+        "!!document.querySelector('button[data-round=\"5\"][data-timeline=timeline-0-data]')"
+    )
     page.click("button[data-round='5'][data-timeline='timeline-0-data']")
     assert told(page).startswith("Round 5, ")
 
 
 def test_devices_are_sorted_and_shown(page: Page) -> None:
     page.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
-    table = "[...document.querySelectorAll('table.sortable')].find(one => one.tHead.textContent.includes('share wasted'))"
+    table = (
+        "[...document.querySelectorAll('table.sortable')].find(one => "
+        "one.tHead.textContent.includes('share wasted'))"
+    )
     column = "[...table.rows].slice(1).map(row => Number(row.cells[3].dataset.v))"
     click = "table.tHead.rows[0].cells[3].click();"
     tasks, once, again = (
-        page.ask(f"(() => {{ const table = {table}; {does} return {column}; }})()") for does in ("", click, click)
+        page.ask(f"(() => {{ const table = {table}; {does} return {column}; }})()")
+        for does in ("", click, click)
     )
     assert once == sorted(tasks, reverse=True) != sorted(tasks)
     assert again == sorted(tasks)
@@ -217,7 +248,9 @@ def test_devices_are_sorted_and_shown(page: Page) -> None:
 
 
 def test_another_run_is_chosen(page: Page) -> None:
-    seen = "[...document.querySelectorAll('[data-run]:not([hidden])')].map(part => part.dataset.run)"
+    seen = (
+        "[...document.querySelectorAll('[data-run]:not([hidden])')].map(part => part.dataset.run)"
+    )
     assert page.ask(seen) == ["0", "1", "0", "1"]
     choose(page, "second-run", "2")
     page.wait_for(f"{_READY} === 2")
@@ -234,7 +267,9 @@ def test_what_the_pointer_is_on_is_told(page: Page, grouped: RunFolder) -> None:
     page.ask(f"{_STAGE}.focus()")
     page.key("n")
     _, y = page.middle(".stage")
-    box = page.ask(f"(() => {{ const b = {_STAGE}.getBoundingClientRect(); return [b.x, b.y, b.width]; }})()")
+    box = page.ask(
+        f"(() => {{ const b = {_STAGE}.getBoundingClientRect(); return [b.x, b.y, b.width]; }})()"
+    )
     seen = set()
     for share in range(15, 98, 3):
         page.mouse("mouseMoved", box[0] + box[2] * share / 100, y)
@@ -261,12 +296,17 @@ def test_orders_and_tints_change_the_picture(page: Page) -> None:
 
 def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
     page.wait_for("document.querySelector('.chart').dataset.ready === 'yes'")
-    assert page.ask("document.querySelector('.chart + details').textContent").startswith("The same as a table")
+    assert page.ask("document.querySelector('.chart + details').textContent").startswith(
+        "The same as a table"
+    )
     first = "document.querySelector('.chart [data-line]')"
     assert page.ask(f"{first}.getAttribute('aria-pressed')") == "true"
     x, y = page.middle(".chart .u-over")
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
-    page.wait_for("/: 0\\.[0-9]{3} .*at .* simulated time/.test(document.querySelector('.chart output').textContent)")
+    page.wait_for(
+        "/: 0\\.[0-9]{3} .*at .* simulated time/.test(document.querySelector('.chart "
+        "output').textContent)"
+    )
     page.ask("document.querySelector('.chart [data-show=\"0\"]').click()")
     assert page.ask(f"{first}.getAttribute('aria-pressed')") == "false"
     page.ask("document.querySelector('.chart [data-show]').click()")
@@ -276,11 +316,25 @@ def test_lines_of_the_chart_are_hidden_shown_and_told(page: Page) -> None:
 
 @pytest.fixture(scope="module")
 def answered(opened: Page, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The page of a study with a grid, in the same browser: rankings, a heat map, and a Pareto front."""
+    """The page of a study with a grid, in the same browser: rankings, a heat map, and a Pareto
+    front.
+    """
     folder = tmp_path_factory.mktemp("answered")
-    base = quiet_world({"kind": "fedavg", "clients_per_round": 4}, rounds=2) | {"energy": {"preset": "laptop"}}
-    tables = {"base": base, "seeds": [1, 2], "target": 0.05, "grid": {"strategy.local_epochs": [1, 2]}}
-    tables |= {"variants": {"plain": {}, "a name that is long enough to be folded": {"messages.up": "int8"}}}
+    base = quiet_world({"kind": "fedavg", "clients_per_round": 4}, rounds=2) | {
+        "energy": {"preset": "laptop"}
+    }
+    tables = {
+        "base": base,
+        "seeds": [1, 2],
+        "target": 0.05,
+        "grid": {"strategy.local_epochs": [1, 2]},
+    }
+    tables |= {
+        "variants": {
+            "plain": {},
+            "a name that is long enough to be folded": {"messages.up": "int8"},
+        }
+    }
     opened.open(write_report([finish(write(folder / "study.toml", tables), folder / "study")]))
     opened.wait_for(f"{_READY} === 2")
     opened.ask("document.querySelectorAll('details').forEach(details => { details.open = true; })")
@@ -305,14 +359,21 @@ _CUT = """
 @pytest.mark.parametrize("width", [390, 1400])
 def test_nothing_is_cut_and_no_titles_overlap(answered: Page, width: int, theme: str) -> None:
     answered.resize(width, 900)
-    answered.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}])
+    answered.call(
+        "Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": theme}]
+    )
     answered.wait_for(f"document.documentElement.scrollWidth <= {width}")
     assert answered.ask("document.querySelectorAll('.heat, .front').length") >= 2
     assert answered.ask(_OVERLAPPING) == []
     assert answered.ask(_CUT) == []
-    colours = (answered.ask(f"getComputedStyle(document.body).{name}") for name in ("backgroundColor", "color"))
+    colours = (
+        answered.ask(f"getComputedStyle(document.body).{name}")
+        for name in ("backgroundColor", "color")
+    )
     back, ink = (sum(map(int, re.findall(r"\d+", colour)[:3])) for colour in colours)
     assert (back < 100 < 500 < ink) == (theme == "dark")
-    is_inverted = "invert" in answered.ask("getComputedStyle(document.querySelector('.stage canvas')).filter")
+    is_inverted = "invert" in answered.ask(
+        "getComputedStyle(document.querySelector('.stage canvas')).filter"
+    )
     assert is_inverted == (theme == "dark")  # an empty picture's white is the page's back
     assert answered.errors == answered.requests == []

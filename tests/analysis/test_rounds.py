@@ -11,7 +11,13 @@ import pytest
 from matplotlib.axes import Axes
 
 from fedsim.analysis.accuracy import band, draw_accuracy, draw_costs
-from fedsim.analysis.stragglers import MOST_LANES, MOST_PANELS, draw_stragglers, read_attempts, trained_rounds
+from fedsim.analysis.stragglers import (
+    MOST_LANES,
+    MOST_PANELS,
+    draw_stragglers,
+    read_attempts,
+    trained_rounds,
+)
 from fedsim.analysis.style import NothingToDrawError, group_by_scenario, line_of
 from fedsim.analysis.traffic import draw_purposes_compared, draw_traffic, read_parts
 from fedsim.lab.reading.history import History
@@ -29,14 +35,18 @@ def test_three_panels_show_the_rounds_table(run: RunFolder) -> None:
     sums = np.cumsum([row["bytes_down"] + row["bytes_up"] for row in run.rounds])
     for panel in (rounds, time, moved):
         np.testing.assert_array_equal(panel.lines[0].get_ydata(), accuracy)
-    np.testing.assert_array_equal(rounds.lines[0].get_xdata(), [row["round"] + 1 for row in run.rounds])
+    np.testing.assert_array_equal(
+        rounds.lines[0].get_xdata(), [row["round"] + 1 for row in run.rounds]
+    )
     assert time.get_xlabel() == "simulated time (s)"
     np.testing.assert_allclose(time.lines[0].get_xdata(), [row["time"] for row in run.rounds])
     assert moved.get_xlabel() == "moved (kB)"
     np.testing.assert_allclose(moved.lines[0].get_xdata(), sums / 1e3)
 
 
-def test_runs_side_by_side_are_told_apart(run: RunFolder, renamed: RunFolder, unlearned: RunFolder) -> None:
+def test_runs_side_by_side_are_told_apart(
+    run: RunFolder, renamed: RunFolder, unlearned: RunFolder
+) -> None:
     figure = draw_accuracy([run, renamed, unlearned])
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names[0] == "run: fedavg"
@@ -57,8 +67,14 @@ def test_what_happened_meanwhile_is_marked(grouped: RunFolder, run: RunFolder) -
     drawn = {str(line.get_gid()): line.get_xdata() for line in time.lines}
     for kind in ("shift", "arrival", "departure"):
         times = sorted({event["time"] for event in grouped.events if event["kind"] == kind})
-        np.testing.assert_allclose(drawn[kind], np.array(times) / (60 if "min" in time.get_xlabel() else 1), rtol=1e-6)
-    starts = {event["round"]: event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"}
+        np.testing.assert_allclose(
+            drawn[kind], np.array(times) / (60 if "min" in time.get_xlabel() else 1), rtol=1e-6
+        )
+    starts = {
+        event["round"]: event["data"]["deadline"]
+        for event in run.events
+        if event["kind"] == "round-start"
+    }
     reached = [row["time"] for row in run.rounds if row["time"] >= starts[row["round"]]]
     marked = {str(line.get_gid()): line.get_xdata() for line in draw_accuracy([run]).axes[1].lines}
     np.testing.assert_allclose(marked["deadline"], reached)
@@ -73,13 +89,20 @@ def test_a_band_where_all_are_known() -> None:
     first = pd.DataFrame({"time": [0.0, 2.0, 4.0], "value": [0.0, 0.4, 0.8]})
     other = pd.DataFrame({"time": [1.0, 3.0, 9.0], "value": [0.4, 0.8, 0.2]})
     drawn = band([first, other], "time")
-    expected = {"at": [1, 2, 3, 4], "mean": [0.3, 0.5, 0.7, 0.75], "low": [0.2, 0.4, 0.6, 0.7], "high": [0.4, 0.6, 0.8, 0.8]}
+    expected = {
+        "at": [1, 2, 3, 4],
+        "mean": [0.3, 0.5, 0.7, 0.75],
+        "low": [0.2, 0.4, 0.6, 0.7],
+        "high": [0.4, 0.6, 0.8, 0.8],
+    }
     pd.testing.assert_frame_equal(drawn, pd.DataFrame(expected, dtype=float))
     apart = pd.DataFrame({"time": [5.0, 6.0], "value": [0.1, 0.2]})
     assert band([first, apart], "time").empty
 
 
-def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], seeds: list[RunFolder], ran: Ran) -> None:
+def test_seeds_of_a_scenario_are_one_line_with_a_band(
+    small: dict[str, Any], seeds: list[RunFolder], ran: Ran
+) -> None:
     local = ran("prox", strategy=small["strategy"] | {"kind": "fedprox", "mu": 0.1})
     figure = draw_costs([seeds[0], local, *seeds[1:]])
     by_bytes, by_time, by_round = figure.axes[:3]
@@ -96,19 +119,28 @@ def test_seeds_of_a_scenario_are_one_line_with_a_band(small: dict[str, Any], see
     (line,) = [line for line in by_bytes.lines if line.get_gid() == "mean-0"]
     assert line.get_xdata()[-1] == pytest.approx(min(ends) / 1e3)
     assert "kB" in by_bytes.get_xlabel()
-    assert not [item for item in by_time.collections if item.get_gid() == "band-1"]  # one seed has no band
+    # one seed has no band
+    assert not [item for item in by_time.collections if item.get_gid() == "band-1"]
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[:2] == ["fedavg (3 seeds)", "fedprox"]
 
 
 def test_no_two_lines_look_alike_and_neighbours_differ_in_dash_too() -> None:
-    looks = [(look["color"], look["linestyle"]) for look in (line_of(number, 1.0) for number in range(28))]
+    looks = [
+        (look["color"], look["linestyle"])
+        for look in (line_of(number, 1.0) for number in range(28))
+    ]
     assert len(set(looks)) == 28
     assert all(one[1] != other[1] for one, other in pairwise(looks[:7]))
 
 
-def test_series_of_one_strategy_are_named_after_their_folders(small: dict[str, Any], seeds: list[RunFolder], ran: Ran) -> None:
-    shorter, again = ran("short", strategy=small["strategy"] | {"local_epochs": 1}), ran("again", seed=1)
+def test_series_of_one_strategy_are_named_after_their_folders(
+    small: dict[str, Any], seeds: list[RunFolder], ran: Ran
+) -> None:
+    shorter, again = (
+        ran("short", strategy=small["strategy"] | {"local_epochs": 1}),
+        ran("again", seed=1),
+    )
     names = [(series.name, len(series.runs)) for series in group_by_scenario([*seeds, shorter])]
     assert names == [("seed-1: fedavg", 3), ("short: fedavg", 1)]
     twice = [(series.name, len(series.runs)) for series in group_by_scenario([*seeds, again])]
@@ -124,14 +156,17 @@ def total(run: RunFolder) -> float:
 
 
 @pytest.mark.parametrize("name", ["run", "grouped"])
-def test_parts_sum_up_to_the_ledger_and_the_curve_ends_at_all(name: str, request: pytest.FixtureRequest) -> None:
+def test_parts_sum_up_to_the_ledger_and_the_curve_ends_at_all(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     """What parts of the server exchange is apart and never wasted; the ledger counts it as up."""
     run: RunFolder = request.getfixturevalue(name)
     parts, moved = read_parts(run), run.summary["bytes"]
     sums = parts.groupby("direction")["bytes"].sum()
     between = sum(row["delivered"] for row in run.transfers if row["sender"] is not None)
     assert dict(sums) == pytest.approx(
-        {"down": moved["down"], "up": moved["up"] - between} | ({"server": between} if name == "grouped" else {})
+        {"down": moved["down"], "up": moved["up"] - between}
+        | ({"server": between} if name == "grouped" else {})
     )
     assert dict(parts.groupby("purpose")["bytes"].sum()) == pytest.approx(moved["by_purpose"])
     assert parts.loc[parts["wasted"], "bytes"].sum() == pytest.approx(moved["wasted"])
@@ -159,9 +194,13 @@ def test_both_views_of_the_ledger(grouped: RunFolder, run: RunFolder) -> None:
         by_purpose = folder.summary["bytes"]["by_purpose"]
         totals = []
         for panel in (strict, paper):
-            bars = [bar for bar in panel.patches if round(bar.get_y() + bar.get_height() / 2) == place]  # type: ignore[attr-defined]
+            bars = [
+                bar for bar in panel.patches if round(bar.get_y() + bar.get_height() / 2) == place
+            ]  # type: ignore[attr-defined]
             totals.append(sum(bar.get_width() for bar in bars) * unit)  # type: ignore[attr-defined]
-        assert totals == pytest.approx([sum_view(by_purpose, "strict"), sum_view(by_purpose, "paper")])
+        assert totals == pytest.approx(
+            [sum_view(by_purpose, "strict"), sum_view(by_purpose, "paper")]
+        )
     assert not [bar for bar in paper.patches if bar.get_gid() in ("initial-model", "id")]
     assert [bar for bar in strict.patches if bar.get_gid() == "initial-model"]
 
@@ -169,7 +208,11 @@ def test_both_views_of_the_ledger(grouped: RunFolder, run: RunFolder) -> None:
 def test_updates_that_are_lost_with_their_edge_server_are_wasted(tmp_path: Path) -> None:
     summary = run(by_hand(**outage(9, 4)), tmp_path / "other")
     parts = read_parts(RunFolder(tmp_path / "other"))
-    assert parts.loc[parts["wasted"], "bytes"].sum() == summary["bytes"]["wasted"] == pytest.approx(3000)
+    assert (
+        parts.loc[parts["wasted"], "bytes"].sum()
+        == summary["bytes"]["wasted"]
+        == pytest.approx(3000)
+    )
     assert set(parts["direction"]) == {"down", "up"}
 
 
@@ -192,12 +235,16 @@ def test_attempts_are_what_the_rounds_table_counts(run: RunFolder, split: RunFol
 
 
 def test_who_waits_in_a_queue_is_not_said_to_send(queued: RunFolder) -> None:
-    """From the end of training to that of the upload: the queue, if there is one, and the upload, as long as recorded."""
+    """From the end of training to that of the upload: the queue, if there is one, and the
+    upload, as long as recorded.
+    """
     attempts = attempts_of(queued)
     times: dict[tuple[int, str], float] = {}
     for event in queued.events:
         if event["step"] in ("queue", "upload"):
-            times[event["task"], event["step"]] = event["time"] - times.get((event["task"], event["step"]), 0.0)
+            times[event["task"], event["step"]] = event["time"] - times.get(
+                (event["task"], event["step"]), 0.0
+            )
     sent = attempts.dropna(subset="answered")
     for row in sent.itertuples():
         assert row.answered - row.sends == pytest.approx(times[row.task, "upload"])
@@ -209,10 +256,16 @@ def test_who_waits_in_a_queue_is_not_said_to_send(queued: RunFolder) -> None:
 
 def test_time_counts_from_the_start_of_the_round(run: RunFolder) -> None:
     attempts = attempts_of(run).set_index("task")
-    ends = {event["task"]: event["time"] for event in run.events if (event["kind"], event["step"]) == ("step-end", "download")}
+    ends = {
+        event["task"]: event["time"]
+        for event in run.events
+        if (event["kind"], event["step"]) == ("step-end", "download")
+    }
     opened = [event for event in run.events if event["kind"] == "round-start"]
     starts = {event["round"]: (event["time"], event["data"]["deadline"]) for event in opened}
-    trained = [event for event in run.events if (event["kind"], event["step"]) == ("step-end", "train")]
+    trained = [
+        event for event in run.events if (event["kind"], event["step"]) == ("step-end", "train")
+    ]
     assert trained
     for event in trained:
         row = attempts.loc[event["task"]]
@@ -228,7 +281,12 @@ def test_epochs_against_a_known_deadline(ran: Ran) -> None:
     """A hundred samples a second and 12 s: as many whole epochs as fit, of the five asked for."""
     deadline = {"kind": "fixed", "time": "12 s", "since": "download"}
     strategy = {"kind": "fedprox", "clients_per_round": 4, "local_epochs": 5, "deadline": deadline}
-    known = ran("known", population={"devices": 4, "speed": "100 samples/s"}, strategy=strategy, learning="off")
+    known = ran(
+        "known",
+        population={"devices": 4, "speed": "100 samples/s"},
+        strategy=strategy,
+        learning="off",
+    )
     attempts = read_attempts(History(known), [0])
     fit = [min(5, 1200 // samples) for samples in attempts["samples"]]
     assert [len(ends) for ends in attempts["epoch_ends"]] == fit
@@ -241,14 +299,22 @@ def test_every_epoch_split_and_part_is_drawn(split: RunFolder) -> None:
     figure = draw_stragglers(split, rounds=(0, MOST_PANELS))
     shown = [number for number in trained_rounds(History(split)) if number < MOST_PANELS]
     attempts = read_attempts(History(split), shown)
-    least, courses = figure.axes[0].get_xlim()[1] / 60, zip(attempts["begun"], attempts["epoch_ends"], strict=True)
+    least, courses = (
+        figure.axes[0].get_xlim()[1] / 60,
+        zip(attempts["begun"], attempts["epoch_ends"], strict=True),
+    )
     short = [bool(ends) and (ends[-1] - begun) / len(ends) < least for begun, ends in courses]
-    expected = sum(1 if one else len(ends) for one, ends in zip(short, attempts["epoch_ends"], strict=True))
+    expected = sum(
+        1 if one else len(ends) for one, ends in zip(short, attempts["epoch_ends"], strict=True)
+    )
     counts = drawn(*figure.axes)
     assert counts["epochs"] == expected > 20
     assert counts["splits"] == attempts["splits"].sum() > 0
     assert counts["part"] == (attempts["part"] > 0).sum() > 0
-    assert (counts["limit"], counts["no-download"]) == (len(attempts), attempts["train_end"].isna().sum())
+    assert (counts["limit"], counts["no-download"]) == (
+        len(attempts),
+        attempts["train_end"].isna().sum(),
+    )
 
 
 def test_lanes_are_sorted_and_texts_do_not_overlap(split: RunFolder) -> None:
@@ -257,10 +323,16 @@ def test_lanes_are_sorted_and_texts_do_not_overlap(split: RunFolder) -> None:
         values = [float(label.get_text().split(" · ")[1]) for label in panel.get_yticklabels()]
         assert values == sorted(values, reverse=True)
     figure.draw_without_rendering()
-    texts = [text for panel in figure.axes for text in (*panel.get_yticklabels(), *panel.texts, panel.title)]
+    texts = [
+        text
+        for panel in figure.axes
+        for text in (*panel.get_yticklabels(), *panel.texts, panel.title)
+    ]
     boxes = [text.get_window_extent() for text in texts if text.get_text()]
     assert len(boxes) > 50
-    assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+    assert not any(
+        one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place]
+    )
 
 
 def test_what_does_not_apply_is_said(run: RunFolder, roundless: RunFolder, ran: Ran) -> None:
@@ -269,17 +341,25 @@ def test_what_does_not_apply_is_said(run: RunFolder, roundless: RunFolder, ran: 
     with pytest.raises(NothingToDrawError, match="nobody trained in rounds 70:80"):
         draw_stragglers(run, rounds=(70, 80))
     with pytest.raises(NothingToDrawError, match="no deadline"):
-        draw_stragglers(ran("endless", strategy={"kind": "fedavg", "clients_per_round": 6}, learning="off"))
+        draw_stragglers(
+            ran("endless", strategy={"kind": "fedavg", "clients_per_round": 6}, learning="off")
+        )
 
 
 def test_an_upload_that_the_deadline_cuts_is_drawn(small: dict[str, Any], ran: Ran) -> None:
     network = small["network"] | {"device": {"up": "2 kbit/s", "down": "1 Mbit/s"}}
     strategy = {"kind": "fedavg", "clients_per_round": 6, "deadline": "8 s"}
     run = ran("cut", network=network, strategy=strategy, learning="off", stop={"rounds": 3})
-    cut = [e for e in run.events if (e["kind"], e["step"]) == ("step-end", "upload") and e["outcome"] != "done"]
+    cut = [
+        e
+        for e in run.events
+        if (e["kind"], e["step"]) == ("step-end", "upload") and e["outcome"] != "done"
+    ]
     assert cut
     attempts = attempts_of(run).set_index("task")
-    starts = {event["round"]: event["time"] for event in run.events if event["kind"] == "round-start"}
+    starts = {
+        event["round"]: event["time"] for event in run.events if event["kind"] == "round-start"
+    }
     for event in cut:
         row = attempts.loc[event["task"]]
         assert row["cut"] == pytest.approx(event["time"] - starts[event["round"]])
@@ -301,12 +381,24 @@ def test_by_default_the_worst_rounds_and_the_median_one_are_drawn(run: RunFolder
 
 
 def test_of_many_clients_some_are_drawn(small: dict[str, Any], ran: Ran) -> None:
-    population = small["population"] | {"devices": 200, "samples": {"kind": "uniform", "low": 10, "high": 300}}
+    population = small["population"] | {
+        "devices": 200,
+        "samples": {"kind": "uniform", "low": 10, "high": 300},
+    }
     strategy = small["strategy"] | {"clients_per_round": 200}
-    sections = {"population": population, "network": {"kind": "star"}, "strategy": strategy, "stop": {"rounds": 2}}
+    sections = {
+        "population": population,
+        "network": {"kind": "star"},
+        "strategy": strategy,
+        "stop": {"rounds": 2},
+    }
     many = ran("many", learning="off", **sections)
     figure = draw_stragglers(many)
     assert len(figure.axes[0].get_yticks()) == MOST_LANES < many.rounds[0]["selected"]
-    counts = [int(word) for word in figure.axes[0].get_title().partition("\n")[2].replace(",", "").split() if word.isdecimal()]
+    counts = [
+        int(word)
+        for word in figure.axes[0].get_title().partition("\n")[2].replace(",", "").split()
+        if word.isdecimal()
+    ]
     assert sum(counts) == many.rounds[0]["selected"]
     assert "some selected devices" in figure.get_suptitle()

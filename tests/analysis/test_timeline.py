@@ -1,4 +1,6 @@
-"""What happened in a run as tables, the timeline as it is drawn, and what the page's scripts get of it."""
+"""What happened in a run as tables, the timeline as it is drawn, and what the page's scripts get
+of it.
+"""
 
 import base64
 import json
@@ -24,7 +26,14 @@ from fedsim.analysis import style, timeline
 from fedsim.analysis.report.markup import pack
 from fedsim.analysis.report.timeline import OUTCOMES, STEPS, key, read_timeline
 from fedsim.analysis.style import PictureError, save
-from fedsim.analysis.timeline import TimeSpan, View, draw_load, draw_timeline, draw_work, span_of_rounds
+from fedsim.analysis.timeline import (
+    TimeSpan,
+    View,
+    draw_load,
+    draw_timeline,
+    draw_work,
+    span_of_rounds,
+)
 from fedsim.lab.compare.critical_path import CriticalPaths
 from fedsim.lab.reading.history import MARKS, History
 from fedsim.lab.trackers.trace import trace_events
@@ -42,12 +51,22 @@ def ends(run: RunFolder) -> dict[int, str]:
 
 
 def marks(figure: Figure) -> dict[str, int]:
-    return {kind: count for kind, count in drawn(figure.axes[0]).items() if kind in (*MARKS, "late", "lost", "left", "battery")}
+    return {
+        kind: count
+        for kind, count in drawn(figure.axes[0]).items()
+        if kind in (*MARKS, "late", "lost", "left", "battery")
+    }
 
 
 def bars(figure: Figure) -> Counter[str]:
     kinds = (*style.STEPS, "wasted")
-    return Counter({kind: count for kind, count in drawn(figure.axes[0]).items() if kind.partition("-")[0] in kinds})
+    return Counter(
+        {
+            kind: count
+            for kind, count in drawn(figure.axes[0]).items()
+            if kind.partition("-")[0] in kinds
+        }
+    )
 
 
 def legend(figure: Figure) -> set[str]:
@@ -62,7 +81,10 @@ def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history
         found = tuple(counts[period, outcome] for outcome in ("done", "late", "lost"))
         assert found == (row["valid"], row["slow"], row["disconnected"])
     starts = [event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"]
-    expected = [(row["round"], row["time"], deadline) for row, deadline in zip(run.rounds, starts, strict=True)]
+    expected = [
+        (row["round"], row["time"], deadline)
+        for row, deadline in zip(run.rounds, starts, strict=True)
+    ]
     assert list(history.rounds.itertuples(index=False, name=None)) == expected
     assert history.end == run.summary["simulated_s"]
 
@@ -70,14 +92,27 @@ def test_tasks_steps_and_rounds_are_those_of_the_records(run: RunFolder, history
 def test_orders_of_lanes_and_some_of_them(history: History) -> None:
     everyone, some = View(history), View(history, most=4)
     assert history.population["speed"][everyone.devices].is_monotonic_decreasing
-    assert list(View(history, order="number").devices) == sorted(everyone.devices) == sorted(set(history.steps["device"]))
-    assert history.steps.groupby("device")["start"].min()[View(history, order="first").devices].is_monotonic_increasing
+    assert (
+        list(View(history, order="number").devices)
+        == sorted(everyone.devices)
+        == sorted(set(history.steps["device"]))
+    )
+    assert (
+        history.steps.groupby("device")["start"]
+        .min()[View(history, order="first").devices]
+        .is_monotonic_increasing
+    )
     assert (some.devices[0], some.devices[-1]) == (everyone.devices[0], everyone.devices[-1])
     assert (some.at_work, len(some.devices)) == (len(everyone.devices), 4)
     assert set(some.steps["device"]) == set(some.devices)
     assert (some.devices[some.tasks["lane"]] == some.tasks["device"]).all()
-    views = [View(history, span_of_rounds(history, number, number + 1)) for number in range(len(history.rounds))]
-    assert [list(view.rounds["round"]) for view in views] == [[number] for number in range(len(views))]
+    views = [
+        View(history, span_of_rounds(history, number, number + 1))
+        for number in range(len(history.rounds))
+    ]
+    assert [list(view.rounds["round"]) for view in views] == [
+        [number] for number in range(len(views))
+    ]
     assert [len(view.tasks) for view in views] == [row["selected"] for row in history.run.rounds]
     figure = draw_timeline(history.run, rounds=(2, 4), devices=3)
     assert (drawn(figure.axes[0])["end"], len(figure.axes[0].get_yticks())) == (2, 3)
@@ -85,22 +120,42 @@ def test_orders_of_lanes_and_some_of_them(history: History) -> None:
 
 
 def test_what_cannot_be_shown_is_said(history: History) -> None:
-    wrong: list[tuple[dict[str, Any], str]] = [({"order": "sped"}, "did you mean 'speed'"), ({"most": 0}, "1 or more")]
-    wrong += [({"span": (9.0, 3.0)}, "must begin at 0"), ({"span": (1e9, np.inf)}, "no device worked")]
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"order": "sped"}, "did you mean 'speed'"),
+        ({"most": 0}, "1 or more"),
+    ]
+    wrong += [
+        ({"span": (9.0, 3.0)}, "must begin at 0"),
+        ({"span": (1e9, np.inf)}, "no device worked"),
+    ]
     for options, message in wrong:
         with pytest.raises(PictureError, match=message):
             View(history, **options)
 
 
-def test_every_step_task_and_round_is_drawn(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar a step, a mark a task that was lost or late, a line a round and one for each deadline that was reached."""
+def test_every_step_task_and_round_is_drawn(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bar a step, a mark a task that was lost or late, a line a round and one for each
+    deadline that was reached.
+    """
     outcomes = ends(run)
-    steps = [(event["step"], outcomes[event["task"]]) for event in run.events if event["kind"] == "step-start"]
+    steps = [
+        (event["step"], outcomes[event["task"]])
+        for event in run.events
+        if event["kind"] == "step-start"
+    ]
     figure, lost = draw_timeline(run), Counter(outcomes.values())["lost"]
-    assert bars(figure) == Counter(step if outcome == "done" else f"{step}-{outcome}" for step, outcome in steps)
+    assert bars(figure) == Counter(
+        step if outcome == "done" else f"{step}-{outcome}" for step, outcome in steps
+    )
     assert marks(figure) == {"lost": lost, "late": Counter(outcomes.values())["late"]}
-    deadlines = [event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"]
-    reached = sum(deadline <= row["time"] for deadline, row in zip(deadlines, run.rounds, strict=True))
+    deadlines = [
+        event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"
+    ]
+    reached = sum(
+        deadline <= row["time"] for deadline, row in zip(deadlines, run.rounds, strict=True)
+    )
     lines = drawn(figure.axes[0])
     assert (lines["end"], lines["deadline"]) == (len(run.rounds), reached)
     assert 0 < reached < len(run.rounds)
@@ -112,18 +167,28 @@ def test_every_step_task_and_round_is_drawn(run: RunFolder, monkeypatch: pytest.
 
 
 def test_the_critical_path_goes_through_the_steps_that_rounds_waited_for(run: RunFolder) -> None:
-    (line,) = [line for line in draw_timeline(run, order="number").axes[0].lines if line.get_gid() == "path"]
+    (line,) = [
+        line
+        for line in draw_timeline(run, order="number").axes[0].lines
+        if line.get_gid() == "path"
+    ]
     lanes = sorted({event["device"] for event in run.events if event["kind"] == "step-start"})
-    steps = [step for one in CriticalPaths(run).rounds for step in one.steps if step.device is not None]
+    steps = [
+        step for one in CriticalPaths(run).rounds for step in one.steps if step.device is not None
+    ]
     at, row = (np.asarray(side)[::3] for side in line.get_data())
     np.testing.assert_array_equal(row, [lanes.index(step.device) for step in steps])
     np.testing.assert_allclose(at / at[-1], [step.start / steps[-1].start for step in steps])
 
 
-def test_files_are_valid_and_the_same_every_time_whatever_the_names(renamed: RunFolder, tmp_path: Path) -> None:
+def test_files_are_valid_and_the_same_every_time_whatever_the_names(
+    renamed: RunFolder, tmp_path: Path
+) -> None:
     renamed.summary["name"] = "$\\frac{1}{$ \x00 <script> 円 & more"
     assert "$\\frac{1}{$ � <script> □ & more" in draw_timeline(renamed).get_suptitle()
-    first, second = (save(draw_timeline(renamed), tmp_path / name / "timeline") for name in ("a", "b"))
+    first, second = (
+        save(draw_timeline(renamed), tmp_path / name / "timeline") for name in ("a", "b")
+    )
     assert [path.name for path in first] == ["timeline.png", "timeline.svg"]
     assert first[0].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert ElementTree.parse(first[1]).getroot().tag.endswith("svg")
@@ -134,10 +199,16 @@ def test_texts_do_not_overlap(run: RunFolder) -> None:
     figure = draw_timeline(run)
     figure.draw_without_rendering()
     main, strip = figure.axes[0], figure.axes[-1]
-    for labels in (main.get_yticklabels(), main.child_axes[0].get_xticklabels(), strip.get_xticklabels()):
+    for labels in (
+        main.get_yticklabels(),
+        main.child_axes[0].get_xticklabels(),
+        strip.get_xticklabels(),
+    ):
         boxes = [label.get_window_extent() for label in labels if label.get_text()]
         assert len(boxes) > 2
-        assert not any(one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place])
+        assert not any(
+            one.overlaps(other) for place, one in enumerate(boxes) for other in boxes[:place]
+        )
 
 
 def test_groups_are_tints_under_the_lanes(grouped: RunFolder, run: RunFolder) -> None:
@@ -155,7 +226,9 @@ def areas(axes: Axes) -> dict[str, float]:
     for patch in axes.patches:
         assert isinstance(patch, StepPatch)
         values, edges, baseline = patch.get_data()
-        found[str(patch.get_gid())] = float((abs(values - np.asarray(baseline)) * np.diff(edges)).sum())
+        found[str(patch.get_gid())] = float(
+            (abs(values - np.asarray(baseline)) * np.diff(edges)).sum()
+        )
     return found
 
 
@@ -170,13 +243,17 @@ def test_devices_at_work_and_away(history: History, share: TimeSpan | None) -> N
         expected[name] = float(inside.clip(lower=0).sum())
     assert areas(axes) == pytest.approx(expected)
     assert min(expected["lost"], expected["away"]) > 0
-    history.population = pd.concat([history.population, history.population.iloc[:1]])  # as if of one nobody knew
+    # as if of one nobody knew
+    history.population = pd.concat([history.population, history.population.iloc[:1]])
     draw_work(axes := Figure().subplots(), view)
     assert "away" not in areas(axes)
 
 
 def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
-    """In bits: what was on the wire, each way. A link that carries more than anybody asks for has no line, a full one has."""
+    """In bits: what was on the wire, each way.
+
+    A link that carries more than anybody asks for has no line, a full one has.
+    """
     run.scenario["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
     handles = draw_load(axes := Figure().subplots(), View(History(run)))
     unit = axes.get_ylabel().split("(")[1].rstrip(")")
@@ -196,8 +273,12 @@ def test_the_link_carries_what_the_transfers_say(run: RunFolder) -> None:
 
 @pytest.fixture
 def outage(small: dict[str, Any], tmp_path: Path, ran: Ran) -> RunFolder:
-    """Four devices with known phases: the second arrives at 5 s, the third leaves at 20 s, the last is switched off."""
-    (tmp_path / "on.csv").write_text("device,start,end\n0,0,8\n0,12,1000\n1,0,1000\n2,1,1000\n3,0,1000\n")
+    """Four devices with known phases: the second arrives at 5 s, the third leaves at 20 s, the
+    last is switched off.
+    """
+    (tmp_path / "on.csv").write_text(
+        "device,start,end\n0,0,8\n0,12,1000\n1,0,1000\n2,1,1000\n3,0,1000\n"
+    )
     population = small["population"] | {
         "devices": 4,
         "availability": {"kind": "intervals", "file": str(tmp_path / "on.csv"), "unit": "s"},
@@ -206,7 +287,12 @@ def outage(small: dict[str, Any], tmp_path: Path, ran: Ran) -> RunFolder:
     }
     strategy = {"kind": "fedavg", "clients_per_round": 3, "deadline": "4 s", "retry": "1 s"}
     world = {"processes": [{"kind": "tests.analysis.test_timeline:nightfall"}]}
-    sections = {"population": population, "strategy": strategy, "world": world, "stop": {"simulated_time": "30 s"}}
+    sections = {
+        "population": population,
+        "strategy": strategy,
+        "world": world,
+        "stop": {"simulated_time": "30 s"},
+    }
     return ran("r", learning="off", **sections)
 
 
@@ -224,13 +310,20 @@ def test_stretches_are_read_traced_and_shown(outage: RunFolder) -> None:
     assert list(history.away.itertuples(index=False, name=None)) == off
     assert list(history.known) == [0, 1, 2, 3]
     slices = [entry for entry in trace_events(outage) if entry["name"] == "cannot be reached"]
-    assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [(0, 8e6, 4e6), (2, 0.0, 1e6), (3, 10e6, 6e6)]
+    assert [(entry["tid"], entry["ts"], entry["dur"]) for entry in slices] == [
+        (0, 8e6, 4e6),
+        (2, 0.0, 1e6),
+        (3, 10e6, 6e6),
+    ]
     figure = draw_timeline(outage, order="number")
     assert drawn(figure.axes[0])["away"] == 3
     assert drawn(figure.axes[0]).keys() >= {"arrival", "departure"}
     assert {"idle", "cannot be reached", "arrives", "leaves for good"} <= legend(figure)
     data = read_timeline(outage, 1000, 100_000)
-    seconds = {name: np.round(data.columns[name] * data.header["tick"], 3).tolist() for name in ("off_start", "off_end")}
+    seconds = {
+        name: np.round(data.columns[name] * data.header["tick"], 3).tolist()
+        for name in ("off_start", "off_end")
+    }
     assert (seconds["off_start"], seconds["off_end"]) == ([8.0, 0.0, 10.0], [12.0, 1.0, 16.0])
     assert data.columns["off_first"].tolist() == [0, 1, 1, 2, 3]
 
@@ -240,7 +333,10 @@ def test_lanes_are_of_devices_whose_phases_are_known(outage: RunFolder) -> None:
     table = pq.read_table(path)
     pq.write_table(table.filter([device % 2 == 0 for device in table["device"].to_pylist()]), path)
     figure = draw_timeline(RunFolder(outage.path), order="number")
-    assert {int(label.get_text().split()[0]) for label in figure.axes[0].get_yticklabels()} == {0, 2}
+    assert {int(label.get_text().split()[0]) for label in figure.axes[0].get_yticklabels()} == {
+        0,
+        2,
+    }
     path.unlink()  # as of a run that goes on
     assert History(outage).away.empty
     assert "idle or disconnected" in legend(draw_timeline(outage))
@@ -263,7 +359,12 @@ def unpack(packed: dict[str, Any]) -> dict[str, NDArray[Any]]:
     return columns
 
 
-@given(st.lists(st.sampled_from(KINDS).flatmap(lambda kind: hnp.arrays(kind, st.integers(0, 40))), max_size=4))
+@given(
+    st.lists(
+        st.sampled_from(KINDS).flatmap(lambda kind: hnp.arrays(kind, st.integers(0, 40))),
+        max_size=4,
+    )
+)
 def test_columns_come_back(arrays: list[NDArray[Any]]) -> None:
     columns = {str(place): array for place, array in enumerate(arrays)}
     back = unpack(json.loads(json.dumps(pack(columns))))
@@ -273,7 +374,9 @@ def test_columns_come_back(arrays: list[NDArray[Any]]) -> None:
 
 
 def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, ...]]:
-    """The steps by lane, as ``lanes.js`` expands them: device, task, round, group, step, outcome, start and end (ticks)."""
+    """The steps by lane, as ``lanes.js`` expands them: device, task, round, group, step,
+    outcome, start and end (ticks).
+    """
     found = []
     for lane, device in enumerate(columns["device"]):
         time = task = number = group = 0
@@ -281,10 +384,22 @@ def steps_of(columns: dict[str, NDArray[Any]], tick: float) -> list[tuple[Any, .
             start = time + int(columns["gap"][i])
             time = start + int(columns["length"][i])
             task, number, group = (
-                before + int(columns[name][i]) for before, name in ((task, "task"), (number, "round"), (group, "group"))
+                before + int(columns[name][i])
+                for before, name in ((task, "task"), (number, "round"), (group, "group"))
             )
             kind = int(columns["kind"][i])
-            found.append((int(device), task, number, group, STEPS[kind & 7], OUTCOMES[kind >> 3], start, time))
+            found.append(
+                (
+                    int(device),
+                    task,
+                    number,
+                    group,
+                    STEPS[kind & 7],
+                    OUTCOMES[kind >> 3],
+                    start,
+                    time,
+                )
+            )
     return found
 
 
@@ -294,12 +409,19 @@ def test_every_step_is_there(name: str, request: pytest.FixtureRequest) -> None:
     data = read_timeline(run, 1000, 100_000)
     draw_timeline(run)
     tick = data.header["tick"]
-    outcomes = {event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"}
+    outcomes = {
+        event["task"]: event["outcome"] for event in run.events if event["kind"] == "task-end"
+    }
     wanted, open_steps, last = [], {}, run.events[-1]["time"]
 
     def add(start: dict[str, Any], end: float) -> None:
         numbers = (-1 if start[name] is None else start[name] for name in ("round", "group"))
-        said = start["step"], outcomes.get(start["task"], "stopped"), round(start["time"] / tick), round(end / tick)
+        said = (
+            start["step"],
+            outcomes.get(start["task"], "stopped"),
+            round(start["time"] / tick),
+            round(end / tick),
+        )
         wanted.append((start["device"], start["task"], *numbers, *said))
 
     for event in run.events:
@@ -322,7 +444,9 @@ def test_amounts_are_those_of_the_records(run: RunFolder) -> None:
     moved = run.summary["bytes"]
     assert sums["download"] == pytest.approx(moved["down"], rel=1e-6)
     assert sums["upload"] == pytest.approx(moved["up"], rel=1e-6)
-    ends = [event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"]
+    ends = [
+        event for event in run.events if event["kind"] == "step-end" and event["step"] == "train"
+    ]
     assert sums["train"] == sum(event["data"]["epochs"] for event in ends)
 
 
@@ -333,20 +457,33 @@ def test_groups_marks_and_rounds(grouped: RunFolder) -> None:
     events = [event["kind"] for event in grouped.events]
     for mark, kind in (("arrival", "arrival"), ("departure", "departure"), ("shift", "shift")):
         assert kinds.count(mark) == events.count(kind) > 0
-    moves = [event for event in grouped.events if event["kind"] == "assign" and event["data"]["before"] is not None]
+    moves = [
+        event
+        for event in grouped.events
+        if event["kind"] == "assign" and event["data"]["before"] is not None
+    ]
     assert kinds.count("move") == len(moves)
     assert list(columns["round_number"]) == [row["round"] for row in grouped.rounds]
     assert set(columns["stay_group"]) == {int(group) for group in data.header["groups"]} == {0, 1}
-    np.testing.assert_allclose(columns["round_accuracy"], [row["accuracy"] for row in grouped.rounds], rtol=1e-6)
+    np.testing.assert_allclose(
+        columns["round_accuracy"], [row["accuracy"] for row in grouped.rounds], rtol=1e-6
+    )
 
 
 def test_acts_of_processes(queued: RunFolder, run: RunFolder) -> None:
     data = read_timeline(queued, 1000, 100_000)
-    acts = [event for event in queued.events if event["kind"] in ("queue", "link-rate") and event["step"] is None]
+    acts = [
+        event
+        for event in queued.events
+        if event["kind"] in ("queue", "link-rate") and event["step"] is None
+    ]
     times = sorted({event["time"] for event in acts})
-    np.testing.assert_allclose(data.columns["act"] * data.header["tick"], times, atol=data.header["tick"])
+    np.testing.assert_allclose(
+        data.columns["act"] * data.header["tick"], times, atol=data.header["tick"]
+    )
     assert "a process of the world acts" in key([data])
-    assert drawn(draw_timeline(queued).axes[0])["process"] == len(times) > 2  # as a picture, a line each
+    # as a picture, a line each
+    assert drawn(draw_timeline(queued).axes[0])["process"] == len(times) > 2
     none = read_timeline(run, 1000, 100_000)
     assert not len(none.columns["act"])
     assert "a process of the world acts" not in key([none])

@@ -1,13 +1,15 @@
-"""Batteries in random worlds, against an audit and against a book that is kept without the engine. By hand:
+"""Batteries in random worlds, against an audit and against a book that is kept without the
+engine. By hand:
 
     python -m tests.benchmarks.batteries                  # 300 sites and 300 runs
     python -m tests.benchmarks.batteries --sites 0 --runs 50 --seed 7
 
-A *site* is one device whose tasks, charger and phases of reach change at whole and half seconds, so that they coincide: a
-task for a flat device, with or without a charger, a battery that is full, flat or restarts as a step ends. Its level is
-computed again, from breakpoint to breakpoint, by ``Book``, which shares no code with ``world.energy.batteries``. A *run* is
-a whole scenario of a drawn strategy with batteries and chargers; it must pass its audit, and its levels what ``books`` checks.
-Exit status 1 if anything differs.
+A *site* is one device whose tasks, charger and phases of reach change at whole and half seconds, so
+that they coincide: a task for a flat device, with or without a charger, a battery that is full,
+flat or restarts as a step ends. Its level is computed again, from breakpoint to breakpoint, by
+``Book``, which shares no code with ``world.energy.batteries``. A *run* is a whole scenario of a
+drawn strategy with batteries and chargers; it must pass its audit, and its levels what ``books``
+checks. Exit status 1 if anything differs.
 """
 
 import json
@@ -65,7 +67,9 @@ class Turns(NamedTuple):
 
 
 class Site(NamedTuple):
-    """One device: its draws (W, J, s), when it is plugged in and within reach, and its tasks with their times (s)."""
+    """One device: its draws (W, J, s), when it is plugged in and within reach, and its tasks
+    with their times (s).
+    """
 
     draws: Mapping[str, float]
     restart: float
@@ -105,11 +109,19 @@ def drawn_site(draw: random.Random) -> Site:
         ]
         tasks.append((draw.randint(0, 110) / 2, tuple(steps[draw.randint(0, 2) :])))
     reach = path() if draw.random() < 0.5 else Turns(True, ())
-    return Site(draws, draw.choice([0.001, 0.1, 0.5, 1.0]), path(), reach, tuple(sorted(tasks, key=lambda task: task[0])))
+    return Site(
+        draws,
+        draw.choice([0.001, 0.1, 0.5, 1.0]),
+        path(),
+        reach,
+        tuple(sorted(tasks, key=lambda task: task[0])),
+    )
 
 
 class _Plant(WorkSite):
-    """A device at 100 bytes/s down and 50 bytes/s up that takes 2 s an epoch; it is asked whether or not it can be reached."""
+    """A device at 100 bytes/s down and 50 bytes/s up that takes 2 s an epoch; it is asked
+    whether or not it can be reached.
+    """
 
     def __init__(self, site: Site) -> None:
         simulation = Simulation()
@@ -129,7 +141,8 @@ class _Plant(WorkSite):
 
 
 class Book:
-    """The level of one battery from slice to slice of time; ``flats`` and ``restarts`` have their times (s).
+    """The level of one battery from slice to slice of time; ``flats`` and ``restarts`` have
+    their times (s).
 
     ``charged``, ``idle`` and ``drawn`` are joules so far. In a slice all powers are the same.
     """
@@ -145,7 +158,8 @@ class Book:
         self.restarts: list[float] = []
 
     def slice(self, until: float, charger: bool, task_w: float, tail: bool) -> None:
-        """Go on to ``until`` (s) with a ``charger`` or without; ``task_w`` is drawn beyond idle, and a radio's ``tail``.
+        """Go on to ``until`` (s) with a ``charger`` or without; ``task_w`` is drawn beyond idle,
+        and a radio's ``tail``.
 
         The radio of a device that has run flat within a tail stays asleep.
         """
@@ -162,7 +176,9 @@ class Book:
                 target = self._draws["capacity_j"]
             if net > 0 and not self.flat and self.level >= target - 1e-12:
                 charge, net = idle + task, 0.0
-            turn = round((self.time + (target - self.level) / net) / TICK_S) * TICK_S if net else inf
+            turn = (
+                round((self.time + (target - self.level) / net) / TICK_S) * TICK_S if net else inf
+            )
             seconds = min(until, max(turn, self.time + TICK_S)) - self.time
             self.time += seconds
             self.level += net * seconds
@@ -197,7 +213,9 @@ Interval = tuple[float, float, float]
 
 
 def _task_watts(site: Site, records: list[Record]) -> tuple[list[Interval], list[Interval]]:
-    """Intervals in which steps draw beyond idle, their bytes evenly, and those in which the radio stays awake after one."""
+    """Intervals in which steps draw beyond idle, their bytes evenly, and those in which the
+    radio stays awake after one.
+    """
     phases = {"download": "receive", "train": "compute", "upload": "send"}
     intervals: list[Interval] = []
     tails: list[Interval] = []
@@ -216,7 +234,9 @@ def _task_watts(site: Site, records: list[Record]) -> tuple[list[Interval], list
                 watts += record.fields["delivered"] * site.draws[f"{phases[step]}_j_byte"] / seconds
             intervals.append((begun, record.time, watts))
             if moves:
-                tails.append((record.time, record.time + site.draws["tail_s"], site.draws["tail_w"]))
+                tails.append(
+                    (record.time, record.time + site.draws["tail_s"], site.draws["tail_w"])
+                )
     return intervals, tails
 
 
@@ -230,7 +250,10 @@ def site_faults(site: Site) -> Iterator[str]:
     plant = _Plant(site)
     plant.run(_END_S)
     intervals, tails = _task_watts(site, plant.records)
-    times = {time for start, end, _ in (*intervals, *tails) for time in (start, end)} | {*site.charging.changes, _END_S}
+    times = {time for start, end, _ in (*intervals, *tails) for time in (start, end)} | {
+        *site.charging.changes,
+        _END_S,
+    }
     reports = [record for record in plant.records if record.kind == "battery"]
     times |= {record.time for record in reports}
     cut_off = {record.time for record in plant.records if record.fields.get("outcome") == "battery"}
@@ -252,7 +275,12 @@ def site_faults(site: Site) -> Iterator[str]:
 
 def _differing(book: Book, report: Record) -> Iterator[str]:
     fields = report.fields
-    for name, due in {"level": book.level, "charged": book.charged, "idle": book.idle, "drawn": book.drawn}.items():
+    for name, due in {
+        "level": book.level,
+        "charged": book.charged,
+        "idle": book.idle,
+        "drawn": book.drawn,
+    }.items():
         if abs(fields[name] - due) > SLACK_J:
             yield f"at {report.time} s {name} is {fields[name]}, by the book {due}"
     turned = [*book.flats, *book.restarts]
@@ -267,14 +295,23 @@ def _outcomes(site: Site, book: Book, records: list[Record]) -> Iterator[str]:
         if record.kind == "step-end":
             runs_flat = any(abs(record.time - time) <= 4 * TICK_S for time in book.flats)
             if record.fields["outcome"] == "battery" and not runs_flat:
-                yield f"a step ended by the battery at {record.time} s, which ran flat at {book.flats}"
+                yield (
+                    f"a step ended by the battery at {record.time} s, which ran flat at "
+                    f"{book.flats}"
+                )
 
 
 # Whole runs.
 
 _OFF: dict[str, Sections] = {
     "fedavg": {"clients_per_round": 5, "local_epochs": 2, "deadline": "30 s"},
-    "cata-fed": {"clients_per_round": 5, "clusters": 2, "deadline": "10 s", "smallest_part": 10, "rejoin": True},
+    "cata-fed": {
+        "clients_per_round": 5,
+        "clusters": 2,
+        "deadline": "10 s",
+        "smallest_part": 10,
+        "rejoin": True,
+    },
     "fedasync": {"concurrency": 4},
     "fedbuff": {"concurrency": 4, "buffer": 2},
     "fedat": {"clients_per_round": 2, "tiers": 2},
@@ -297,7 +334,9 @@ def drawn_run(draw: random.Random) -> Sections:
         "never",
     ]
     battery: Sections = {
-        "capacity": draw.choice(["20 J", "60 J", {"kind": "uniform", "low": "10 J", "high": "300 J"}]),
+        "capacity": draw.choice(
+            ["20 J", "60 J", {"kind": "uniform", "low": "10 J", "high": "300 J"}]
+        ),
         "initial": draw.choice([0.0, 0.5, 1.0, {"kind": "uniform", "low": 0.0, "high": 1.0}]),
         "charge": draw.choice(["1 W", "4 W", "20 W"]),
         "charging": draw.choice(charging),
@@ -324,7 +363,11 @@ def drawn_run(draw: random.Random) -> Sections:
     if draw.random() < 0.3:
         population["arrivals"] = {"kind": "poisson", "rate": "300 /h", "newcomers": 3}
         population["departures"] = {"kind": "exponential", "mean_stay": "3 min", "share": 0.5}
-    network: Sections = {"kind": "star", "server": {"up": "20 kB/s"}, "device": {"down": "8 kB/s", "up": "4 kB/s"}}
+    network: Sections = {
+        "kind": "star",
+        "server": {"up": "20 kB/s"},
+        "device": {"down": "8 kB/s", "up": "4 kB/s"},
+    }
     network["device"]["latency"] = draw.choice(["0 s", "40 ms"])
     if kind == "hierfavg":
         network |= {"kind": "tree", "cells": 2, "edge": {"latency": "30 ms"}}
@@ -358,7 +401,10 @@ def run_faults(sections: Sections) -> Iterator[str]:
             fields = json.loads(data)
             levels = [fields["level"], *(level for _, level in fields["path"])]
             if not -1e-9 <= min(levels) <= max(levels) <= capacities[device] + SLACK_J:
-                yield f"device {device} holds {min(levels)} to {max(levels)} J of {capacities[device]}"
+                yield (
+                    f"device {device} holds {min(levels)} to {max(levels)} J of "
+                    f"{capacities[device]}"
+                )
 
 
 def main() -> int:

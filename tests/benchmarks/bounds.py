@@ -1,12 +1,14 @@
-"""Every kind of every family with its defaults alone, and every key at its bounds, through `check` and one round. By hand:
+"""Every kind of every family with its defaults alone, and every key at its bounds, through
+`check` and one round. By hand:
 
     python -m tests.benchmarks.bounds                          # all
     python -m tests.benchmarks.bounds strategy model           # the keys below these sections alone
     python -m tests.benchmarks.bounds --part 3 --parts 20      # the third of twenty parts
 
-Kinds and keys are those of the registries and of the specs' fields, so new ones come in by themselves. Each trial runs, or is
-refused by a ``FedsimError``; whatever else comes out is a fault. A trial that takes a processor longer than ``PATIENCE_S`` or
-more memory than ``MEMORY`` counts by itself. Exit status 1 if there are faults.
+Kinds and keys are those of the registries and of the specs' fields, so new ones come in by
+themselves. Each trial runs, or is refused by a ``FedsimError``; whatever else comes out is a fault.
+A trial that takes a processor longer than ``PATIENCE_S`` or more memory than ``MEMORY`` counts by
+itself. Exit status 1 if there are faults.
 """
 
 import asyncio
@@ -46,7 +48,17 @@ SMALL: Sections = {
     "strategy": {"kind": "fedavg", "clients_per_round": 3},
     "stop": {"rounds": 1, "simulated_time": "1 day"},
 }
-_LEARNING = ("data", "model", "objective", "training", "strategy", "messages", "malicious", "drift", "evaluation")
+_LEARNING = (
+    "data",
+    "model",
+    "objective",
+    "training",
+    "strategy",
+    "messages",
+    "malicious",
+    "drift",
+    "evaluation",
+)
 _TEXT: Sections = {"source": {"kind": "text"}, "partition": "by-label"}
 _OBJECTIVES: dict[str, Sections] = {
     "objective not given": {},
@@ -66,7 +78,9 @@ WORLDS: dict[str, Sections] = {
         "model": {"kind": "size", "bytes": "4 kB"},
         "population": {"devices": 6, "speed": "100 samples/s", "samples": [0] * 6},
     },
-    "one class a device": {"data": {"source": "digits", "partition": {"kind": "shards", "shards_per_device": 1}}},
+    "one class a device": {
+        "data": {"source": "digits", "partition": {"kind": "shards", "shards_per_device": 1}}
+    },
     "one layer": {"model": {"kind": "mlp", "hidden": []}},
     "tokens": {"data": _TEXT, "model": {"kind": "char-lstm"}, "objective": {"kind": "next-token"}},
     "regression": {"data": {"source": "linear"}, "objective": {"kind": "regression"}},
@@ -125,7 +139,11 @@ def _unit(shape: Shape) -> str:
 
 def _bounds(shape: Shape) -> dict[str, float]:
     notes = [part for note in shape.notes for part in getattr(note, "metadata", [note])]
-    found = {name: getattr(note, name, None) for note in notes for name in ("ge", "gt", "le", "lt", "min_length", "max_length")}
+    found = {
+        name: getattr(note, name, None)
+        for note in notes
+        for name in ("ge", "gt", "le", "lt", "min_length", "max_length")
+    }
     for note in notes:
         for name in ("ge", "gt", "le", "lt", "min_length", "max_length"):
             if getattr(note, name, None) is not None:
@@ -156,7 +174,10 @@ def extremes(shape: Shape) -> Iterator[Any]:
         yield from {int(low), int(low) + 1, 1, 2, 1000}
         yield from [] if high is None else [int(high)]
     elif origin is float:
-        low, high = bounds.get("ge", bounds.get("gt", 0.0)), bounds.get("le", bounds.get("lt", 1e30))
+        low, high = (
+            bounds.get("ge", bounds.get("gt", 0.0)),
+            bounds.get("le", bounds.get("lt", 1e30)),
+        )
         yield from {float(low), 5e-324, 1e-9, 0.5, 1.0, float(high)}
     elif origin is str:
         yield from ("", "*", "x", "loss")
@@ -172,22 +193,37 @@ def extremes(shape: Shape) -> Iterator[Any]:
 
 
 def trials() -> Iterator[Trial]:
-    """Every kind with its defaults in each place, then every key of each of them at its bounds, then strategies in worlds."""
+    """Every kind with its defaults in each place, then every key of each of them at its bounds,
+    then strategies in worlds.
+    """
     done: set[Any] = set()
     for leaf in leaves(Scenario):
         owner = leaf.way[-1][1] if leaf.way else Scenario
         parent = leaf.way[-1][0] if leaf.way else ""
-        if leaf.key == "kind" or (owner, parent, leaf.key) in done or (leaf.way and leaf.way[0][0] == "name"):
+        if (
+            leaf.key == "kind"
+            or (owner, parent, leaf.key) in done
+            or (leaf.way and leaf.way[0][0] == "name")
+        ):
             continue
         done.add((owner, parent, leaf.key))
         for shape in leaf.shapes:
             for value in extremes(shape):
-                kinds = ".".join(str(spec.model_fields["kind"].default) for _, spec in leaf.way if "kind" in spec.model_fields)
-                yield Trial(f"{leaf.path} ({kinds}) = {json.dumps(value)[:80]}", placed(leaf, value))
+                kinds = ".".join(
+                    str(spec.model_fields["kind"].default)
+                    for _, spec in leaf.way
+                    if "kind" in spec.model_fields
+                )
+                yield Trial(
+                    f"{leaf.path} ({kinds}) = {json.dumps(value)[:80]}", placed(leaf, value)
+                )
     for kind in [kind for kind in STRATEGIES if kind != "flower"]:
         for title, world in WORLDS.items():
             strategy = least_table(STRATEGIES.spec(kind)) | {"kind": kind}
-            yield Trial(f"strategy {kind} in {title}", _fitting(SMALL | world | {"strategy": strategy}, "strategy"))
+            yield Trial(
+                f"strategy {kind} in {title}",
+                _fitting(SMALL | world | {"strategy": strategy}, "strategy"),
+            )
     for kind in MODELS:
         for title, objective in _OBJECTIVES.items():
             sections = SMALL | {"data": _TEXT, "model": least_table(MODELS.spec(kind))} | objective
@@ -200,7 +236,9 @@ def placed(leaf: Leaf, value: Any) -> Sections:
     tables = sections
     owner: Spec = Scenario
     for key, spec in leaf.way:
-        kinds = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
+        kinds = (
+            get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
+        )
         present = tables.get(key)
         if _is_list(owner, key):
             tables[key] = [least_table(spec)]
@@ -225,16 +263,22 @@ def _fitting(sections: Sections, first: str) -> Sections:
     strategy, model = sections["strategy"], sections.get("model")
     kind = strategy.get("kind") if isinstance(strategy, dict) else strategy
     more: Sections = OF_WORLDS.get(kind, {}) if isinstance(kind, str) else {}
-    sections = {key: part for key, part in more.items() if key not in ("energy", "population")} | sections
+    sections = {
+        key: part for key, part in more.items() if key not in ("energy", "population")
+    } | sections
     if kind == "hierfavg":
         sections["network"] = {"kind": "tree", "cells": 2, "edge": {}}
-    if first not in _LEARNING or (isinstance(model, dict) and model.get("kind") in ("size", "card")):
+    if first not in _LEARNING or (
+        isinstance(model, dict) and model.get("kind") in ("size", "card")
+    ):
         sections.setdefault("learning", "off")
     return sections
 
 
 def outcome(sections: Sections) -> str:
-    """``run``, ``refused``, ``long``, ``memory``, or the exception that nobody has put into words."""
+    """``run``, ``refused``, ``long``, ``memory``, or the exception that nobody has put into
+    words.
+    """
     before = signal.signal(signal.SIGPROF, _ring)
     signal.setitimer(signal.ITIMER_PROF, PATIENCE_S)
     try:

@@ -27,7 +27,9 @@ def event_us(spread: float, driven: bool) -> float:
     simulation = Simulation()
     env = simulation.env if driven else simpy.Environment()
     for number in range(PROCESSES):
-        (simulation if driven else env).process(clock(env, EVENTS // PROCESSES, 1.0 + number * spread))
+        (simulation if driven else env).process(
+            clock(env, EVENTS // PROCESSES, 1.0 + number * spread)
+        )
     begin = time.perf_counter()
     if driven:
         asyncio.run(simulation.run())
@@ -43,7 +45,11 @@ def main() -> None:
         pairs = [(event_us(spread, False), event_us(spread, True)) for _ in range(REPEATS)]
         plain, driven = (statistics.median(column) for column in zip(*pairs, strict=True))
         extra = statistics.median(after - before for before, after in pairs)
-        report[name] = {"simpy_us": round(plain, 3), "driven_us": round(driven, 3), "extra_us": round(extra, 3)}
+        report[name] = {
+            "simpy_us": round(plain, 3),
+            "driven_us": round(driven, 3),
+            "extra_us": round(extra, 3),
+        }
     print(json.dumps(report, indent=2))
 
 

@@ -5,11 +5,13 @@
     python -m tests.benchmarks.hashes --native             # with the code that the libraries choose for this processor
     python -m tests.benchmarks.hashes --write              # replace the table: only for a change that is meant, and says why
 
-``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off`` 2,000 devices and no
-learning, ``flat`` batteries that run flat, and TCP. All is computed by machine code that every x86-64 processor runs
-(``processors.PORTABLE``), so that the table ``hashes.json`` holds on each of them with the versions that it states.
-``times_sha256`` is of the events without what they say of values: kind, time, device, round, group, task, step and outcome.
-``--native`` compares what is promised across processors: these, bytes and energy. Exit status 1 if anything differs.
+``star`` has disconnections and deadlines, ``tree`` newcomers, leavers and shifts of data, ``off``
+2,000 devices and no learning, ``flat`` batteries that run flat, and TCP. All is computed by machine
+code that every x86-64 processor runs (``processors.PORTABLE``), so that the table ``hashes.json``
+holds on each of them with the versions that it states. ``times_sha256`` is of the events without
+what they say of values: kind, time, device, round, group, task, step and outcome. ``--native``
+compares what is promised across processors: these, bytes and energy. Exit status 1 if anything
+differs.
 """
 
 import asyncio
@@ -39,20 +41,31 @@ WORLDS: dict[str, dict[str, Any]] = _TOLD["worlds"]
 STRATEGIES: dict[str, dict[str, Any]] = _TOLD["strategies"]
 OF_WORLDS: dict[str, dict[str, Any]] = _TOLD["of_worlds"]
 OF_WORLDS |= {kind: {"energy": None} for kind in ("d-psgd", "epidemic", "gossip")}
-STAY = {"devices": 6, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2}
-OF_WORLDS |= {kind: {"energy": None, "population": STAY} for kind in ("diloco", "local-sgd")}  # they wait for every device
+STAY = {
+    "devices": 6,
+    "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0},
+    "jitter": 0.2,
+}
+# they wait for every device
+OF_WORLDS |= {kind: {"energy": None, "population": STAY} for kind in ("diloco", "local-sgd")}
 _ANYWHERE = ("rounds", "events", "times_sha256", "bytes", "energy")
 _STATED = (*_ANYWHERE, "events_sha256", "models_sha256", "accuracy")
 
 
 def normed() -> nn.Module:
     """A perceptron with a layer norm."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 7), nn.LayerNorm(7), nn.ReLU(), nn.Linear(7, 10)
+    )
 
 
 def fingerprint(kind: str, world: str) -> dict[str, Any]:
     """What a strategy's run in a world comes to."""
-    sections = WORLDS[world] | OF_WORLDS.get(kind, {}) | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
+    sections = (
+        WORLDS[world]
+        | OF_WORLDS.get(kind, {})
+        | {"strategy": {"kind": kind} | STRATEGIES.get(kind, {})}
+    )
     job, times = Job(fedsim.Scenario(**sections), None, Inline()), EventChain()
     job.simulation.listen(lambda record: times.extend([(*event_row(record)[:-1], None)]))
     summary = asyncio.run(job.execute()).summary | {"times_sha256": times.hexdigest()}
@@ -61,28 +74,45 @@ def fingerprint(kind: str, world: str) -> dict[str, Any]:
 
 def made_with() -> dict[str, str]:
     """What the table depends on besides the code."""
-    return {name: version(name) for name in ("numba", "numpy", "torch")} | {"libc": " ".join(platform.libc_ver())}
+    return {name: version(name) for name in ("numba", "numpy", "torch")} | {
+        "libc": " ".join(platform.libc_ver())
+    }
 
 
 def main() -> int:
     """Run, and compare or write."""
     arguments = parser(__doc__, write=False, native=False, workers=2)
-    arguments.add_argument("kinds", nargs="*", metavar="STRATEGY", help="by default every registered one")
+    arguments.add_argument(
+        "kinds", nargs="*", metavar="STRATEGY", help="by default every registered one"
+    )
     options = arguments.parse_args()
     if options.write and options.native:
         arguments.error("the table is of portable code: --write goes without --native")
-    if not options.native and not PORTABLE.items() <= os.environ.items():  # they are read when numpy and torch are loaded
-        os.execve(sys.executable, [sys.executable, "-m", "tests.benchmarks.hashes", *sys.argv[1:]], os.environ | PORTABLE)
+    # they are read when numpy and torch are loaded
+    if not options.native and not PORTABLE.items() <= os.environ.items():
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.benchmarks.hashes", *sys.argv[1:]],
+            os.environ | PORTABLE,
+        )
     table = json.loads(TABLE.read_text(encoding="utf-8")) if TABLE.exists() else {"runs": {}}
     # ``flower`` is what its app is: tests/flower has some
-    kinds = options.kinds or [kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"]
+    kinds = options.kinds or [
+        kind for kind in dict.fromkeys([*REGISTERED, *STRATEGIES]) if kind != "flower"
+    ]
     differing, pairs = 0, [(kind, world) for kind in kinds for world in WORLDS]
     with ProcessPoolExecutor(options.workers) as pool:
-        for (kind, world), found in zip(pairs, pool.map(fingerprint, *zip(*pairs, strict=True)), strict=True):
+        for (kind, world), found in zip(
+            pairs, pool.map(fingerprint, *zip(*pairs, strict=True)), strict=True
+        ):
             kept = table["runs"].get(kind, {}).get(world, {})
             if options.write:
                 table["runs"].setdefault(kind, {})[world] = found
-            wrong = [name for name in (_ANYWHERE if options.native else _STATED) if kept.get(name) != found.get(name)]
+            wrong = [
+                name
+                for name in (_ANYWHERE if options.native else _STATED)
+                if kept.get(name) != found.get(name)
+            ]
             differing += bool(wrong)
             told = f"DIFFERS in {', '.join(wrong)}" if wrong else "same"
             print(f"{kind:<10} {world:<5} {found['events']:>6} events  {told}")
@@ -90,7 +120,10 @@ def main() -> int:
         table["made_with"] = made_with()
         TABLE.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     elif table["made_with"] != made_with():
-        print(f"the table was made with {table['made_with']}, this is {made_with()}: last bits may differ")
+        print(
+            f"the table was made with {table['made_with']}, this is {made_with()}: last bits "
+            "may differ"
+        )
     print(f"{differing} runs differ" if differing else "all are as they were")
     return 1 if differing and not options.write else 0
 

@@ -1,11 +1,13 @@
-"""Does the audit stay silent on every honest run? Small worlds of today's parts, drawn at random, run and audited.
+"""Does the audit stay silent on every honest run? Small worlds of today's parts, drawn at
+random, run and audited.
 
     python -m tests.benchmarks.honest_worlds --worlds 500              # so many worlds, batteries in half of them
     python -m tests.benchmarks.honest_worlds --only 17 --out /tmp/kept # one again; its run folder stays
 
-A world is drawn by its number and ``--seed`` from the registries: a strategy with some of its parts, a network with its
-protocol, availability, lifetimes, batteries with chargers, meters, processes, hosts, drift, attacks and codecs. Those that
-fedsim refuses are drawn again. Prints each alarm with its world; exit status 1 if there is any.
+A world is drawn by its number and ``--seed`` from the registries: a strategy with some of its
+parts, a network with its protocol, availability, lifetimes, batteries with chargers, meters,
+processes, hosts, drift, attacks and codecs. Those that fedsim refuses are drawn again. Prints each
+alarm with its world; exit status 1 if there is any.
 """
 
 import json
@@ -51,7 +53,11 @@ _SIZES: dict[str, Sections] = {
     "hetlora": {"sizes": [1.0, 2.0]},
     "flora": {"sizes": [1.0, 2.0]},
 }
-_DEVICE = {"down": "400 kbit/s", "up": {"kind": "choice", "values": ["100 kbit/s", "30 kbit/s"]}, "latency": "40 ms"}
+_DEVICE = {
+    "down": "400 kbit/s",
+    "up": {"kind": "choice", "values": ["100 kbit/s", "30 kbit/s"]},
+    "latency": "40 ms",
+}
 _SERVER = {"down": "1 Mbit/s", "up": "300 kbit/s"}
 _CELL = {"down": "600 kbit/s", "up": "200 kbit/s"}
 _TREE: Sections = {"kind": "tree", "cells": 2, "cell": _CELL, "server": _SERVER, "device": _DEVICE}
@@ -80,13 +86,33 @@ _LISTS: dict[str, list[Any]] = {
         {"kind": "swap-part", "probability": 0.3},
         {"kind": "incremental", "at": {"every_rounds": 1}, "shares": [0.5, 0.75, 1.0]},
     ],
-    "attack": [{"kind": "sign-flip", "factor": 3.0}, "gaussian", {"kind": "scaled", "factor": 4.0}, "label-flip"],
-    "down": ["plain", "float16", {"kind": "plain", "dtype": "float16"}, {"kind": "int8", "bucket": 64}],
-    "deadline": ["40 s", {"kind": "relative", "times": 3.0}, {"kind": "quantile", "most": "60 s", "over": 5}],
+    "attack": [
+        {"kind": "sign-flip", "factor": 3.0},
+        "gaussian",
+        {"kind": "scaled", "factor": 4.0},
+        "label-flip",
+    ],
+    "down": [
+        "plain",
+        "float16",
+        {"kind": "plain", "dtype": "float16"},
+        {"kind": "int8", "bucket": 64},
+    ],
+    "deadline": [
+        "40 s",
+        {"kind": "relative", "times": 3.0},
+        {"kind": "quantile", "most": "60 s", "over": 5},
+    ],
 }
 _PROCESSES: list[Sections] = [
     {"kind": "link-outage", "link": "server up", "every": "30 s", "lasts": "5 s"},
-    {"kind": "link-outage", "link": "device 3 up", "every": "20 s", "lasts": "5 s", "rate": "1 kbit/s"},
+    {
+        "kind": "link-outage",
+        "link": "device 3 up",
+        "every": "20 s",
+        "lasts": "5 s",
+        "rate": "1 kbit/s",
+    },
     {"kind": "upload-slots", "slots": 2},
     {"kind": "heat", "warms": "20 s", "slow_at": 0.5, "fast_at": 0.4},
     {"kind": "edge-outage", "edge": 1, "every": "40 s", "lasts": "10 s"},
@@ -120,7 +146,11 @@ def _battery(draw: random.Random) -> Sections:
 
 
 def _energy(draw: random.Random, batteries: bool) -> Sections:
-    told: Sections = {"idle": "0.5 W", "compute": {"kind": "uniform", "low": "2 W", "high": "4 W"}, "send": "1 W"}
+    told: Sections = {
+        "idle": "0.5 W",
+        "compute": {"kind": "uniform", "low": "2 W", "high": "4 W"},
+        "send": "1 W",
+    }
     more: Sections = {
         "tail": "1 W",
         "tail_lasts": "3 s",
@@ -134,7 +164,11 @@ def _energy(draw: random.Random, batteries: bool) -> Sections:
 
 def _population(draw: random.Random, kind: str, batteries: bool) -> Sections:
     devices = draw.choice([8, 12, 15])
-    found: Sections = {"devices": devices, "speed": draw.choice(_LISTS["speed"]), "jitter": draw.choice([0.0, 0.2])}
+    found: Sections = {
+        "devices": devices,
+        "speed": draw.choice(_LISTS["speed"]),
+        "jitter": draw.choice([0.0, 0.2]),
+    }
     if kind in _ALL_THERE:
         return found | {"devices": 6}
     found["availability"] = draw.choice(_LISTS["availability"])
@@ -148,19 +182,27 @@ def _population(draw: random.Random, kind: str, batteries: bool) -> Sections:
         found["stragglers"] = {"share": 0.3, "factor": 0.5}
     if draw.random() < 0.3 and not batteries:
         limits = [{"workers": 2}, {"workers": 3, "start_up": "2 s"}, {"start_up": "1 s"}, {}]
-        found["host"] = {"number": draw.choice([1, 2]), "cores": draw.choice([1, 2])} | draw.choice(limits)
+        found["host"] = {"number": draw.choice([1, 2]), "cores": draw.choice([1, 2])} | draw.choice(
+            limits
+        )
     return found
 
 
 def _strategy(draw: random.Random, kind: str) -> Sections:
     cohort = {"clients_per_round": draw.choice([4, 6])}
-    found: Sections = {"kind": kind} | OWN.get(kind, {} if kind in (*_PEERS, "cata-fed") else cohort) | _SIZES.get(kind, {})
+    found: Sections = (
+        {"kind": kind}
+        | OWN.get(kind, {} if kind in (*_PEERS, "cata-fed") else cohort)
+        | _SIZES.get(kind, {})
+    )
     if kind == "cata-fed":
         found |= {"clients_per_round": 4, "clusters": 2, "smallest_part": 4, "deadline": "20 s"}
     if kind in _PEERS and kind not in _ALL_THERE:
         found["deadline"] = "40 s"
     if kind in ("d-psgd", "gossip") and draw.random() < 0.7:
-        found["topology"] = draw.choice(["complete", {"kind": "random-regular", "parameters": {"d": 4}, "every": 2}, "star"])
+        found["topology"] = draw.choice(
+            ["complete", {"kind": "random-regular", "parameters": {"d": 4}, "every": 2}, "star"]
+        )
     if kind in _ALL_THERE:
         found |= {"collective": draw.choice(["ring", "tree", "butterfly"])}
         found |= draw.choice([{}, {"fragments": 2}, {"overlap": True}, {"local_steps": 3}])
@@ -186,13 +228,21 @@ def world(number: int, seed: int) -> Sections:
     found: Sections = {
         "name": f"honest {number}",
         "seed": draw.randrange(1000),
-        "data": {"source": "digits", "partition": draw.choice([{"kind": "dirichlet", "alpha": 1.0}, "rotations", "iid"])},
-        "model": draw.choice(_MODELS.get(kind, _USUAL + (_KEEPING if kind in ("fedavg", "fedprox") else []))),
+        "data": {
+            "source": "digits",
+            "partition": draw.choice([{"kind": "dirichlet", "alpha": 1.0}, "rotations", "iid"]),
+        },
+        "model": draw.choice(
+            _MODELS.get(kind, _USUAL + (_KEEPING if kind in ("fedavg", "fedprox") else []))
+        ),
         "training": {"lr": 0.05, "batch_size": draw.choice([8, 32])},
         "population": _population(draw, kind, batteries),
         "network": draw.choice(_NETWORKS[4:5] if kind in _ON_EDGES else _NETWORKS),
         "strategy": _strategy(draw, kind),
-        "stop": {"rounds": 8 if kind in ("fedasync", "fedat", "fedbuff") else 3, "simulated_time": "2 h"},
+        "stop": {
+            "rounds": 8 if kind in ("fedasync", "fedat", "fedbuff") else 3,
+            "simulated_time": "2 h",
+        },
     }
     found["network"] = found["network"] | {"protocol": draw.choice(["fluid", "tcp", "bbr"])}
     found["messages"] = {}
@@ -209,7 +259,10 @@ def world(number: int, seed: int) -> Sections:
     if draw.random() < 0.3:
         found["world"] = {"processes": draw.sample(_PROCESSES, draw.choice([1, 1, 2]))}
     if draw.random() < 0.2:
-        found["costs"] = {"device": {"per_hour": 1.0, "per_gigabyte": 3.0, "per_task": 0.1}, "server": {"per_request": 0.01}}
+        found["costs"] = {
+            "device": {"per_hour": 1.0, "per_gigabyte": 3.0, "per_task": 0.1},
+            "server": {"per_request": 0.01},
+        }
     if draw.random() < 0.2:
         found["meters"] = [{"kind": "tests.own_parts:Moved"}]
     if draw.random() < 0.1:
@@ -231,7 +284,9 @@ def honest(number: int, seed: int, folder: Path) -> tuple[str, list[str]]:
     except fedsim.FedsimError as error:
         return "failed", [str(error)]
     findings = audit_run(folder, allow_code=True).findings
-    alarms = [f"{name}: {problem}" for name, problems in findings.items() for problem in problems[:2]]
+    alarms = [
+        f"{name}: {problem}" for name, problems in findings.items() for problem in problems[:2]
+    ]
     return ("alarm" if alarms else "silent"), alarms
 
 
@@ -252,10 +307,19 @@ def main() -> int:
             folder = Path(place) / "run"
             verdict, why = honest(case, chosen.seed, folder)
             counts[verdict] += 1
-            if "battery" in world(case, chosen.seed).get("energy", {}) and verdict in ("silent", "alarm"):
+            if "battery" in world(case, chosen.seed).get("energy", {}) and verdict in (
+                "silent",
+                "alarm",
+            ):
                 counts["with batteries"] += 1
             if verdict in ("alarm", "failed"):
-                print(f"{verdict}: world {case}", json.dumps(world(case, chosen.seed)), *why[:8], sep="\n    ", flush=True)
+                print(
+                    f"{verdict}: world {case}",
+                    json.dumps(world(case, chosen.seed)),
+                    *why[:8],
+                    sep="\n    ",
+                    flush=True,
+                )
             if verdict == "refused":
                 reasons[why[0][:90]] += 1
             if chosen.out and folder.exists() and (verdict == "alarm" or chosen.only):

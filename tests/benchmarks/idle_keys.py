@@ -1,11 +1,13 @@
-"""Keys that change nothing: every key of every strategy, of its parts and of some sections, away from its default. By hand:
+"""Keys that change nothing: every key of every strategy, of its parts and of some sections, away
+from its default. By hand:
 
     python -m tests.benchmarks.idle_keys                       # every strategy
     python -m tests.benchmarks.idle_keys hetlora local         # these alone
 
-A key is set in a small world in which much happens, to each of some values that its type allows. It *acts* if events or models
-then differ from those without it, or it is *refused*. A key that is accepted and never changes anything is *idle*: it must be
-refused by name, or have its reason in ``REASONS``. Exit status 1 if a key without a reason is idle.
+A key is set in a small world in which much happens, to each of some values that its type allows. It
+*acts* if events or models then differ from those without it, or it is *refused*. A key that is
+accepted and never changes anything is *idle*: it must be refused by name, or have its reason in
+``REASONS``. Exit status 1 if a key without a reason is idle.
 """
 
 import sys
@@ -46,7 +48,9 @@ WORLD: Sections = {
     "stop": {"rounds": 8, "simulated_time": "1 day"},
 }
 VARIANTS = ("usual", "harsh", "defaults")
-"""The choices of the hash table; the same with devices that are slow and seldom there; and a strategy's defaults alone."""
+"""The choices of the hash table; the same with devices that are slow and seldom there; and a
+strategy's defaults alone.
+"""
 
 _HARSH: Sections = {
     "speed": {"kind": "lognormal", "median": "12 samples/s", "spread": 2.0},

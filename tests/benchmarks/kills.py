@@ -1,10 +1,12 @@
-"""Runs killed with SIGKILL at random moments and resumed: how many come to the same events and models, and are sound?
+"""Runs killed with SIGKILL at random moments and resumed: how many come to the same events and
+models, and are sound?
 
     python -m tests.benchmarks.kills --runs 100
 
-Each run is a random strategy in a random eventful world, two of three with batteries that run flat, with TCP, and with secure
-aggregation where that goes, saved every few simulated seconds, and killed up to three times at moments of real time that nobody
-chose. Prints a line a run, and at the end JSON with how many agree.
+Each run is a random strategy in a random eventful world, two of three with batteries that run flat,
+with TCP, and with secure aggregation where that goes, saved every few simulated seconds, and killed
+up to three times at moments of real time that nobody chose. Prints a line a run, and at the end
+JSON with how many agree.
 """
 
 import json
@@ -28,8 +30,13 @@ _SERVERLESS = ("d-psgd", "gossip", "epidemic")  # what they draw is not counted
 
 def main() -> int:
     options = parser(__doc__, runs=100, seed=1, rounds=60).parse_args()
-    results = tried(options.runs, options.seed, lambda draw, folder: kill_one(draw, folder, options.rounds))
-    same, kills = sum(result["same"] for result in results), sum(result["kills"] for result in results)
+    results = tried(
+        options.runs, options.seed, lambda draw, folder: kill_one(draw, folder, options.rounds)
+    )
+    same, kills = (
+        sum(result["same"] for result in results),
+        sum(result["kills"] for result in results),
+    )
     hit = sum(result["kills"] > 0 for result in results)
     print(json.dumps({"runs": len(results), "same": same, "kills": kills, "hit": hit}))
     return 0 if same == len(results) else 1
@@ -45,12 +52,16 @@ def kill_one(draw: random.Random, folder: Path, rounds: int) -> Result:
         sections["energy"] = PHONE | {"battery": BATTERY | CHARGED}
     if draw.random() < 2 / 3:
         sections["network"]["protocol"] = "tcp"
-    sections["checkpoint"] = draw.choice([{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}])
+    sections["checkpoint"] = draw.choice(
+        [{"time": f"{draw.uniform(2, 30):.3f} s"}, {"rounds": draw.randrange(1, 9)}]
+    )
     return kill(sections, draw, folder)
 
 
 def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: str) -> Result:
-    """One run that is never stopped, and one that is killed up to three times; with more ``options`` of ``fedsim run``."""
+    """One run that is never stopped, and one that is killed up to three times; with more
+    ``options`` of ``fedsim run``.
+    """
     path, whole, length_s = whole_run(sections, folder, *options)
     cut = folder / "cut"
 
@@ -74,7 +85,12 @@ def kill(sections: dict[str, Any], draw: random.Random, folder: Path, *options: 
                 process = begin()
     same = status == 0 and agree(whole, cut) and is_sound(cut)
     same = same and all((whole / name).read_bytes() == (cut / name).read_bytes() for name in TABLES)
-    return {"strategy": sections["strategy"]["kind"], "kills": kills, "status": status, "same": same}
+    return {
+        "strategy": sections["strategy"]["kind"],
+        "kills": kills,
+        "status": status,
+        "same": same,
+    }
 
 
 if __name__ == "__main__":

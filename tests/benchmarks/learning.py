@@ -2,11 +2,12 @@
 
 WHAT is a model (logistic, mlp, cnn5) or ``strategies``; by default all.
 
-One round is 20 clients x 60 samples, 10 epochs, batches of 10: 1,200 SGD steps. The reference is what anyone would write, a
-module a client with ``torch.optim.SGD``, in the same process; its time over ours is the ratio. An evaluation is one model on
-7,000 test samples.
+One round is 20 clients x 60 samples, 10 epochs, batches of 10: 1,200 SGD steps. The reference is
+what anyone would write, a module a client with ``torch.optim.SGD``, in the same process; its time
+over ours is the ratio. An evaluation is one model on 7,000 test samples.
 
-``strategies`` puts rounds of others beside FedAvg's, in the same world: processor time in turns, and the median of the ratios.
+``strategies`` puts rounds of others beside FedAvg's, in the same world: processor time in turns,
+and the median of the ratios.
 """
 
 import asyncio
@@ -35,7 +36,11 @@ from fedsim.running.runner import Job
 from tests.benchmarks.script import round_s
 
 CLIENTS, SAMPLES, TESTS, EPOCHS, BATCH, LR = 20, 60, 350, 10, 10, 0.03
-MODELS: dict[str, tuple[ModelSpec, int]] = {"logistic": (Logistic(), 15), "mlp": (Perceptron(), 9), "cnn5": (CNN5(), 2)}
+MODELS: dict[str, tuple[ModelSpec, int]] = {
+    "logistic": (Logistic(), 15),
+    "mlp": (Perceptron(), 9),
+    "cnn5": (CNN5(), 2),
+}
 
 STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavg": {},
@@ -78,17 +83,26 @@ def plain(model: ModelSpec, data: FederatedData, rounds: int) -> float:
 
 
 def strategies(data: FederatedData, root: Path) -> dict[str, dict[str, float]]:
-    """For logistic and the MLP: seconds of a round of FedAvg, and how many times as long each other one takes."""
+    """For logistic and the MLP: seconds of a round of FedAvg, and how many times as long each
+    other one takes.
+    """
     archive = {
-        f"{name}_{part}": np.concatenate([values[getattr(data.shard(at), part)] for at in range(CLIENTS)])
+        f"{name}_{part}": np.concatenate(
+            [values[getattr(data.shard(at), part)] for at in range(CLIENTS)]
+        )
         for name, values in (("x", data.pool.x), ("y", data.pool.y))
         for part in ("train", "test")
     }
     np.savez(root / "digits.npz", **archive)  # type: ignore[arg-type]
     results = {}
     for model in ("logistic", "mlp"):
-        rows = [{name: _round_s(model, root, own) for name, own in STRATEGIES.items()} for _ in range(TURNS + 1)][1:]
-        results[model] = {name: round(median(row[name] / row["fedavg"] for row in rows), 3) for name in STRATEGIES}
+        rows = [
+            {name: _round_s(model, root, own) for name, own in STRATEGIES.items()}
+            for _ in range(TURNS + 1)
+        ][1:]
+        results[model] = {
+            name: round(median(row[name] / row["fedavg"] for row in rows), 3) for name in STRATEGIES
+        }
         results[model]["fedavg_round_s"] = round(median(row["fedavg"] for row in rows), 5)
     return results
 
@@ -105,11 +119,20 @@ def _run_s(model: str, root: Path, own: dict[str, Any], rounds: int) -> float:
         "model": model,
         "training": {"lr": LR, "batch_size": BATCH},
         "population": {"devices": CLIENTS, "speed": "100 samples/s"},
-        "network": {"kind": "star", "server": {"down": "100 Mbit/s", "up": "100 Mbit/s"}, "device": device},
+        "network": {
+            "kind": "star",
+            "server": {"down": "100 Mbit/s", "up": "100 Mbit/s"},
+            "device": device,
+        },
         "evaluation": {"every": rounds},
         "stop": {"rounds": rounds},
     }
-    strategy = {"kind": "fedavg", **own.get("strategy", {}), "clients_per_round": CLIENTS, "local_epochs": EPOCHS}
+    strategy = {
+        "kind": "fedavg",
+        **own.get("strategy", {}),
+        "clients_per_round": CLIENTS,
+        "local_epochs": EPOCHS,
+    }
     job = Job(fedsim.Scenario(**(sections | own | {"strategy": strategy})), None, Inline())
     begin = time.process_time()
     asyncio.run(job.execute())
@@ -117,7 +140,13 @@ def _run_s(model: str, root: Path, own: dict[str, Any], rounds: int) -> float:
 
 
 def _core(model: ModelSpec, data: FederatedData, executor: Executor) -> Learning:
-    return Learning(Simulation(executor=executor), model, TrainingSpec(lr=LR, batch_size=BATCH), data, Streams(1))
+    return Learning(
+        Simulation(executor=executor),
+        model,
+        TrainingSpec(lr=LR, batch_size=BATCH),
+        data,
+        Streams(1),
+    )
 
 
 async def _start(core: Learning) -> np.ndarray:
@@ -131,15 +160,24 @@ def main(names: list[str]) -> None:
     for name in names or [*MODELS, "strategies"]:
         if name == "strategies":
             with tempfile.TemporaryDirectory() as folder:
-                results |= {f"{model} rounds": ratios for model, ratios in strategies(data, Path(folder)).items()}
+                results |= {
+                    f"{model} rounds": ratios
+                    for model, ratios in strategies(data, Path(folder)).items()
+                }
             continue
         model, rounds = MODELS[name]
         loop = plain(model, data, max(1, rounds // 4))
         result = {"plain_round_s": loop}
         for label, executor in (("inline", Inline()), ("threads_2", Threads(2))):
-            seconds, test = asyncio.run(round_s(_core(model, data, executor), CLIENTS, EPOCHS, rounds))
+            seconds, test = asyncio.run(
+                round_s(_core(model, data, executor), CLIENTS, EPOCHS, rounds)
+            )
             executor.close()
-            result |= {f"{label}_round_s": seconds, f"{label}_evaluation_s": test, f"{label}_ratio": loop / seconds}
+            result |= {
+                f"{label}_round_s": seconds,
+                f"{label}_evaluation_s": test,
+                f"{label}_ratio": loop / seconds,
+            }
         results[name] = {key: round(value, 5) for key, value in result.items()}
     print(json.dumps(results, indent=2))
 

@@ -4,12 +4,13 @@
     python -m tests.benchmarks.parts_matrix --sample 2000       # as many random combinations of all parts
     python -m tests.benchmarks.parts_matrix fedavg scaffold     # these strategies alone
 
-A cell is a strategy, a selection, an aggregation (robust and private ones among them), a server optimiser, a codec, and
-secure aggregation. Each is run for a few rounds on twelve devices. It is ``refused`` by name before the run, ``kept``, or
-``silent``: a promise is broken and nothing said. Promises: with ``private`` no model moves farther than clip x rounds, and
-epsilon counts each round that was not drawn uniformly in full; with a robust aggregation one attacker of factor 1,000 leaves
-what is aggregated where it is; a codec leaves what devices and server add up alike; each part changes something. Exit status 1
-if any is silent.
+A cell is a strategy, a selection, an aggregation (robust and private ones among them), a server
+optimiser, a codec, and secure aggregation. Each is run for a few rounds on twelve devices. It is
+``refused`` by name before the run, ``kept``, or ``silent``: a promise is broken and nothing said.
+Promises: with ``private`` no model moves farther than clip x rounds, and epsilon counts each round
+that was not drawn uniformly in full; with a robust aggregation one attacker of factor 1,000 leaves
+what is aggregated where it is; a codec leaves what devices and server add up alike; each part
+changes something. Exit status 1 if any is silent.
 """
 
 import random
@@ -36,7 +37,9 @@ from tests.strategies.runs import played, weights
 
 Sections = dict[str, Any]
 Cell = dict[str, Any]
-"""``strategy``, and the parts that are given: ``selection``, ``aggregation``, ``server``, ``codec``, ``secure_aggregation``."""
+"""``strategy``, and the parts that are given: ``selection``, ``aggregation``, ``server``,
+``codec``, ``secure_aggregation``.
+"""
 
 DEVICES, ROUNDS, COHORT, CLIP = 12, 4, 7, 1e-3
 
@@ -46,8 +49,14 @@ def normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3))
 
 
-_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "as": "paper"}  # without a sweep
-_SHARES: Sections = {"groups": 2, "local_epochs": 1, "participation": 0.6, "moment": {"rounds": 1, "participation": 0.6}}
+# without a sweep
+_GROUPED: Sections = {"groups": 2, "clients_per_round": COHORT, "local_epochs": 1, "as": "paper"}
+_SHARES: Sections = {
+    "groups": 2,
+    "local_epochs": 1,
+    "participation": 0.6,
+    "moment": {"rounds": 1, "participation": 0.6},
+}
 OWN: dict[str, Sections] = {
     "cfl": {},
     "fedasync": {"concurrency": 5},
@@ -60,12 +69,23 @@ OWN: dict[str, Sections] = {
     "fedgroup": _GROUPED | {"moment": {"devices": 3, "steps": 5}},
     "tifl": {"clients_per_round": 2, "tiers": 2},
     "pfedme": {"clients_per_round": COHORT, "local_rounds": 3},
-    "ifca/gradients": {"groups": 2, "clients_per_round": COHORT, "as": "paper", "averaging": "gradients"},
+    "ifca/gradients": {
+        "groups": 2,
+        "clients_per_round": COHORT,
+        "as": "paper",
+        "averaging": "gradients",
+    },
     "lcfl/members": _SHARES | {"clusters_start": "members"},
     "scaffold/I": {"clients_per_round": COHORT, "option": "I"},
 } | dict.fromkeys(("hypcluster", "ifca", "ifca-mig"), _GROUPED)
-OWN |= {kind: {"groups": 2, "clients_per_round": 6, "local_epochs": 1} for kind in ("fesem", "fesem-mig")}  # sweep two rounds
-"""The parameters of each strategy, and of those with a mode of their own; all others have a cohort alone."""
+# sweep two rounds
+OWN |= {
+    kind: {"groups": 2, "clients_per_round": 6, "local_epochs": 1}
+    for kind in ("fesem", "fesem-mig")
+}
+"""The parameters of each strategy, and of those with a mode of their own; all others have a
+cohort alone.
+"""
 
 _PEERS = {"d-psgd", "diloco", "epidemic", "gossip", "local-sgd"}  # they aggregate at no server
 KINDS = sorted({*STRATEGIES.kinds, *OWN} - {"flower"} - _PEERS)
@@ -82,9 +102,20 @@ PARTS: dict[str, list[Any]] = {
     ],
     "aggregation": [
         *("mean", "first", "median", {"kind": "trimmed-mean", "share": 0.3}, "krum", "multi-krum"),
-        *({"kind": "bulyan", "malicious": 1}, CENTRAL, CENTRAL | {"where": "local"}, {"kind": "private", "noise": 1.0}),
+        *(
+            {"kind": "bulyan", "malicious": 1},
+            CENTRAL,
+            CENTRAL | {"where": "local"},
+            {"kind": "private", "noise": 1.0},
+        ),
     ],
-    "server": [{"kind": "sgd", "lr": 0.5}, {"kind": "sgd", "momentum": 0.5}, "adagrad", "adam", "yogi"],
+    "server": [
+        {"kind": "sgd", "lr": 0.5},
+        {"kind": "sgd", "momentum": 0.5},
+        "adagrad",
+        "adam",
+        "yogi",
+    ],
     "codec": [
         *("float16", "int8", {"kind": "qsgd", "levels": 3, "error_feedback": True}),
         *({"kind": "top-k", "share": 0.2}, {"kind": "random-k", "share": 0.3}, "sign"),
@@ -101,7 +132,11 @@ def kind_of(part: Any) -> str:
 def rounds_of(cell: Cell) -> int:
     """More where each version is a round, or where who was away must come back."""
     asynchronous = cell["strategy"] in ("fedasync", "fedat", "fedbuff")
-    return ROUNDS * (4 if asynchronous else 1) * (4 if cell.get("selection") == "least-available" else 1)
+    return (
+        ROUNDS
+        * (4 if asynchronous else 1)
+        * (4 if cell.get("selection") == "least-available" else 1)
+    )
 
 
 def sections(cell: Cell, attacked: bool = False) -> Sections:
@@ -109,10 +144,17 @@ def sections(cell: Cell, attacked: bool = False) -> Sections:
     name, robust = cell["strategy"], kind_of(cell.get("aggregation", "")) in ROBUST
     kind = name.partition("/")[0]
     own = OWN.get(name, {} if name.endswith("-fed") else {"clients_per_round": COHORT})
-    own = own | ({"groups": 1} if robust and "groups" in own else {})  # in a group of two one attacker is as many as others
-    parts = {part: cell[part] for part in ("selection", "aggregation", "server", "secure_aggregation") if part in cell}
+    # in a group of two one attacker is as many as others
+    own = own | ({"groups": 1} if robust and "groups" in own else {})
+    parts = {
+        part: cell[part]
+        for part in ("selection", "aggregation", "server", "secure_aggregation")
+        if part in cell
+    }
     normed = {"kind": "module", "factory": "tests.benchmarks.parts_matrix:normed"}
-    models = {key: {"kind": "mlp", "hidden": [4]} for key in ("fedper", "fedrep", "moon")} | {"fedbn": normed}
+    models = {key: {"kind": "mlp", "hidden": [4]} for key in ("fedper", "fedrep", "moon")} | {
+        "fedbn": normed
+    }
     found: Sections = {
         "seed": 4,
         "data": {
@@ -121,14 +163,26 @@ def sections(cell: Cell, attacked: bool = False) -> Sections:
         },
         "model": models.get(kind, {"kind": "logistic"}),
         "training": {"lr": 0.1, "batch_size": 8},
-        "population": {"devices": DEVICES, "speed": {"kind": "lognormal", "median": "10 samples/s", "spread": 1.5}},
+        "population": {
+            "devices": DEVICES,
+            "speed": {"kind": "lognormal", "median": "10 samples/s", "spread": 1.5},
+        },
         "strategy": {"kind": kind} | own | parts,
         "stop": {"rounds": rounds_of(cell), "simulated_time": "1 day"},
     }
     if not robust:  # where so few come that f attackers are too many, no aggregation helps
-        found["population"]["availability"] = {"kind": "renewal", "mean_on": "20 s", "mean_off": "6 s"}
+        found["population"]["availability"] = {
+            "kind": "renewal",
+            "mean_on": "20 s",
+            "mean_off": "6 s",
+        }
     if kind == "cata-fed":
-        found["strategy"] |= {"clients_per_round": 4, "clusters": 2, "smallest_part": 4, "deadline": "8 s"}
+        found["strategy"] |= {
+            "clients_per_round": 4,
+            "clusters": 2,
+            "smallest_part": 4,
+            "deadline": "8 s",
+        }
     if kind == "hierfavg":
         found["network"] = {"kind": "tree", "cells": 2, "edge": {"latency": "30 ms"}}
     if "codec" in cell:
@@ -139,28 +193,46 @@ def sections(cell: Cell, attacked: bool = False) -> Sections:
 
 
 class Played:
-    """A run of a cell that is over: what its server has aggregated, and how far it moved in each aggregation."""
+    """A run of a cell that is over: what its server has aggregated, and how far it moved in each
+    aggregation.
+    """
 
     def __init__(self, cell: Cell, attacked: bool = False) -> None:
-        with patch.object(Synchronous, "advance", autospec=True, side_effect=Synchronous.advance) as advance:
+        with patch.object(
+            Synchronous, "advance", autospec=True, side_effect=Synchronous.advance
+        ) as advance:
             self.run, records = played(sections(cell, attacked))
         moves: list[Ref] = [ref for call in advance.call_args_list for ref in call.args[1:3]]
-        self.epsilons = [record.fields.get("epsilon") for record in records if record.kind == "round"]
+        self.epsilons = [
+            record.fields.get("epsilon") for record in records if record.kind == "round"
+        ]
         self.told = [(record.kind, record.time) for record in records]
         flat = weights(self.run, moves)
-        self.steps = [distance(one, other) for one, other in zip(flat[::2], flat[1::2], strict=True)]
+        self.steps = [
+            distance(one, other) for one, other in zip(flat[::2], flat[1::2], strict=True)
+        ]
         self.states = dict(_aggregated(self.run))
 
     def models(self) -> list[NDArray[np.float32]]:
         strategy = self.run.strategy
-        served = strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
+        served = (
+            strategy._shared_models() if isinstance(strategy, Synchronous) else strategy.models()
+        )
         return weights(self.run, [model for model, _ in served.values()])
 
     def moved(self) -> float:
-        """How far the farthest model is from the draw that it began with, and SCAFFOLD's c and FedDyn's s from 0."""
+        """How far the farthest model is from the draw that it began with, and SCAFFOLD's c and
+        FedDyn's s from 0.
+        """
         draws = weights(self.run, [self.run.server.models.initial(count) for count in range(4)])
-        sums = [float(np.linalg.norm(state)) for name, state in self.states.items() if name in ("control/0", "moved/0")]
-        return max(*sums, *(min(distance(model, draw) for draw in draws) for model in self.models()), 0.0)
+        sums = [
+            float(np.linalg.norm(state))
+            for name, state in self.states.items()
+            if name in ("control/0", "moved/0")
+        ]
+        return max(
+            *sums, *(min(distance(model, draw) for draw in draws) for model in self.models()), 0.0
+        )
 
 
 def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
@@ -171,11 +243,16 @@ def distance(one: NDArray[np.float32], other: NDArray[np.float32]) -> float:
 def _aggregated(run: Run) -> Iterator[tuple[str, NDArray[np.float32]]]:
     for name, value in sorted(run.strategy.state.items()):
         refs = value if isinstance(value, list) else [value]
-        if name not in ("own", "last", "began") and refs and all(isinstance(ref, Ref) for ref in refs):
+        if (
+            name not in ("own", "last", "began")
+            and refs
+            and all(isinstance(ref, Ref) for ref in refs)
+        ):
             yield from ((f"{name}/{at}", found) for at, found in enumerate(weights(run, refs)))
 
 
-_played = lru_cache(maxsize=1024)(lambda frozen: Played(eval(frozen)))  # what `repr` made of a cell of ours
+# what `repr` made of a cell of ours
+_played = lru_cache(maxsize=1024)(lambda frozen: Played(eval(frozen)))
 
 
 def judge(cell: Cell) -> tuple[str, str]:
@@ -185,7 +262,12 @@ def judge(cell: Cell) -> tuple[str, str]:
         found = _played(repr(cell))
     except fedsim.ScenarioError as error:
         return "refused", str(error)
-    broken = [*_private(cell, found), *_robust(cell, found), *_in_step(cell, found), *_idle(cell, found)]
+    broken = [
+        *_private(cell, found),
+        *_robust(cell, found),
+        *_in_step(cell, found),
+        *_idle(cell, found),
+    ]
     return ("silent", "; ".join(broken)) if broken else ("kept", "")
 
 
@@ -195,7 +277,8 @@ def _private(cell: Cell, found: Played) -> Iterator[str]:
         return
     if aggregation.get("noise"):
         uniform = "selection" not in cell
-        least = 1.02 if uniform else 4.29  # exactly, of four rounds at z = 1 and delta = 12^-1.1, with q = 4 / 12 and in full
+        # exactly, of four rounds at z = 1 and delta = 12^-1.1, with q = 4 / 12 and in full
+        least = 1.02 if uniform else 4.29
         if not found.epsilons or found.epsilons[-1] is None or found.epsilons[-1] < least:
             yield f"epsilon is {found.epsilons[-1:]}, less than {least:.2f}"
         return
@@ -203,7 +286,11 @@ def _private(cell: Cell, found: Played) -> Iterator[str]:
     bound = CLIP * rounds_of(cell) * turns * (1 + 1e-3) + 1e-6
     if found.steps and max(found.steps) > CLIP * turns * (1 + 1e-3) + 1e-6:
         yield f"private: an aggregation moved a model by {max(found.steps):.6g}"
-    if kind_of(cell.get("server", "sgd")) == "sgd" and "momentum" not in cell.get("server", {}) and found.moved() > bound:
+    if (
+        kind_of(cell.get("server", "sgd")) == "sgd"
+        and "momentum" not in cell.get("server", {})
+        and found.moved() > bound
+    ):
         yield f"private: a model moved by {found.moved():.3g}, allowed are {bound:.3g}"
 
 
@@ -223,9 +310,13 @@ def _in_step(cell: Cell, found: Played) -> Iterator[str]:
     if name is None or kind_of(cell.get("aggregation", "mean")) in (*ROBUST, "first"):
         return  # a robust server does not add up what it leaves out
     if found.run.strategy.state.get("take_back"):
-        return  # the sum of the last round could not be read; its clients are told when they are next asked
+        # the sum of the last round could not be read; its clients are told when they are next asked
+        return
     states = found.run.dispatch.devices.states.values()
-    own = sum(value.astype(np.float64) for value in weights(found.run, [state[name] for state in states if name in state]))
+    own = sum(
+        value.astype(np.float64)
+        for value in weights(found.run, [state[name] for state in states if name in state])
+    )
     server = found.states[f"{name}/0"]
     if (far := distance(own / DEVICES, server)) > 1e-3 * (1 + float(np.linalg.norm(server))):
         yield f"{name} of the server is {far:.3g} away from the mean of the devices'"
@@ -241,14 +332,22 @@ def _idle(cell: Cell, found: Played) -> Iterator[str]:
         without = {name: value for name, value in cell.items() if name != part}
         with suppress(fedsim.ScenarioError):
             other = _played(repr(without))
-            same = all(np.array_equal(one, its) for one, its in zip(found.models(), other.models(), strict=False))
+            same = all(
+                np.array_equal(one, its)
+                for one, its in zip(found.models(), other.models(), strict=False)
+            )
             if same and found.told == other.told:
                 yield f"{part} = {kind_of(cell[part])} changes nothing"
 
 
 def able_parts(kind: str) -> list[str]:
-    """The parts that a strategy has keys for; a codec is a key of all messages, of which ``local`` has none."""
-    keys = {*params_class(kind.partition("/")[0]).model_fields, *(["codec"] if kind != "local" else [])}
+    """The parts that a strategy has keys for; a codec is a key of all messages, of which
+    ``local`` has none.
+    """
+    keys = {
+        *params_class(kind.partition("/")[0]).model_fields,
+        *(["codec"] if kind != "local" else []),
+    }
     return [part for part in PARTS if part in keys]
 
 
@@ -262,7 +361,9 @@ def single_parts(kinds: list[str]) -> Iterator[Cell]:
 
 
 def combinations(kinds: list[str], count: int, seed: int = 1) -> Iterator[Cell]:
-    """So many combinations of two parts or more, at random, without what the strategy has no key for."""
+    """So many combinations of two parts or more, at random, without what the strategy has no key
+    for.
+    """
     draw = random.Random(seed)
     for _ in range(count):
         kind = draw.choice(kinds)
@@ -277,14 +378,25 @@ def main() -> int:
     arguments.add_argument("strategies", nargs="*", help="these alone")
     chosen = arguments.parse_args()
     kinds = chosen.strategies or KINDS
-    cells = combinations(kinds, chosen.sample, chosen.seed) if chosen.sample else single_parts(kinds)
+    cells = (
+        combinations(kinds, chosen.sample, chosen.seed) if chosen.sample else single_parts(kinds)
+    )
     counts: Counter[str] = Counter()
     for cell in cells:
         verdict, why = judge(cell)
         counts[verdict] += 1
         if verdict == "silent":
-            print("silent:", " ".join(f"{name}={value}" for name, value in cell.items()), "->", why, flush=True)
-    print(f"{counts.total()} cells, {counts['refused']} refused, {counts['kept']} kept, {counts['silent']} silent")
+            print(
+                "silent:",
+                " ".join(f"{name}={value}" for name, value in cell.items()),
+                "->",
+                why,
+                flush=True,
+            )
+    print(
+        f"{counts.total()} cells, {counts['refused']} refused, {counts['kept']} kept, "
+        f"{counts['silent']} silent"
+    )
     return 1 if counts["silent"] else 0
 
 

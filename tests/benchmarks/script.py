@@ -1,4 +1,6 @@
-"""What scripts here share: their arguments, runs in processes of their own, drawn cases one by one, and rounds of learning."""
+"""What scripts here share: their arguments, runs in processes of their own, drawn cases one by
+one, and rounds of learning.
+"""
 
 import argparse
 import atexit
@@ -22,7 +24,9 @@ Result = dict[str, Any]
 
 def parser(doc: str | None, **defaults: float | bool) -> argparse.ArgumentParser:
     """Arguments of a script: an option for each default, of its type."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in defaults.items():
         if isinstance(default, bool):
             made.add_argument(f"--{name}", action="store_true")
@@ -41,7 +45,9 @@ def start(*words: str | Path, **how: Any) -> "subprocess.Popen[Any]":
 def agree(one: Path, other: Path) -> bool:
     """Whether two run folders have the same events and models."""
     summaries = [json.loads((folder / "summary.json").read_text()) for folder in (one, other)]
-    return all(summaries[0][name] == summaries[1][name] for name in ("events_sha256", "models_sha256"))
+    return all(
+        summaries[0][name] == summaries[1][name] for name in ("events_sha256", "models_sha256")
+    )
 
 
 def is_sound(run: Path) -> bool:
@@ -68,13 +74,18 @@ def tried(cases: int, seed: int, one: Callable[[random.Random, Path], Result]) -
 
 
 async def round_s(core: Any, clients: int, epochs: int, rounds: int) -> tuple[float, float]:
-    """Median seconds of a round of federated averaging with all clients, and of a test; the first round does not count."""
+    """Median seconds of a round of federated averaging with all clients, and of a test; the
+    first round does not count.
+    """
     from fedsim.common.training import Training
 
     model, training, testing = core.initial(), [], []
     for number in range(rounds + 1):
         begin = time.perf_counter()
-        updates = [core.train(Training(model, epochs=epochs), device, key=number) for device in range(clients)]
+        updates = [
+            core.train(Training(model, epochs=epochs), device, key=number)
+            for device in range(clients)
+        ]
         model = core.mix([(update, 1 / clients) for update in updates])
         await core.value(model)
         trained = time.perf_counter()

@@ -1,4 +1,5 @@
-"""Processor time of the server's operations at several sizes on one thread (ms), and its ratio to ``cost_s`` (0.5 to 2).
+"""Processor time of the server's operations at several sizes on one thread (ms), and its ratio
+to ``cost_s`` (0.5 to 2).
 
 ``python -m tests.benchmarks.server``
 """
@@ -60,7 +61,10 @@ def main() -> None:
     with threadpool_limits(1):
         for what, n, d, m, carry_out in cases():
             took = seconds(carry_out)
-            print(f"{what:22} n={n:<4} d={d:<7} m={m:<3} {took * 1e3:9.3f} ms {took / cost_s(what, n, d, m):6.2f}")
+            print(
+                f"{what:22} n={n:<4} d={d:<7} m={m:<3} {took * 1e3:9.3f} ms "
+                f"{took / cost_s(what, n, d, m):6.2f}"
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a bare clock and in a world."""
+"""The environment is SimPy's: programs give the same trace as on ``simpy.Environment``, in a
+bare clock and in a world.
+"""
 
 import asyncio
 from collections import Counter
@@ -29,7 +31,11 @@ SCENARIO: dict[str, Any] = {
         "samples": {"low": 50, "high": 100},
         "availability": {"kind": "renewal", "mean_on": "20 s", "mean_off": "5 s"},
     },
-    "network": {"kind": "star", "server": {"up": "1 kB/s"}, "device": {"up": "400 B/s", "latency": "30 ms"}},
+    "network": {
+        "kind": "star",
+        "server": {"up": "1 kB/s"},
+        "device": {"up": "400 B/s", "latency": "30 ms"},
+    },
     "strategy": {"clients_per_round": 4, "deadline": "12 s"},
     "stop": {"simulated_time": "400 s"},
 }
@@ -80,16 +86,27 @@ _PROGRAMS = st.lists(st.lists(_STEPS, min_size=1, max_size=6), min_size=4, max_s
 def random_program(programs: list[list[Any]]) -> Program:
     def program(env: simpy.Environment, trace: Trace) -> None:
         events = [env.event() for _ in range(4)]
-        slots = [simpy.Resource(env), simpy.PriorityResource(env, 2), simpy.PreemptiveResource(env), simpy.Resource(env)]
+        slots = [
+            simpy.Resource(env),
+            simpy.PriorityResource(env, 2),
+            simpy.PreemptiveResource(env),
+            simpy.Resource(env),
+        ]
         stores = [simpy.Store(env, 1) for _ in range(4)]
         running: list[simpy.Process] = []
 
         def made(number: int, what: str, value: Any) -> Any:
             if what in ("any", "all"):
-                return (env.any_of if what == "any" else env.all_of)([made(number, *one) for one in value])
+                return (env.any_of if what == "any" else env.all_of)(
+                    [made(number, *one) for one in value]
+                )
             if what == "process":
                 return env.timeout(0) if value == number else running[value]
-            ways = {"event": events.__getitem__, "slot": lambda at: slots[at].request(), "get": lambda at: stores[at].get()}
+            ways = {
+                "event": events.__getitem__,
+                "slot": lambda at: slots[at].request(),
+                "get": lambda at: stores[at].get(),
+            }
             return env.timeout(value, value) if what == "timeout" else ways[what](value)
 
         def act(number: int, what: str, value: int) -> None:
@@ -116,7 +133,9 @@ def random_program(programs: list[list[Any]]) -> Program:
                     else:
                         found = yield made(number, what, value)
                     found = len(found.todict()) if hasattr(found, "todict") else found
-                    trace.append((env.now, number, what, found if isinstance(found, int | float) else None))
+                    trace.append(
+                        (env.now, number, what, found if isinstance(found, int | float) else None)
+                    )
                 except (simpy.Interrupt, ValueError) as error:
                     cause = getattr(error, "cause", error.args)
                     told = cause if isinstance(cause, int | tuple) else "preempted"
@@ -139,10 +158,26 @@ def test_any_program_gives_the_same_trace(programs: list[list[Any]]) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_programs_in_a_world_at_work(way: str) -> None:
-    """Processes of a strategy's devices, and these beside them: each queues, gives way, sends and is interrupted."""
+    """Processes of a strategy's devices, and these beside them: each queues, gives way, sends
+    and is interrupted.
+    """
     steps: list[list[Any]] = [
-        [("slot", 2), ("timeout", 7), ("any", [("event", 1), ("timeout", 3.25)]), ("succeed", 1), ("put", 0), ("start", 1)] * 6,
-        [("timeout", 1), ("interrupt", 0), ("get", 0), ("all", [("timeout", 2), ("process", 2)]), ("start", 2)],
+        [
+            ("slot", 2),
+            ("timeout", 7),
+            ("any", [("event", 1), ("timeout", 3.25)]),
+            ("succeed", 1),
+            ("put", 0),
+            ("start", 1),
+        ]
+        * 6,
+        [
+            ("timeout", 1),
+            ("interrupt", 0),
+            ("get", 0),
+            ("all", [("timeout", 2), ("process", 2)]),
+            ("start", 2),
+        ],
         [("slot", 1), ("put", 0), ("timeout", 0.5), ("fail", 3), ("event", 1), ("start", 3)],
         [("event", 3), ("slot", 2), ("timeout", 40), ("interrupt", 0), ("start", 1)],
     ]
@@ -155,12 +190,18 @@ def test_programs_in_a_world_at_work(way: str) -> None:
     assert len(world) > 200
 
 
-LEARNS = {"data": {"source": "digits"}, "population": {"devices": 3}, "strategy": {"clients_per_round": 2}}
+LEARNS = {
+    "data": {"source": "digits"},
+    "population": {"devices": 3},
+    "strategy": {"clients_per_round": 2},
+}
 
 
 @pytest.mark.parametrize("sections", [SCENARIO, LEARNS], ids=["learning off", "learning"])
 def test_a_scenario_runs_by_its_environment_alone(sections: dict[str, Any]) -> None:
-    """The records are those of ``simulation.run()``, which real work is awaited for; a process of one's own sees the end."""
+    """The records are those of ``simulation.run()``, which real work is awaited for; a process
+    of one's own sees the end.
+    """
     seen: list[list[Any]] = [[], []]
     simulations = [Simulation(fedsim.Scenario(**sections | {"stop": {"rounds": 5}})) for _ in seen]
     for simulation, records in zip(simulations, seen, strict=True):
@@ -168,7 +209,11 @@ def test_a_scenario_runs_by_its_environment_alone(sections: dict[str, Any]) -> N
     asyncio.run(simulations[0].run())
     end = simulations[1].env.run(until=simulations[1].ended)
     assert end == simulations[1].stopped == simulations[0].stopped == "5 rounds"
-    assert [record for record in seen[0] if record.kind == "round"] == [r for r in seen[1] if r.kind == "round"] != []
+    assert (
+        [record for record in seen[0] if record.kind == "round"]
+        == [r for r in seen[1] if r.kind == "round"]
+        != []
+    )
     assert asyncio.run(simulations[1].run()) == end  # what is open then ends as ever
     assert seen[0] == seen[1]
 
@@ -184,16 +229,23 @@ def test_a_run_in_which_nothing_is_left_has_ended() -> None:
 
 
 def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Devices at work are SimPy processes, at every instant; what ends them early are its interrupts."""
+    """Devices at work are SimPy processes, at every instant; what ends them early are its
+    interrupts.
+    """
     made: dict[type, list[Any]] = {}
 
     def noted(owner: type) -> None:
         inner, found = owner.__init__, made.setdefault(owner, [])  # type: ignore[misc]
-        monkeypatch.setattr(owner, "__init__", lambda self, *given: (found.append(self), inner(self, *given))[1])
+        monkeypatch.setattr(
+            owner, "__init__", lambda self, *given: (found.append(self), inner(self, *given))[1]
+        )
 
     noted(simpy.Process)
     noted(Interruption)
-    simulation, records = Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])), Counter[str]()
+    simulation, records = (
+        Simulation(fedsim.load("quickstart", ["learning=off", "stop.rounds=30"])),
+        Counter[str](),
+    )
     run, inner = simulation.installed, simulation.env.moved
     assert inner is not None
     most = 0
@@ -207,7 +259,9 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
         inner(when)
 
     simulation.env.moved = moved
-    simulation.listen(lambda record: records.update([record.fields.get("outcome", "") + " " + record.kind]))
+    simulation.listen(
+        lambda record: records.update([record.fields.get("outcome", "") + " " + record.kind])
+    )
     asyncio.run(simulation.run())
     cut = sum(records[f"{cause} task-end"] for cause in ("late", "lost", "left"))
     assert (records[" task-start"], most) == (600, 20)

@@ -1,4 +1,6 @@
-"""Runs on Ray: the same to the bit as in one thread, whatever becomes of workers and nodes; and parcels."""
+"""Runs on Ray: the same to the bit as in one thread, whatever becomes of workers and nodes; and
+parcels.
+"""
 
 import asyncio
 import gc
@@ -32,14 +34,21 @@ from fedsim.toolbox.ray import Opener, Packer, Parcel, Ray
 from tests.calls import call
 from tests.children import GENEROUS_S
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+)
 Sections = dict[str, Any]
 
 RUNS: dict[str, Sections] = {
     "fedavg": {
         "model": {"kind": "mlp", "hidden": [130]},
         "drift": {"kind": "swap-all", "probability": 0.5, "at": {"every_rounds": 2}},
-        "strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2, "deadline": "30 s"},
+        "strategy": {
+            "kind": "fedavg",
+            "clients_per_round": 6,
+            "local_epochs": 2,
+            "deadline": "30 s",
+        },
     },
     "ifca": {
         "data": {"source": "digits", "partition": "rotations"},
@@ -57,12 +66,18 @@ RUNS: dict[str, Sections] = {
 
 
 def odd_module() -> nn.Module:
-    """A module that only a pickle by value can carry: its class and its activation have no importable names."""
+    """A module that only a pickle by value can carry: its class and its activation have no
+    importable names.
+    """
 
     class Odd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.drop, self.second = nn.Conv2d(1, 4, 3), nn.Dropout(0.2), nn.Linear(144, 10)
+            self.first, self.drop, self.second = (
+                nn.Conv2d(1, 4, 3),
+                nn.Dropout(0.2),
+                nn.Linear(144, 10),
+            )
             self.activation = lambda x: x.relu()
 
         def forward(self, x: Any) -> Any:
@@ -94,7 +109,9 @@ class Preceded:
         self._inner.close()
 
 
-def _preceded(before: tuple[Callable[..., None], tuple[Any, ...]], function: Callable[..., Any], *args: Any) -> Any:
+def _preceded(
+    before: tuple[Callable[..., None], tuple[Any, ...]], function: Callable[..., Any], *args: Any
+) -> Any:
     first, given = before
     first(*given)
     return function(*args)
@@ -114,7 +131,9 @@ def _lose_worker(folder: Path, turn: int) -> None:
 
 
 def _lose_node(folder: Path, head: str, turn: int) -> None:
-    """From call number ``turn`` on, kill the other node in its next call; the ``head`` gives it time to get one."""
+    """From call number ``turn`` on, kill the other node in its next call; the ``head`` gives it
+    time to get one.
+    """
     import ray
 
     if _count(folder) < turn or (folder / "killed").exists():
@@ -159,7 +178,9 @@ class TestOneMachine:
         small |= RUNS[name] | {"stop": {"rounds": 5}}
         assert fingerprints(small, Ray()) == fingerprints(small, Inline())
 
-    def test_a_run_that_loses_a_worker_is_the_same_run(self, ray: Ray, small: Sections, tmp_path: Path) -> None:
+    def test_a_run_that_loses_a_worker_is_the_same_run(
+        self, ray: Ray, small: Sections, tmp_path: Path
+    ) -> None:
         small |= RUNS["ifca"] | {"stop": {"rounds": 4}}
         reference = fingerprints(small, Preceded(Inline(), _lose_worker, tmp_path, 0))
         calls = (tmp_path / "calls").stat().st_size
@@ -173,16 +194,24 @@ class TestOneMachine:
             ray.submit(_fail).result()
         assert "in _fail" in caught.value.__notes__[0]
 
-    def test_a_call_that_always_loses_its_worker_is_given_up(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_call_that_always_loses_its_worker_is_given_up(
+        self, ray: Ray, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(ray_executor, "_TRIES", 1)
-        with pytest.raises(fedsim.SimulationError, match="could not be carried out on the Ray cluster: WorkerCrashedError"):
+        with pytest.raises(
+            fedsim.SimulationError,
+            match="could not be carried out on the Ray cluster: WorkerCrashedError",
+        ):
             Ray().submit(_kill_worker).result(timeout=GENEROUS_S)
         assert ray.submit(_add, 1, 1).result() == 2
 
     def test_other_versions_are_refused(self, ray: Ray, monkeypatch: pytest.MonkeyPatch) -> None:
         other = Ray()
         monkeypatch.setitem(other._versions, "torch", "1.0")
-        with pytest.raises(fedsim.SimulationError, match=r"has torch \S+, and this run 1\.0: .*install the same on every node"):
+        with pytest.raises(
+            fedsim.SimulationError,
+            match=r"has torch \S+, and this run 1\.0: .*install the same on every node",
+        ):
             other.submit(_add, 1, 1).result()
 
     def test_workers_do_not_search_the_working_directory(self, ray: Ray) -> None:
@@ -205,15 +234,26 @@ class TestOneMachine:
         import ray as library
 
         address = library.get_runtime_context().gcs_address
-        join = f"import ray; ray.init({address!r}, log_to_driver=False); print(ray.get(ray.remote(lambda: 7).remote()))"
+        join = (
+            f"import ray; ray.init({address!r}, log_to_driver=False); "
+            "print(ray.get(ray.remote(lambda: 7).remote()))"
+        )
         known = os.environ | {"HOME": str(tmp_path)}
         unknown = {name: value for name, value in known.items() if not name.startswith("RAY_AUTH")}
         another = unknown | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
         for environment in (unknown, another):
-            done = subprocess.run([sys.executable, "-c", join], capture_output=True, text=True, env=environment, check=False)
+            done = subprocess.run(
+                [sys.executable, "-c", join],
+                capture_output=True,
+                text=True,
+                env=environment,
+                check=False,
+            )
             assert (done.returncode, done.stdout) == (1, ""), done.stderr
             assert "AuthenticationError" in done.stderr
-        done = subprocess.run([sys.executable, "-c", join], capture_output=True, text=True, env=known, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", join], capture_output=True, text=True, env=known, check=False
+        )
         assert done.stdout == "7\n", done.stderr
         assert list(tmp_path.iterdir()) == []  # Ray's own token would lie in a file there
 
@@ -239,7 +279,11 @@ def listens(process: int) -> list[str]:
             sockets.add(str(descriptor.readlink()))
         except OSError:
             continue
-    lines = [line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]]
+    lines = [
+        line.split()
+        for table in ("tcp", "tcp6")
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]
+    ]
     return [line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in sockets]
 
 
@@ -252,13 +296,17 @@ def _fails_where_it_is(home: str) -> None:
 
 
 @needs_ray
-def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_nodes_of_which_one_is_lost_in_mid_run(
+    small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     from ray.cluster_utils import Cluster
 
     small |= RUNS["local"] | {"strategy": RUNS["fedavg"]["strategy"], "stop": {"rounds": 4}}
     reference = fingerprints(small, Inline())
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         cluster.add_node(num_cpus=1)
         executor = make_executor("ray", address=cluster.address)
@@ -267,7 +315,10 @@ def test_two_nodes_of_which_one_is_lost_in_mid_run(small: Sections, tmp_path: Pa
         errors = {str(call.exception()) for call in calls}
         beside = errors - {"on purpose, at home"}
         assert 0 < len(beside) < len(errors)
-        assert all(re.fullmatch(r"on purpose, beside \(on the node .+, .+, [0-9a-f]{8}\)", error) for error in beside)
+        assert all(
+            re.fullmatch(r"on purpose, beside \(on the node .+, .+, [0-9a-f]{8}\)", error)
+            for error in beside
+        )
         killing = Preceded(executor, _lose_node, tmp_path, cluster.head_node.node_id, 12)
         assert fingerprints(small, killing) == reference
         assert (tmp_path / "killed").exists()
@@ -286,7 +337,9 @@ class TestMistakes:
         (line,) = result.output.strip().splitlines()
         return line
 
-    def test_ray_is_not_installed(self, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ray_is_not_installed(
+        self, small: Sections, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setitem(sys.modules, "ray", None)
         monkeypatch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         line = self.refused(small, tmp_path, "--executor", "ray")
@@ -295,7 +348,9 @@ class TestMistakes:
     def test_what_does_not_go_together(self, small: Sections, tmp_path: Path) -> None:
         place = ("--address", "127.0.0.1:1")
         assert "only 'ray' has an address" in self.refused(small, tmp_path, *place)
-        assert "its own number" in self.refused(small, tmp_path, "--executor", "ray", *place, "--workers", "2")
+        assert "its own number" in self.refused(
+            small, tmp_path, "--executor", "ray", *place, "--workers", "2"
+        )
         small["training"] |= {"device": "cuda"}
         assert "workers use CPUs alone" in self.refused(small, tmp_path, "--executor", "ray")
 
@@ -312,7 +367,9 @@ class TestMistakes:
 
 
 @needs_ray
-def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be_built(tmp_path: Path) -> None:
+def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be_built(
+    tmp_path: Path,
+) -> None:
     code = (
         "import fedsim, ray\n"
         "try: fedsim.run(fedsim.Scenario(population={'devices': 3}), executor='ray', workers=1)\n"
@@ -321,7 +378,9 @@ def test_ray_that_was_started_for_a_run_ends_with_it_even_when_the_run_cannot_be
         "print(result.summary['rounds'], ray.is_initialized())"
     )
     environment = os.environ | {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment
+    )
     assert done.stdout.splitlines() == ["ScenarioError False", "1 False"]
 
 
@@ -330,7 +389,10 @@ def test_an_older_ray_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     older = ModuleType("ray")
     older.__version__ = "2.55.1"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "ray", older)
-    with pytest.raises(ScenarioError, match=r"is 2\.55\.1; 2\.60 or later is needed. If flwr\[simulation\] has brought it"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"is 2\.55\.1; 2\.60 or later is needed. If flwr\[simulation\] has brought it",
+    ):
         Ray()
 
 
@@ -374,7 +436,9 @@ def sent(parcel: Parcel) -> Parcel:
     return arrived
 
 
-def weights(value: float = 1.0, size: int = 1 << 14, *, writeable: bool = False) -> NDArray[np.float32]:
+def weights(
+    value: float = 1.0, size: int = 1 << 14, *, writeable: bool = False
+) -> NDArray[np.float32]:
     array = np.full(size, value, dtype=np.float32)
     array.setflags(write=writeable)
     return array
@@ -391,9 +455,11 @@ def test_a_placed_thing_is_sent_once_and_made_once(store: Store, packer: Packer)
     first, *others = [opener.open(sent(parcel))[1][0] for parcel in parcels]
     assert first == thing
     assert all(one is first for one in others)
-    one, equal = opener.open(sent(packer.pack([thing, Holder(thing.held)])))  # an equal thing is not the placed one
+    # an equal thing is not the placed one
+    one, equal = opener.open(sent(packer.pack([thing, Holder(thing.held)])))
     assert one is first is not equal
-    function, args = opener.open(sent(packer.pack((thing.first, (3,)))))  # a method brings nothing along
+    # a method brings nothing along
+    function, args = opener.open(sent(packer.pack((thing.first, (3,)))))
     assert function(*args) == [0, 1, 2]
 
 
@@ -417,7 +483,9 @@ def test_read_only_arrays_are_put_once_and_stay_themselves(store: Store, packer:
     np.testing.assert_array_equal(opened["base"], shared)
 
 
-def test_small_and_writeable_arrays_and_those_of_a_subclass_go_by_value(store: Store, packer: Packer) -> None:
+def test_small_and_writeable_arrays_and_those_of_a_subclass_go_by_value(
+    store: Store, packer: Packer
+) -> None:
     small, own = weights(1.0, 10), weights(2.0, writeable=True)
     masked = np.ma.masked_array(np.zeros(1 << 14), mask=np.arange(1 << 14) == 7)  # type: ignore[no-untyped-call]
     masked.setflags(write=False)
@@ -429,7 +497,9 @@ def test_small_and_writeable_arrays_and_those_of_a_subclass_go_by_value(store: S
     assert opened[2].mask.sum() == 1
 
 
-def test_an_array_that_is_gone_is_forgotten_and_its_address_means_nothing(store: Store, packer: Packer) -> None:
+def test_an_array_that_is_gone_is_forgotten_and_its_address_means_nothing(
+    store: Store, packer: Packer
+) -> None:
     addresses = set()
     for value in range(50):
         array = weights(float(value))

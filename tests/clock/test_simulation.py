@@ -1,4 +1,6 @@
-"""The clock: order within an instant, joins, determinism under any real delays; and no instant takes too long."""
+"""The clock: order within an instant, joins, determinism under any real delays; and no instant
+takes too long.
+"""
 
 import asyncio
 import gc
@@ -21,7 +23,15 @@ from simpy.events import Event, ProcessGenerator
 from fedsim.clock.environment import URGENT
 from fedsim.clock.executors import Inline, Threads
 from fedsim.clock.simulation import Simulation, on_grid, on_grid_after
-from fedsim.testing import Delayed, assert_same_run, eventful_world, go_on, quiet_world, run, run_until
+from fedsim.testing import (
+    Delayed,
+    assert_same_run,
+    eventful_world,
+    go_on,
+    quiet_world,
+    run,
+    run_until,
+)
 from fedsim.world import compute
 from tests.children import ended, popen, python_within
 
@@ -74,17 +84,22 @@ class TestClock:
         simulation.process(process())
         simulation.wake(("two", 0), 5.0, lambda: at_five("two"))
         play(simulation)
-        world = ["one", "urgent", "two", "process", "soon", "three"]  # as they were scheduled, urgent ones first
+        # as they were scheduled, urgent ones first
+        world = ["one", "urgent", "two", "process", "soon", "three"]
         assert order == [*world, "solve", "first", "world again", "second"]
 
     def test_cancelled_alarms_of_later_do_not_fill_the_schedule(self) -> None:
-        """An alarm a second, each of which sets one for much later and cancels it, but for every tenth."""
+        """An alarm a second, each of which sets one for much later and cancels it, but for every
+        tenth.
+        """
         simulation, rung, most = Simulation(), list[float](), 0
 
         def tick() -> None:
             nonlocal most
             second, most = int(simulation.now), max(most, len(simulation.env._queue))
-            late = simulation.wake(("late", second), 1e6 + second, lambda: rung.append(simulation.now))
+            late = simulation.wake(
+                ("late", second), 1e6 + second, lambda: rung.append(simulation.now)
+            )
             if second % 10:
                 late.cancel()
             if second < 5_000:
@@ -105,10 +120,13 @@ class TestClock:
         simulation.wake(("e", 0), 1.0, later.cancel)
         play(simulation)
         once.cancel()
-        assert (order, simulation.now) == (["once"], 1.0)  # a cancelled alarm does not move the clock
+        # a cancelled alarm does not move the clock
+        assert (order, simulation.now) == (["once"], 1.0)
         assert simulation.alarms() == []
 
-    def test_garbage_is_looked_for_rarely_while_a_run_goes_on_and_as_before_afterwards(self) -> None:
+    def test_garbage_is_looked_for_rarely_while_a_run_goes_on_and_as_before_afterwards(
+        self,
+    ) -> None:
         before = gc.get_threshold()
         seen: list[int] = []
         simulation, other = Simulation(), Simulation()
@@ -185,7 +203,9 @@ class TestJoin:
 
 
 def contest(simulation: Simulation) -> str:
-    """Twelve processes that each do real work between waits and write to one record; returns the record's fingerprint."""
+    """Twelve processes that each do real work between waits and write to one record; returns the
+    record's fingerprint.
+    """
     digest = hashlib.sha256()
     simulation.listen(lambda record: digest.update(repr(record).encode()))
 
@@ -216,7 +236,9 @@ def test_real_delays_and_workers_change_nothing() -> None:
 
 
 class NaiveBridge(Simulation):
-    """The mistake that the clock avoids: it goes on, and the work that finishes first triggers its event first."""
+    """The mistake that the clock avoids: it goes on, and the work that finishes first triggers
+    its event first.
+    """
 
     def __init__(self, executor: Any) -> None:
         super().__init__(executor=executor)
@@ -245,7 +267,9 @@ FEDAVG = {"kind": "fedavg", "clients_per_round": 10, "local_epochs": 3, "deadlin
 
 def slow_world(**changes: Any) -> dict[str, Any]:
     sections = eventful_world(FEDAVG, rounds=4) | {"learning": "off"}
-    sections["population"] |= {"slow_phases": {"factor": 0.1, "mean_normal": "5 s", "mean_slow": "5 s"}} | changes
+    sections["population"] |= {
+        "slow_phases": {"factor": 0.1, "mean_normal": "5 s", "mean_slow": "5 s"}
+    } | changes
     return sections
 
 
@@ -257,11 +281,15 @@ def test_a_deadline_bounds_the_work_however_slow_a_device_is() -> None:
     assert tried.returncode == 0, tried.stderr
 
 
-@pytest.mark.parametrize("strategy", [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 6}])
+@pytest.mark.parametrize(
+    "strategy", [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 6}]
+)
 def test_how_far_is_looked_ahead_changes_nothing(
     strategy: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sections = slow_world(availability={"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"}) | {"strategy": strategy}
+    sections = slow_world(
+        availability={"kind": "renewal", "mean_on": "60 s", "mean_off": "10 s"}
+    ) | {"strategy": strategy}
     events = run(sections, tmp_path / "far")["events"]
     monkeypatch.setattr(compute, "_PHASES_AHEAD", 0.5)
     run(sections, tmp_path / "near")
@@ -314,18 +342,37 @@ Simulation.submit = slow
         (LONG_BUILDING, "", signal.SIGTERM),
     ],
 )
-def test_a_signal_takes_effect_whatever_goes_on(program: str, said: str, number: signal.Signals, tmp_path: Path) -> None:
-    errors = interrupted(program, number, slow_world(departures={"kind": "exponential", "mean_stay": "1 h"}), tmp_path)
+def test_a_signal_takes_effect_whatever_goes_on(
+    program: str, said: str, number: signal.Signals, tmp_path: Path
+) -> None:
+    errors = interrupted(
+        program,
+        number,
+        slow_world(departures={"kind": "exponential", "mean_stay": "1 h"}),
+        tmp_path,
+    )
     assert said in errors
     assert not list(tmp_path.rglob("*.writing"))
     assert (tmp_path / "out").exists() == bool(said)
 
 
-def interrupted(program: str, number: signal.Signals, sections: dict[str, Any], place: Path, *options: str) -> str:
+def interrupted(
+    program: str, number: signal.Signals, sections: dict[str, Any], place: Path, *options: str
+) -> str:
     """What a run says on stderr that gets a signal when it has begun something long."""
     (place / "s.toml").write_text(tomli_w.dumps(sections))
     program += "from fedsim.cli import main\nmain()\n"
-    command = [sys.executable, "-c", program, "run", str(place / "s.toml"), "--out", str(place / "out"), "--quiet", *options]
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "run",
+        str(place / "s.toml"),
+        "--out",
+        str(place / "out"),
+        "--quiet",
+        *options,
+    ]
     with popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
@@ -337,14 +384,20 @@ def interrupted(program: str, number: signal.Signals, sections: dict[str, Any], 
 
 
 def test_training_may_come_to_its_end(tmp_path: Path) -> None:
-    errors = interrupted(LONG_TRAINING, signal.SIGINT, quiet_world(FEDAVG), tmp_path, "--executor", "threads")
+    errors = interrupted(
+        LONG_TRAINING, signal.SIGINT, quiet_world(FEDAVG), tmp_path, "--executor", "threads"
+    )
     assert "takes too long" not in errors
     assert json.loads((tmp_path / "out" / "summary.json").read_text())["status"] == "interrupted"
     go_on(quiet_world(FEDAVG), tmp_path / "out")
 
 
-@pytest.mark.parametrize(("evaluation", "executor"), [({}, "inline"), ({"from_round": 1000}, "threads")])
-def test_training_has_no_more_than_its_time_after_sigterm(evaluation: dict[str, int], executor: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("evaluation", "executor"), [({}, "inline"), ({"from_round": 1000}, "threads")]
+)
+def test_training_has_no_more_than_its_time_after_sigterm(
+    evaluation: dict[str, int], executor: str, tmp_path: Path
+) -> None:
     sections = quiet_world(FEDAVG) | {"evaluation": evaluation}
     errors = interrupted(LONG_TRAINING, signal.SIGTERM, sections, tmp_path, "--executor", executor)
     assert "this instant takes too long" in errors

@@ -1,4 +1,6 @@
-"""Two hundred ways in which a stranger's file could run code without permission: none does, and the same ways work with it."""
+"""Two hundred ways in which a stranger's file could run code without permission: none does, and
+the same ways work with it.
+"""
 
 import os
 import subprocess
@@ -27,10 +29,22 @@ from tests.calls import call
 Sections = dict[str, Any]
 
 _TRUSTED = "trusted"
-_MARKS = "from pathlib import Path\nwith Path({mark!r}).open('a') as file:\n    file.write(__name__ + '\\n')\n"
-_FILES = ["theirs.py", "sub/__init__.py", "sub/theirs.py", "fedsim.py", "fedsim.x.py", "trusted.py", "trusted.evil.py"]
+_MARKS = (
+    "from pathlib import Path\nwith Path({mark!r}).open('a') as file:\n    file.write(__name__ + "
+    "'\\n')\n"
+)
+_FILES = [
+    "theirs.py",
+    "sub/__init__.py",
+    "sub/theirs.py",
+    "fedsim.py",
+    "fedsim.x.py",
+    "trusted.py",
+    "trusted.evil.py",
+]
 _FILES += ["away/trusted.py", "space/evil.py", "flwr.py"]
-SPELLINGS: dict[str, list[str]] = {  # and what is executed where it is allowed: nothing of what is no import path
+# and what is executed where it is allowed: nothing of what is no import path
+SPELLINGS: dict[str, list[str]] = {
     "theirs:Mine": ["theirs"],
     "./theirs.py:Mine": ["fedsim_file_theirs"],
     "theirs.py:Mine": ["fedsim_file_theirs"],
@@ -60,7 +74,9 @@ def places() -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _places(spec: type[Spec], at: tuple[Any, ...] = (), seen: tuple[type[Spec], ...] = ()) -> Iterator[tuple[Any, ...]]:
+def _places(
+    spec: type[Spec], at: tuple[Any, ...] = (), seen: tuple[type[Spec], ...] = ()
+) -> Iterator[tuple[Any, ...]]:
     for key, field in spec.model_fields.items() if spec not in seen else ():
         if any(note.base for note in _notes(field.annotation, field.metadata)):
             yield (*at, (key, "parts" if str(field.annotation).startswith("list") else "part"))
@@ -90,7 +106,9 @@ def ways(here: Path) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def mark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is there once anything in the working directory was executed; Python searches that directory first."""
+    """A file that is there once anything in the working directory was executed; Python searches
+    that directory first.
+    """
     here, mark = tmp_path / "here", tmp_path / "mark"
     for name in _FILES:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
@@ -118,7 +136,9 @@ def write(name: str, tables: Mapping[str, Any]) -> str:
 
 VERBS: dict[str, Any] = {
     "load": lambda said: fedsim.load("s.toml"),
-    "run_study": lambda said: fedsim.run_study({"base": {"stop": {"rounds": 1}}, "variants": {"a": said}}, "out"),
+    "run_study": lambda said: fedsim.run_study(
+        {"base": {"stop": {"rounds": 1}}, "variants": {"a": said}}, "out"
+    ),
     "load_run": lambda said: fedsim.load_run("run").scenario,
     "check": ("check", "s.toml", "--no-trial"),
     "run": ("run", "s.toml", "--out", "out"),
@@ -146,16 +166,24 @@ def test_without_permission_nothing_is_executed(
     made(small | {"learning": "off", "stop": {"rounds": 1}}, Path("run"))
     tried, before = ways(Path.cwd()), [*sys.path]
     assert len(tried) >= 200
-    for place, path in tried if verb == "load" else tried[:: len(VERBS)]:  # all of them; by the other verbs every sixth
+    # all of them; by the other verbs every sixth
+    for place, path in tried if verb == "load" else tried[:: len(VERBS)]:
         message = refusal(verb, sections(place, path))
         assert not mark.exists(), f"{verb}: {place} = {path} has executed {mark.read_text()}"
-        assert "--allow-code" in message or "allowed is an import path" in message, (place, path, message)
+        assert "--allow-code" in message or "allowed is an import path" in message, (
+            place,
+            path,
+            message,
+        )
     assert sys.path == before
 
 
 @pytest.mark.parametrize("spelling", [*SPELLINGS])
-def test_with_permission_the_same_ways_lead_to_it(mark: Path, monkeypatch: pytest.MonkeyPatch, spelling: str) -> None:
-    monkeypatch.setattr(sys, "path", sys.path[1:])  # as for the command line, which finds what lies here all the same
+def test_with_permission_the_same_ways_lead_to_it(
+    mark: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    # as for the command line, which finds what lies here all the same
+    monkeypatch.setattr(sys, "path", sys.path[1:])
     before = [*sys.path]
     for place in places() if spelling == "./theirs.py:Mine" else ("strategy", "messages.up"):
         forget(mark)
@@ -169,13 +197,24 @@ def test_with_permission_the_same_ways_lead_to_it(mark: Path, monkeypatch: pytes
 
 
 def test_a_search_cannot_smuggle_code_in(mark: Path) -> None:
-    search = {"trials": 2, "metric": "simulated-time", "batch": 2, "space": {"strategy.selection": ["random", "theirs:Mine"]}}
-    study = {"base": {"learning": "off", "stop": {"rounds": 1}}, "variants": {"a": {}}, "search": search}
+    search = {
+        "trials": 2,
+        "metric": "simulated-time",
+        "batch": 2,
+        "space": {"strategy.selection": ["random", "theirs:Mine"]},
+    }
+    study = {
+        "base": {"learning": "off", "stop": {"rounds": 1}},
+        "variants": {"a": {}},
+        "search": search,
+    }
     result = call("study", write("study.toml", study), "--out", "out")
     assert (result.exit_code, mark.exists()) == (2, False), result.output
 
 
-def test_a_worker_knows_what_was_allowed_here_and_what_lies_beside_it(mark: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_knows_what_was_allowed_here_and_what_lies_beside_it(
+    mark: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "path", sys.path[1:])
     Path("mine.py").write_text("import helper\n\n\nclass Mine:\n    there = helper.sign\n")
     Path("helper.py").write_text("def sign(x):\n    return __name__, -x\n")
@@ -198,9 +237,16 @@ def test_numba_compiles_and_takes_no_settings_from_the_working_directory() -> No
     code = (
         "import sys; sys.path.insert(0, ''); import yaml; del sys.path[0]\n"
         "import fedsim.learning.solvers.compiled as compiled; print([compiled._config.CACHE_DIR])\n"
-        "from fedsim.learning.solvers.dense_loops import descend; print(hasattr(descend, 'py_func'))"
+        "from fedsim.learning.solvers.dense_loops import descend; print(hasattr(descend, "
+        "'py_func'))"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
     assert done.stdout == "['']\nTrue\n", done.stderr
 
 
@@ -220,7 +266,9 @@ _MODEL: Sections = {"model": {"kind": "module", "factory": "theirs:net"}}
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that is there once the module ``theirs`` has been imported; it can be imported from where the test runs."""
+    """A file that is there once the module ``theirs`` has been imported; it can be imported from
+    where the test runs.
+    """
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "theirs.py").write_text(_MODULE.format(marker=str(tmp_path / "imported")))
     monkeypatch.syspath_prepend(tmp_path / "code")
@@ -238,10 +286,13 @@ def called(*words: str) -> tuple[int, str]:
 
 def test_a_run_folder_grants_nothing(small: Sections, marker: Path) -> None:
     small |= _STRATEGY | {"learning": "off", "stop": {"rounds": 1}}
-    fedsim.run(fedsim.Scenario(**small), "run", executor="inline")  # who writes it into a program has chosen it
+    # who writes it into a program has chosen it
+    fedsim.run(fedsim.Scenario(**small), "run", executor="inline")
     marker.unlink()
     sys.modules.pop("theirs", None)
-    Path("run/summary.json").write_text(Path("run/summary.json").read_text().replace('"done"', '"interrupted"'))
+    Path("run/summary.json").write_text(
+        Path("run/summary.json").read_text().replace('"done"', '"interrupted"')
+    )
 
     status, output = called("run", "run/scenario.toml", "--out", "run", "--resume")
     assert (status, "--allow-code" in output) == (2, True)
@@ -263,7 +314,9 @@ def configure(content: str = 'allow_code = ["theirs"]') -> None:
 
 
 @pytest.mark.parametrize("way", ["--allow-code", "FEDSIM_ALLOW_CODE", "config.toml"])
-def test_a_user_allows_it(small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_a_user_allows_it(
+    small: Sections, marker: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
     small |= _STRATEGY | _MODEL
     words = ["check", write("scenario.toml", small), "--no-trial"]
     status, output = called(*words)
@@ -276,7 +329,9 @@ def test_a_user_allows_it(small: Sections, marker: Path, monkeypatch: pytest.Mon
     assert (status, marker.exists()) == (0, True), output
 
 
-@pytest.mark.parametrize("content", ["allow_code = ", 'allow_code = "theirs"', "allow_code = [3]", None])
+@pytest.mark.parametrize(
+    "content", ["allow_code = ", 'allow_code = "theirs"', "allow_code = [3]", None]
+)
 def test_a_configuration_that_cannot_be_read_is_named_and_one_beside_a_scenario_is_nobodys(
     small: Sections, marker: Path, content: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,9 +345,13 @@ def test_a_configuration_that_cannot_be_read_is_named_and_one_beside_a_scenario_
     assert (status, "/fedsim/config.toml" in output, marker.exists()) == (2, True, False)
 
 
-@pytest.mark.parametrize("path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:say", "torch:load"])
+@pytest.mark.parametrize(
+    "path", ["os:system", "subprocess:Popen", "subprocess:run", "fedsim.cli:say", "torch:load"]
+)
 def test_what_is_no_module_is_never_called(small: Sections, marker: Path, path: str) -> None:
-    arguments = {"command": f"touch {marker}"} if path == "os:system" else {"args": ["touch", str(marker)]}
+    arguments = (
+        {"command": f"touch {marker}"} if path == "os:system" else {"args": ["touch", str(marker)]}
+    )
     small["model"] = {"kind": "module", "factory": path, "args": arguments}
     status, output = called("check", write("scenario.toml", small), "--no-trial", "--allow-code")
     assert (status, "torch.nn.Module" in output, marker.exists()) == (2, True, False), output
@@ -319,15 +378,30 @@ def test_what_cannot_be_found(marker: Path, path: str, says: str) -> None:
     assert repr(path) in str(refusal.value)
 
 
-def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(small: Sections, marker: Path) -> None:
+def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(
+    small: Sections, marker: Path
+) -> None:
     small |= _STRATEGY | {"learning": "off", "stop": {"rounds": 1}}
     write("study.toml", {"base": small, "variants": {"a": {}}})
-    command = [sys.executable, "-P", "-c", "from fedsim.cli import main; main()"]  # -P: no working directory, as in the script
+    # -P: no working directory, as in the script
+    command = [sys.executable, "-P", "-c", "from fedsim.cli import main; main()"]
     words = ["study", "../study.toml", "--out", "../out", "--workers", "1", "--allow-code"]
     environment = {key: value for key, value in os.environ.items() if key != "FEDSIM_ALLOW_CODE"}
-    for name in ("tomllib", "json", "numpy", "asyncio", "fedsim", "multiprocessing", "sitecustomize"):
-        Path("code", f"{name}.py").write_text("raise SystemExit('what lies here stands in for nothing that is installed')")
-    done = subprocess.run([*command, *words], cwd="code", capture_output=True, text=True, check=False, env=environment)
+    for name in (
+        "tomllib",
+        "json",
+        "numpy",
+        "asyncio",
+        "fedsim",
+        "multiprocessing",
+        "sitecustomize",
+    ):
+        Path("code", f"{name}.py").write_text(
+            "raise SystemExit('what lies here stands in for nothing that is installed')"
+        )
+    done = subprocess.run(
+        [*command, *words], cwd="code", capture_output=True, text=True, check=False, env=environment
+    )
     assert (done.returncode, marker.exists()) == (0, True), done.stderr
     assert fedsim.load_study("out").run("a").summary["strategy"] == "theirs:Mine"
 
@@ -335,23 +409,34 @@ def test_leave_reaches_the_workers_of_a_study_and_the_working_directory(small: S
 def test_an_installed_package_registers_a_kind_and_what_lies_in_the_working_directory_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = "from fedsim.plugin import Codec\n\n\nclass Halves(Codec):\n    'Half of the numbers.'\n    kind: str = 'halves'\n"
+    source = (
+        "from fedsim.plugin import Codec\n\n\nclass Halves(Codec):\n    'Half of the numbers.'\n   "
+        " kind: str = 'halves'\n"
+    )
     for place in ("installed", "here"):
         (tmp_path / place / "halves-1.dist-info").mkdir(parents=True)
-        (tmp_path / place / "halves-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: halves\nVersion: 1\n")
+        (tmp_path / place / "halves-1.dist-info" / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: halves\nVersion: 1\n"
+        )
         points = f"[fedsim.codec]\n{place} = {place}_codec:Halves\n"
         (tmp_path / place / "halves-1.dist-info" / "entry_points.txt").write_text(points)
         (tmp_path / place / f"{place}_codec.py").write_text(source)
     code = (
-        "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = __import__('os').path.abspath(sys.path[1])\n"
+        "import sys; sys.path[:0] = ['', '../installed']; sys.path[1] = "
+        "__import__('os').path.abspath(sys.path[1])\n"
         "import fedsim; from fedsim.lab.catalogue import about, catalogue\n"
         "from fedsim.common.imports import from_file\n"
         "print(*(name for name, _ in catalogue()['codecs'])); print(about('installed')[0])\n"
-        "with from_file(False): print(fedsim.Scenario(messages={'up': 'installed'}).messages.up.kind)\n"
+        "with from_file(False): print(fedsim.Scenario(messages={'up': "
+        "'installed'}).messages.up.kind)\n"
         "print([name for name in sys.modules if name == 'here_codec'])"
     )
     monkeypatch.chdir(tmp_path / "here")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     names, said, kind, imported = done.stdout.splitlines() or [done.stderr] * 4
     assert ("installed" in names.split(), "here" in names.split()) == (True, False), names
-    assert (said, kind, imported) == ("installed, one of the codecs: Half of the numbers.", "installed", "[]")
+    assert (said, kind, imported) == (
+        "installed, one of the codecs: Half of the numbers.",
+        "installed",
+        "[]",
+    )

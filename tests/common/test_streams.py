@@ -1,4 +1,6 @@
-"""Keyed randomness, and whom the server draws by it: uniformly, without replacement, looking at few devices of many."""
+"""Keyed randomness, and whom the server draws by it: uniformly, without replacement, looking at
+few devices of many.
+"""
 
 import json
 import os
@@ -20,16 +22,27 @@ from tests.benchmarks import hashes
 from tests.benchmarks.processors import PROCESSORS
 
 
-@given(st.integers(0, 2**31), st.lists(st.integers(0, 10**6), min_size=1, max_size=4), st.integers(1, 4))
-def test_scalars_and_arrays_of_entities_and_counts_agree(seed: int, entities: list[int], counts: int) -> None:
+@given(
+    st.integers(0, 2**31),
+    st.lists(st.integers(0, 10**6), min_size=1, max_size=4),
+    st.integers(1, 4),
+)
+def test_scalars_and_arrays_of_entities_and_counts_agree(
+    seed: int, entities: list[int], counts: int
+) -> None:
     streams = Streams(seed)
     table = streams.uniforms("p", np.array(entities)[:, None], np.arange(counts)[None, :])
-    assert table.tolist() == [[streams.uniform("p", entity, count) for count in range(counts)] for entity in entities]
+    assert table.tolist() == [
+        [streams.uniform("p", entity, count) for count in range(counts)] for entity in entities
+    ]
 
 
 @given(st.integers(0, 30), st.lists(st.integers(1, 9), max_size=8))
 def test_a_shuffle_is_a_permutation_however_it_is_drawn(numbers: int, steps: list[int]) -> None:
-    parts, whole = Shuffle(np.random.default_rng(1), numbers), Shuffle(np.random.default_rng(1), numbers)
+    parts, whole = (
+        Shuffle(np.random.default_rng(1), numbers),
+        Shuffle(np.random.default_rng(1), numbers),
+    )
     drawn = [number for step in [*steps, numbers] for number in parts.draw(step)]
     assert drawn == whole.draw(99)
     assert sorted(drawn) == list(range(numbers))
@@ -50,11 +63,15 @@ def test_names_tell_streams_apart() -> None:
 @pytest.mark.parametrize("axis", ["entity", "count"])
 def test_uniforms_are_uniform_and_uncorrelated(axis: str) -> None:
     streams = Streams(11)
-    draws = [streams.uniform("u", i, 0) if axis == "entity" else streams.uniform("u", 0, i) for i in range(40_000)]
+    draws = [
+        streams.uniform("u", i, 0) if axis == "entity" else streams.uniform("u", 0, i)
+        for i in range(40_000)
+    ]
     values = np.array(draws)
     counts, _ = np.histogram(values, bins=50, range=(0, 1))
     chi2 = ((counts - 800.0) ** 2 / 800.0).sum()
-    assert 20 < chi2 < 95  # chi-square with 49 degrees of freedom: outside with probability below 1e-4
+    # chi-square with 49 degrees of freedom: outside with probability below 1e-4
+    assert 20 < chi2 < 95
     assert abs(np.corrcoef(values[:-1], values[1:])[0, 1]) < 0.02
 
 
@@ -79,10 +96,18 @@ print(hash((*speeds.tolist(), *leaving.draw("", Streams(2), np.zeros(2_000), np.
 """Speeds, and when devices leave (s): enough that some would have other last bits."""
 
 
-def test_draws_of_the_world_do_not_depend_on_vector_instructions(capsys: pytest.CaptureFixture[str]) -> None:
-    """numpy chooses its code when it is loaded; where this processor has no AVX-512 both are the same code."""
-    environment = os.environ | {"NPY_DISABLE_CPU_FEATURES": PROCESSORS["haswell"]["NPY_DISABLE_CPU_FEATURES"]}
-    found = subprocess.run([sys.executable, "-c", DRAWN], env=environment, capture_output=True, text=True, check=True).stdout
+def test_draws_of_the_world_do_not_depend_on_vector_instructions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """numpy chooses its code when it is loaded; where this processor has no AVX-512 both are the
+    same code.
+    """
+    environment = os.environ | {
+        "NPY_DISABLE_CPU_FEATURES": PROCESSORS["haswell"]["NPY_DISABLE_CPU_FEATURES"]
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", DRAWN], env=environment, capture_output=True, text=True, check=True
+    ).stdout
     exec(DRAWN, {})
     assert found == capsys.readouterr().out
 
@@ -96,22 +121,30 @@ def test_the_hash_table_holds_whatever_the_libraries_would_choose(name: str) -> 
         pytest.skip(f"the table is of {table['made_with']}")
     command = [sys.executable, "-m", "tests.benchmarks.hashes", "fedavg", "hierfavg"]
     for arguments in ([], ["--native"]):
-        done = subprocess.run([*command, *arguments], env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, check=False
+        )
         assert done.stdout.endswith("all are as they were\n"), done.stdout + done.stderr
 
 
-def world(devices: int, now: float, availability: dict[str, Any] | None = None, **population: Any) -> Run:
+def world(
+    devices: int, now: float, availability: dict[str, Any] | None = None, **population: Any
+) -> Run:
     if availability is None:
         availability = {"kind": "renewal", "mean_on": "20 min", "mean_off": "40 min"}
     samples = {"low": 10, "high": 20}
     people = {"devices": devices, "samples": samples, "availability": availability} | population
-    scenario = fedsim.Scenario(learning="off", population=people, strategy={"kind": "fedavg", "clients_per_round": 1})
+    scenario = fedsim.Scenario(
+        learning="off", population=people, strategy={"kind": "fedavg", "clients_per_round": 1}
+    )
     run: Run = fedsim.Simulation(scenario).installed
     run.simulation.env.restart(now)
     return run
 
 
-def drawn_one_by_one(run: Run, count: int, purpose: str, number: int, among: Sequence[int] | None) -> list[int]:
+def drawn_one_by_one(
+    run: Run, count: int, purpose: str, number: int, among: Sequence[int] | None
+) -> list[int]:
     """Walk a random permutation, device by device, and take the first that can be had."""
     order = list(range(run.server.devices) if among is None else among)
     draws = iter(run.server.rng(purpose, number).random(len(order)).tolist())
@@ -141,11 +174,15 @@ def test_it_is_a_walk_along_a_random_permutation(
         run.server.ask(device, {"model": run.server.models.initial()})
     expected = drawn_one_by_one(run, count, "x", number, among)
     assert run.server.clients.sample(count, "x", number, among=among) == expected
-    assert run.server.clients.online() == [device for device in range(60) if run.tasks.is_idle(device)]
+    assert run.server.clients.online() == [
+        device for device in range(60) if run.tasks.is_idle(device)
+    ]
 
 
 @pytest.mark.parametrize("devices", [1_000, 1_000_000])
-def test_the_devices_looked_at_do_not_grow_with_the_population(devices: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_devices_looked_at_do_not_grow_with_the_population(
+    devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = world(devices, 3 * 86400.0)
     looked = 0
     idle = run.tasks.idle

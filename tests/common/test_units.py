@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from fedsim.common import units
-from fedsim.common.units import CLOCK_END_S, Bytes, BytesPerSecond, PerSecond, PositiveSeconds, SamplesPerSecond, Seconds
+from fedsim.common.units import (
+    CLOCK_END_S,
+    Bytes,
+    BytesPerSecond,
+    PerSecond,
+    PositiveSeconds,
+    SamplesPerSecond,
+    Seconds,
+)
 
 TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
 
@@ -17,7 +25,11 @@ TIME, RATE = TypeAdapter(Seconds), TypeAdapter(BytesPerSecond)
 def test_times_and_other_quantities() -> None:
     times = {"90 s": 90.0, "2 h": 7200.0, "40 ms": 0.04, "1.5e3 s": 1500.0, "20min": 1200.0}
     assert {text: TIME.validate_python(text) for text in times} == times
-    assert [RATE.validate_python(text) for text in ("40 Mbit/s", "1 Gbit/s", "3 kB/s")] == [5e6, 1.25e8, 3000.0]
+    assert [RATE.validate_python(text) for text in ("40 Mbit/s", "1 Gbit/s", "3 kB/s")] == [
+        5e6,
+        1.25e8,
+        3000.0,
+    ]
     assert TypeAdapter(SamplesPerSecond).validate_python("400 samples/s") == 400
     assert TypeAdapter(PerSecond).validate_python("30 /h") == pytest.approx(30 / 3600)
 
@@ -25,16 +37,29 @@ def test_times_and_other_quantities() -> None:
 OTHER_SCRIPTS = ("\uff19\uff10 s", "\u0669\u0660 s", "1e\uff12 s")
 
 
-@pytest.mark.parametrize("wrong", [90, 90.0, "90", "90 sec", "s", "-1 s", "", "nan s", None, [], "90 Mbit/s", *OTHER_SCRIPTS])
+@pytest.mark.parametrize(
+    "wrong",
+    [90, 90.0, "90", "90 sec", "s", "-1 s", "", "nan s", None, [], "90 Mbit/s", *OTHER_SCRIPTS],
+)
 def test_what_is_not_a_time_is_refused_with_the_units_that_are(wrong: object) -> None:
     with pytest.raises(ValidationError, match=r"min|negative"):
         TIME.validate_python(wrong)
 
 
-@pytest.mark.parametrize("quantity", [Seconds, PositiveSeconds, Bytes, BytesPerSecond, SamplesPerSecond, PerSecond])
+@pytest.mark.parametrize(
+    "quantity", [Seconds, PositiveSeconds, Bytes, BytesPerSecond, SamplesPerSecond, PerSecond]
+)
 @pytest.mark.parametrize("number", ["1e-320", "1e-40", "1e40", "1e300", "1e400", "inf"])
-def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(quantity: Any, number: str) -> None:
-    names = {Seconds: "s", PositiveSeconds: "s", Bytes: "B", BytesPerSecond: "B/s", SamplesPerSecond: "samples/s"}
+def test_what_cannot_be_computed_with_is_refused_with_what_is_allowed(
+    quantity: Any, number: str
+) -> None:
+    names = {
+        Seconds: "s",
+        PositiveSeconds: "s",
+        Bytes: "B",
+        BytesPerSecond: "B/s",
+        SamplesPerSecond: "samples/s",
+    }
     unit = names.get(quantity, "/s")
     if number == "inf" and quantity in (BytesPerSecond, SamplesPerSecond):
         assert TypeAdapter(quantity).validate_python(f"inf {unit}") == math.inf

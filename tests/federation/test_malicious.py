@@ -1,4 +1,6 @@
-"""Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is said."""
+"""Malicious devices: drawn by the world, unknown to the strategies, and what they do is what is
+said.
+"""
 
 import asyncio
 from typing import Any
@@ -30,10 +32,17 @@ def attacked(spec: dict[str, Any], start: Any, update: Any, key: int = 0) -> Any
 def test_attacks_on_updates_by_hand() -> None:
     start, update = np.full(21, 1.0), np.arange(21.0)
     assert attacked({"kind": "sign-flip"}, start, update) == pytest.approx(2 - update)
-    assert attacked({"kind": "sign-flip", "factor": 3.0}, start, update) == pytest.approx(1 - 3 * (update - 1))
-    assert attacked({"kind": "scaled", "factor": 10.0}, start, update) == pytest.approx(1 + 10 * (update - 1))
+    assert attacked({"kind": "sign-flip", "factor": 3.0}, start, update) == pytest.approx(
+        1 - 3 * (update - 1)
+    )
+    assert attacked({"kind": "scaled", "factor": 10.0}, start, update) == pytest.approx(
+        1 + 10 * (update - 1)
+    )
     assert attacked({"kind": "label-flip"}, start, update) == pytest.approx(update)
-    noise = [attacked({"kind": "gaussian", "deviation": 2.0}, start, update, key) - 1 for key in range(300)]
+    noise = [
+        attacked({"kind": "gaussian", "deviation": 2.0}, start, update, key) - 1
+        for key in range(300)
+    ]
     assert np.std(noise) == pytest.approx(2.0, rel=0.03)
     assert np.mean(noise) == pytest.approx(0.0, abs=0.1)
 
@@ -55,7 +64,11 @@ def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged()
             mine, theirs = data.current(device), clean.current(device)
             true = clean.train_labels(theirs)
             expected = 9 - true if device in (2, 5) else true
-            assert data.train_labels(mine).tolist() == data.train_samples(mine)[1].tolist() == expected.tolist()
+            assert (
+                data.train_labels(mine).tolist()
+                == data.train_samples(mine)[1].tolist()
+                == expected.tolist()
+            )
             assert data.label_counts(mine).tolist() == np.bincount(expected, minlength=10).tolist()
             assert data.test_labels(mine).tolist() == clean.test_labels(theirs).tolist()
         for each in (data, clean):
@@ -63,16 +76,21 @@ def test_training_labels_are_turned_around_and_stay_so_when_data_are_exchanged()
 
 
 @pytest.mark.parametrize(
-    "strategy", [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1}], ids=str
+    "strategy",
+    [FEDAVG, {"kind": "ifca", "groups": 2, "clients_per_round": 8, "local_epochs": 1}],
+    ids=str,
 )
 def test_with_everybody_going_the_other_way_models_do(strategy: dict[str, Any]) -> None:
     sections = world(IID, 8, strategy, 1)
     clean, turned = (
-        played(sections | {"malicious": malicious})[0] for malicious in (None, {"attack": "sign-flip", "share": 1.0})
+        played(sections | {"malicious": malicious})[0]
+        for malicious in (None, {"attack": "sign-flip", "share": 1.0})
     )
     served = [[model for model, _ in run.strategy.models().values()] for run in (clean, turned)]
     starts = weights(clean, [clean.learner.initial(group) for group in range(len(served[0]))])
-    for start, there, back in zip(starts, weights(clean, served[0]), weights(turned, served[1]), strict=True):
+    for start, there, back in zip(
+        starts, weights(clean, served[0]), weights(turned, served[1]), strict=True
+    ):
         assert back == pytest.approx(2 * start - there, abs=1e-6)
 
 
@@ -89,10 +107,19 @@ def test_nothing_that_moves_tells_who_is_malicious(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("malicious", "message"),
     [
-        ({"share": 0.1, "attack": "signflip"}, r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'"),
+        (
+            {"share": 0.1, "attack": "signflip"},
+            r"malicious.attack.kind is 'signflip'; allowed are .*did you mean 'sign-flip'",
+        ),
         ({"attack": "sign-flip"}, r"malicious: 'share' and 'devices' both say"),
-        ({"attack": "sign-flip", "share": 0.1, "devices": [1]}, r"malicious: 'share' and 'devices' both say"),
-        ({"attack": "sign-flip", "devices": [3, 100]}, r"malicious.devices has 100; allowed are 0 to 99"),
+        (
+            {"attack": "sign-flip", "share": 0.1, "devices": [1]},
+            r"malicious: 'share' and 'devices' both say",
+        ),
+        (
+            {"attack": "sign-flip", "devices": [3, 100]},
+            r"malicious.devices has 100; allowed are 0 to 99",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(malicious: dict[str, Any], message: str) -> None:
@@ -114,6 +141,8 @@ def test_what_is_made_of_an_update_reports_the_loss_of_its_training(others: dict
     plain = {"strategy": {"kind": "fedavg", "clients_per_round": 3}}
     losses = []
     for sections in (plain, plain | others):
-        _, records = played({"seed": 2, "population": {"devices": 8}, "stop": {"rounds": 1}} | sections)
+        _, records = played(
+            {"seed": 2, "population": {"devices": 8}, "stop": {"rounds": 1}} | sections
+        )
         losses += [record.fields["train_loss"] for record in records if record.kind == "round"]
     assert losses[0] == losses[1] is not None

@@ -1,4 +1,6 @@
-"""The server's face as strategies of an outsider use it: records that the base makes, and hooks of parts with a default."""
+"""The server's face as strategies of an outsider use it: records that the base makes, and hooks
+of parts with a default.
+"""
 
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +32,13 @@ class Scored(Trickle):
     async def on_task_end(self, message: Any) -> None:
         tasks, version = [message.task], self.state["version"]
         if message.outcome == "done":
-            self.server.emit("aggregate", round=version, tasks=tasks, weights=[0.1], staleness=[version - message.round])
+            self.server.emit(
+                "aggregate",
+                round=version,
+                tasks=tasks,
+                weights=[0.1],
+                staleness=[version - message.round],
+            )
         await super().on_task_end(message)
 
 
@@ -43,7 +51,9 @@ def test_the_base_records_what_became_a_model_unless_the_strategy_has(tmp_path: 
     made = aggregates("tests.outside_parts:Trickle", tmp_path / "made")
     recorded = aggregates("tests.federation.test_server:Scored", tmp_path / "recorded")
     assert len(made) == len(recorded) == 6
-    assert [event["data"]["tasks"] for event in made] == [event["data"]["tasks"] for event in recorded]
+    assert [event["data"]["tasks"] for event in made] == [
+        event["data"]["tasks"] for event in recorded
+    ]
     assert {event["data"]["weights"][0] for event in made} == {1.0}
     assert {event["data"]["weights"][0] for event in recorded} == {0.1}
     stale = [event["data"].get("staleness", [0]) for event in made]
@@ -59,7 +69,12 @@ class Doubled(Trickle):
 
         async def twice(number: int, models: Any, updates: Any = (), **counts: float) -> bool:
             (update,) = updates
-            return await finish(number, models, [update._replace(weight=3.0), Measured(update.update, 1.0)], **counts)
+            return await finish(
+                number,
+                models,
+                [update._replace(weight=3.0), Measured(update.update, 1.0)],
+                **counts,
+            )
 
         self.server.finish_round = twice  # type: ignore[method-assign, assignment]
         await super().on_start()

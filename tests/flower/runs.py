@@ -1,4 +1,6 @@
-"""Runs of Flower apps, and a plain loop, the oracle of the models: an app in this process, without time and devices."""
+"""Runs of Flower apps, and a plain loop, the oracle of the models: an app in this process,
+without time and devices.
+"""
 
 import asyncio
 import random
@@ -32,7 +34,11 @@ class PlainGrid(Grid):
 
     def __init__(self, client_app: Any, config: dict[str, Any], devices: int, seed: int) -> None:
         self._client_app, self._config, self._streams = client_app, config, Streams(seed)
-        *self.nodes, self.run_id = self._streams.generator("strategy/nodes").integers(1, 1 << 63, size=devices + 1).tolist()
+        *self.nodes, self.run_id = (
+            self._streams.generator("strategy/nodes")
+            .integers(1, 1 << 63, size=devices + 1)
+            .tolist()
+        )
         self._states = {node: RecordDict() for node in self.nodes}
         self._counts = dict.fromkeys(self.nodes, 0)
         self._replies: dict[str, Message] = {}
@@ -58,7 +64,11 @@ class PlainGrid(Grid):
         device = self.nodes.index(node)
         message.metadata.__dict__["_message_id"] = name = f"plain-{len(self.sent)}"
         self.sent.append(message)
-        seed = int(self._streams.generator("strategy/client-app", device, self._counts[node]).integers(1 << 32))
+        seed = int(
+            self._streams.generator("strategy/client-app", device, self._counts[node]).integers(
+                1 << 32
+            )
+        )
         self._counts[node] += 1
         node_config = {"partition-id": device, "num-partitions": len(self.nodes)}
         context = Context(self.run_id, node, node_config, self._states[node], dict(self._config))
@@ -73,12 +83,19 @@ class PlainGrid(Grid):
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         return [self._replies.pop(name) for name in message_ids if name in self._replies]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
 
 
 def one_by_one(
-    ask: Any, sort: Any, client_instructions: Any, max_workers: int | None, timeout: float | None, group_id: int
+    ask: Any,
+    sort: Any,
+    client_instructions: Any,
+    max_workers: int | None,
+    timeout: float | None,
+    group_id: int,
 ) -> tuple[list[Any], list[Any]]:
     """What legacy servers do in threads, whose order is anybody's guess."""
     results: list[Any] = []
@@ -102,13 +119,19 @@ def run_plain(app: str, devices: int, seed: int = 1, **run_config: Any) -> list[
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     before = legacy.fit_clients, legacy.evaluate_clients
-    legacy.fit_clients = partial(one_by_one, legacy.fit_client, legacy._handle_finished_future_after_fit)
-    legacy.evaluate_clients = partial(one_by_one, legacy.evaluate_client, legacy._handle_finished_future_after_evaluate)
+    legacy.fit_clients = partial(
+        one_by_one, legacy.fit_client, legacy._handle_finished_future_after_fit
+    )
+    legacy.evaluate_clients = partial(
+        one_by_one, legacy.evaluate_client, legacy._handle_finished_future_after_evaluate
+    )
     try:
         grid = PlainGrid(read.load("client"), read.config, devices, seed)
         TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 1, grid.run_id, 1
         seed_all(int(Streams(seed).generator("strategy/server-app").integers(1 << 32)))
-        read.load("server")(grid=grid, context=Context(grid.run_id, 1, {}, RecordDict(), dict(read.config)))
+        read.load("server")(
+            grid=grid, context=Context(grid.run_id, 1, {}, RecordDict(), dict(read.config))
+        )
     finally:
         legacy.fit_clients, legacy.evaluate_clients = before
         torch.set_num_threads(threads)
@@ -130,7 +153,9 @@ LINKS = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
 CHURN = {"kind": "renewal", "mean_on": "30 s", "mean_off": "10 s"}
 
 
-def scenario(app: str, devices: int = 6, population: dict[str, Any] | None = None, **strategy: Any) -> dict[str, Any]:
+def scenario(
+    app: str, devices: int = 6, population: dict[str, Any] | None = None, **strategy: Any
+) -> dict[str, Any]:
     """Sections of a scenario: equal devices that are always there, on links without limit."""
     place = app if "/" in app else str(APPS / app)
     return {
@@ -144,10 +169,15 @@ def scenario(app: str, devices: int = 6, population: dict[str, Any] | None = Non
 def eventful(app: str, devices: int = 20, **strategy: Any) -> dict[str, Any]:
     """The same with stragglers, jitter, links and devices that come and go."""
     sections = scenario(app, devices, **strategy)
-    sections["population"] |= {"speed": {"kind": "lognormal", "median": "5 samples/s", "spread": 3.0}, "jitter": 0.2}
+    sections["population"] |= {
+        "speed": {"kind": "lognormal", "median": "5 samples/s", "spread": 3.0},
+        "jitter": 0.2,
+    }
     sections["population"] |= {"availability": CHURN}
     return sections | {"network": STAR | {"device": LINKS}}
 
 
-def execute(sections: dict[str, Any], folder: Path | None = None, executor: Executor | None = None) -> EndedRun:
+def execute(
+    sections: dict[str, Any], folder: Path | None = None, executor: Executor | None = None
+) -> EndedRun:
     return asyncio.run(Job(fedsim.Scenario(**sections), folder, executor or Inline()).execute())

@@ -48,7 +48,10 @@ def test_data_without_a_hub_gets_a_hint(tmp_path: Path) -> None:
     assert "set HF_HOME to it and HF_HUB_OFFLINE=1" in told
 
 
-@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), TimeoutError(), socket.gaierror(-2, "unknown name")])
+@pytest.mark.parametrize(
+    "error",
+    [ConnectionRefusedError(111, "refused"), TimeoutError(), socket.gaierror(-2, "unknown name")],
+)
 def test_errors_of_networks_get_it_too(error: OSError, tmp_path: Path) -> None:
     assert "HF_HUB_OFFLINE=1" in error_of_app(error, tmp_path)
     assert "HF_HUB_OFFLINE=1" not in error_of_app(FileNotFoundError(2, "no such file"), tmp_path)

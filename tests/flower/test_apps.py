@@ -1,4 +1,6 @@
-"""Apps as Flower's quickstarts have them: what they learn, always the same; each half has its own modules and generators."""
+"""Apps as Flower's quickstarts have them: what they learn, always the same; each half has its
+own modules and generators.
+"""
 
 import inspect
 import json
@@ -35,11 +37,16 @@ from tests.flower.runs import APPS, eventful, execute, last_arrays, run_plain, s
 
 @pytest.mark.parametrize("app", ["numpy_app", "torch_app", "legacy_app", "private_app"])
 def test_always_on_devices_learn_what_a_plain_loop_does(app: str, tmp_path: Path) -> None:
-    result = execute(scenario(app, **({"loss": "eval_loss"} if app == "torch_app" else {})), tmp_path / "run")
+    result = execute(
+        scenario(app, **({"loss": "eval_loss"} if app == "torch_app" else {})), tmp_path / "run"
+    )
     assert result.summary["status"] == "done"
     assert result.summary["accuracy"]["final"] > 0.5
-    assert result.summary["algorithm"] == {"private_app": "DifferentialPrivacyClientSideFixedClipping"}.get(app, "FedAvg")
-    rounds = {"num-server-rounds": 4} if app == "private_app" else {}  # it never sends what its last round has made
+    assert result.summary["algorithm"] == {
+        "private_app": "DifferentialPrivacyClientSideFixedClipping"
+    }.get(app, "FedAvg")
+    # it never sends what its last round has made
+    rounds = {"num-server-rounds": 4} if app == "private_app" else {}
     expected = last_arrays(run_plain(app, devices=6, **rounds))
     (found,) = assert_sound(tmp_path / "run").models().values()
     assert {name: (values.dtype, values.tobytes()) for name, values in found.items()} == {
@@ -66,10 +73,15 @@ def test_a_round_s_figures_are_the_means_that_flower_computes(tmp_path: Path) ->
 
 
 def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_path: Path) -> None:
-    sections = eventful("numpy_app", run_config={"fraction-train": 0.5, "timeout": 20.0, "num-server-rounds": 4})
+    sections = eventful(
+        "numpy_app", run_config={"fraction-train": 0.5, "timeout": 20.0, "num-server-rounds": 4}
+    )
     one = execute(sections, tmp_path / "one").summary
     folder = assert_sound(tmp_path / "one")
-    assert {event["outcome"] for event in folder.events if event["kind"] == "task-end"} >= {"done", "lost"}
+    assert {event["outcome"] for event in folder.events if event["kind"] == "task-end"} >= {
+        "done",
+        "lost",
+    }
     for executor in (None, Threads(1), Threads(2)):
         other = execute(sections, executor=executor).summary
         assert [other[name] for name in FIGURES] == [one[name] for name in FIGURES]
@@ -78,7 +90,11 @@ def test_an_eventful_world_is_the_same_twice_and_on_any_number_of_workers(tmp_pa
 # Every strategy that Flower has runs among stragglers and devices that come and go.
 
 
-NAMES = [name for name in strategies.__all__ if not inspect.isabstract(getattr(strategies, name)) and name != "Result"]
+NAMES = [
+    name
+    for name in strategies.__all__
+    if not inspect.isabstract(getattr(strategies, name)) and name != "Result"
+]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -103,13 +119,18 @@ PAGE = Path(__file__).parents[2] / "docs" / "flower.md"
 
 
 @pytest.mark.filterwarnings("ignore")  # of Hugging Face's libraries
-def test_a_partition_of_flower_s_deals_fedsim_s_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_of_flower_s_deals_fedsim_s_own_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("flwr_datasets")
     monkeypatch.chdir(tmp_path)
     (example,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     Path("scenario.toml").write_text(fedsim.Scenario().to_toml())
     exec(compile(example, str(PAGE), "exec"), {})
-    sections = {"data": {"partition": {"kind": "file", "path": "shards.json"}}, "population": {"devices": 20}}
+    sections = {
+        "data": {"partition": {"kind": "file", "path": "shards.json"}},
+        "population": {"devices": 20},
+    }
     summary = fedsim.run(fedsim.Scenario(**sections, stop={"rounds": 1}), executor="inline").summary
     assert summary["rounds"] == 1
 
@@ -135,7 +156,9 @@ def test_report_compare_audit_trace_and_run_again(tmp_path: Path) -> None:
     assert {"compute", "download", "upload"} <= {entry["name"].split(" ")[0] for entry in entries}
     text = (tmp_path / "FedAvg" / "scenario.toml").read_text()
     assert not {"[model]", "[data]"} & set(text.splitlines())
-    again = fedsim.run(fedsim.load(tmp_path / "FedAvg" / "scenario.toml", allow_code=True), executor="inline")
+    again = fedsim.run(
+        fedsim.load(tmp_path / "FedAvg" / "scenario.toml", allow_code=True), executor="inline"
+    )
     assert again.summary["events_sha256"] == one.summary["events_sha256"]
 
 
@@ -145,11 +168,26 @@ def test_check_and_a_study_of_strategies(tmp_path: Path) -> None:
     said = done("check", tmp_path / "app.toml", "--allow-code")
     assert "6 devices; what they compute, send and learn is for a Flower app" in said
     variants = {
-        name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}} for name in ("FedAvg", "FedMedian")
+        name: {"strategy": {"run_config": {"strategy": name, "num-server-rounds": 2}}}
+        for name in ("FedAvg", "FedMedian")
     }
-    (tmp_path / "study.toml").write_text(tomli_w.dumps({"seeds": [1], "base": base, "variants": variants}))
-    done("study", tmp_path / "study.toml", "--out", tmp_path / "study", "--allow-code", "--workers", "1", "--quiet")
-    assert {run.parent.name for run in (tmp_path / "study" / "runs").glob("*/seed-1")} == {"FedAvg", "FedMedian"}
+    (tmp_path / "study.toml").write_text(
+        tomli_w.dumps({"seeds": [1], "base": base, "variants": variants})
+    )
+    done(
+        "study",
+        tmp_path / "study.toml",
+        "--out",
+        tmp_path / "study",
+        "--allow-code",
+        "--workers",
+        "1",
+        "--quiet",
+    )
+    assert {run.parent.name for run in (tmp_path / "study" / "runs").glob("*/seed-1")} == {
+        "FedAvg",
+        "FedMedian",
+    }
     assert (tmp_path / "study" / "compare.csv").is_file()
 
 
@@ -172,9 +210,16 @@ def test_generators_go_on_from_their_seed_and_those_outside_from_where_they_were
 
 
 def test_halves_share_no_modules_and_leave_none() -> None:
-    """Nor any of another run; a module that is imported within a function only is the half's own too."""
+    """Nor any of another run; a module that is imported within a function only is the half's own
+    too.
+    """
     app = read_app(str(APPS / "odd_app"), {})
-    before = list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level
+    before = (
+        list(sys.modules),
+        list(sys.path),
+        torch.get_num_threads(),
+        logging.getLogger("flwr").level,
+    )
     halves = [AppHalf(app, name, 1) for name in ("server", "client", "client")]
     seen = set()
     for half in halves * 2:
@@ -186,19 +231,39 @@ def test_halves_share_no_modules_and_leave_none() -> None:
             assert logging.getLogger("flwr").level == logging.WARNING
             assert sys.path[0] == str(app.folder)
     assert len(seen) == 3
-    assert (list(sys.modules), list(sys.path), torch.get_num_threads(), logging.getLogger("flwr").level) == before
+    assert (
+        list(sys.modules),
+        list(sys.path),
+        torch.get_num_threads(),
+        logging.getLogger("flwr").level,
+    ) == before
 
 
 def test_a_fresh_process_with_two_workers_gives_the_same_run_as_this_one(tmp_path: Path) -> None:
-    """Both halves draw as they are loaded, and import torch within a function: unseeded, torch draws its seed from the system.
+    """Both halves draw as they are loaded, and import torch within a function: unseeded, torch
+    draws its seed from the system.
 
     Two processes that load torch and Flower take seconds; nothing less tells.
     """
     sections = scenario("odd_app", 2, run_config={"server": "draws", "client": "draws"})
     (tmp_path / "app.toml").write_text(fedsim.Scenario(**sections).to_toml())
-    command = ["run", str(tmp_path / "app.toml"), "--out", str(tmp_path / "run"), "--workers", "2", "--allow-code", "--quiet"]
-    subprocess.run([sys.executable, "-c", "from fedsim.cli import main; main()", *command], check=True)
-    fresh, here = json.loads((tmp_path / "run" / "summary.json").read_text()), execute(sections).summary
+    command = [
+        "run",
+        str(tmp_path / "app.toml"),
+        "--out",
+        str(tmp_path / "run"),
+        "--workers",
+        "2",
+        "--allow-code",
+        "--quiet",
+    ]
+    subprocess.run(
+        [sys.executable, "-c", "from fedsim.cli import main; main()", *command], check=True
+    )
+    fresh, here = (
+        json.loads((tmp_path / "run" / "summary.json").read_text()),
+        execute(sections).summary,
+    )
     for name in ("events_sha256", "models_sha256"):
         assert fresh[name] == here[name]
 
@@ -218,10 +283,24 @@ ZERO, ONE = np.zeros(300, np.float32), np.ones(300, np.float32)
 
 
 @pytest.mark.parametrize(
-    "content", [{}, {"arrays": ArrayRecord([ZERO, ZERO, ZERO.astype(np.float64), ONE]), "m": MetricRecord({"n": [1, 2]})}]
+    "content",
+    [
+        {},
+        {
+            "arrays": ArrayRecord([ZERO, ZERO, ZERO.astype(np.float64), ONE]),
+            "m": MetricRecord({"n": [1, 2]}),
+        },
+    ],
 )
 def test_bytes_are_those_that_flower_writes(content: dict[str, Any]) -> None:
     message = Message(RecordDict(content), 1 << 61, "train", group_id="3")
-    assert bytes_of(message) == bytes_of(message, bytes_of_content(message.content)) == written(message)
-    for reply in (Message(RecordDict(content), reply_to=message), Message(Error(5, "gone"), reply_to=message)):
+    assert (
+        bytes_of(message)
+        == bytes_of(message, bytes_of_content(message.content))
+        == written(message)
+    )
+    for reply in (
+        Message(RecordDict(content), reply_to=message),
+        Message(Error(5, "gone"), reply_to=message),
+    ):
         assert bytes_of(reply) == written(reply)

@@ -36,8 +36,11 @@ def line(file: str, text: str) -> int:
 
 def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     result = execute(odd("polls"), tmp_path / "run")
-    # three rounds: at its second look, after 3 s, all have answered, and it waits once more; then a test of a third of 2.5 s
-    assert [row["time"] for row in result.rows] == pytest.approx([6.0, 12.0, 18 + 2.5 / 3], abs=1e-6)
+    # three rounds: at its second look, after 3 s, all have answered, and it waits once more; then a
+    # test of a third of 2.5 s
+    assert [row["time"] for row in result.rows] == pytest.approx(
+        [6.0, 12.0, 18 + 2.5 / 3], abs=1e-6
+    )
     assert result.summary["accuracy"]["final"] == 0.5
     assert_sound(tmp_path / "run")
 
@@ -47,12 +50,17 @@ def test_a_server_that_polls_waits_in_simulated_time(tmp_path: Path) -> None:
     [
         ("polls-at-once", 2.5, 0.011),  # it polls without a pause
         ("waits-for-a-process", 2.5, 0.0),  # a library's wait takes no simulated time
-        ("times-out", 5.0, 0.0),  # a late device answers later, and has its next message then: 2.5 s for each of two
+        # a late device answers later, and has its next message then: 2.5 s for each of two
+        ("times-out", 5.0, 0.0),
         ("expires", 0.5, 0.0),
     ],
 )
-def test_waiting_takes_simulated_time(server: str, seconds: float, late: float, tmp_path: Path) -> None:
-    assert execute(odd(server), tmp_path / "run").summary["simulated_s"] == pytest.approx(seconds, abs=max(late, 1e-6))
+def test_waiting_takes_simulated_time(
+    server: str, seconds: float, late: float, tmp_path: Path
+) -> None:
+    assert execute(odd(server), tmp_path / "run").summary["simulated_s"] == pytest.approx(
+        seconds, abs=max(late, 1e-6)
+    )
     assert_sound(tmp_path / "run")
 
 
@@ -60,7 +68,11 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
     summary = execute(odd("asynchronous"), tmp_path / "run").summary
     assert summary["status"] == "done"
     folder = assert_sound(tmp_path / "run")
-    asked = [event["device"] for event in folder.events if event["kind"] == "task-end" and event["outcome"] == "done"]
+    asked = [
+        event["device"]
+        for event in folder.events
+        if event["kind"] == "task-end" and event["outcome"] == "done"
+    ]
     assert asked.count(0) > asked.count(2) > 0
     assert summary["rounds"] > 5  # one for each model that was sent
 
@@ -68,15 +80,39 @@ def test_an_asynchronous_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("server", "client", "message"),
     [
-        ("fails", "answers", r"the ServerApp raised ValueError: no more, in server_app.py, line {fails}"),
-        ("computes", "answers", r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line "),
+        (
+            "fails",
+            "answers",
+            r"the ServerApp raised ValueError: no more, in server_app.py, line {fails}",
+        ),
+        (
+            "computes",
+            "answers",
+            r"computed for 0.5 s of real time without calling the Grid, in server_app.py, line ",
+        ),
         ("calls-from-a-thread", "answers", r"the Grid is called in the thread 'mine'"),
-        ("polls", "raises", r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, line {raises}"),
-        ("polls", "nonsense", r"of device 0 answered with .*, a dict; allowed is a Message that .*, in client_app"),
-        ("polls", "slow", r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, line {slow}"),
+        (
+            "polls",
+            "raises",
+            r"the ClientApp of device 1 raised ZeroDivisionError: by zero, in client_app.py, "
+            r"line {raises}",
+        ),
+        (
+            "polls",
+            "nonsense",
+            r"of device 0 answered with .*, a dict; allowed is a Message that .*, in client_app",
+        ),
+        (
+            "polls",
+            "slow",
+            r"the ClientApp of device 0 has computed for 0.5 s of real time, in client_app.py, "
+            r"line {slow}",
+        ),
     ],
 )
-def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, message: str, tmp_path: Path) -> None:
+def test_what_goes_wrong_is_told_with_its_place(
+    server: str, client: str, message: str, tmp_path: Path
+) -> None:
     lines = {
         "fails": line("server_app.py", '    raise ValueError("no more")'),
         "raises": line("client_app.py", '        raise ZeroDivisionError("by zero")'),
@@ -92,13 +128,19 @@ def test_what_goes_wrong_is_told_with_its_place(server: str, client: str, messag
     assert len(folder.rounds) == (server == "fails")
 
 
-@pytest.mark.parametrize(("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")])
+@pytest.mark.parametrize(
+    ("server", "stopped"), [("sleeps", "simulated time"), ("goes-on", "4 rounds")]
+)
 def test_a_server_that_never_ends_is_ended(server: str, stopped: str, tmp_path: Path) -> None:
     before = threading.enumerate()
-    summary = execute(odd(server) | {"stop": {"rounds": 4, "simulated_time": "1 h"}}, tmp_path / "run").summary
+    summary = execute(
+        odd(server) | {"stop": {"rounds": 4, "simulated_time": "1 h"}}, tmp_path / "run"
+    ).summary
     assert (summary["status"], summary["stopped"]) == ("done", stopped)
     assert_sound(tmp_path / "run")
-    assert "ServerApp" not in [thread.name for thread in threading.enumerate() if thread not in before]
+    assert "ServerApp" not in [
+        thread.name for thread in threading.enumerate() if thread not in before
+    ]
 
 
 @pytest.mark.parametrize("when", ["0.5 s", "1.5 s"])
@@ -115,7 +157,9 @@ def test_a_device_that_vanishes_is_answered_for(when: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("server", ["queries", "queries-and-trains"])
-def test_an_app_that_only_asks_has_rounds_and_one_that_asks_before_it_trains_no_more(server: str, tmp_path: Path) -> None:
+def test_an_app_that_only_asks_has_rounds_and_one_that_asks_before_it_trains_no_more(
+    server: str, tmp_path: Path
+) -> None:
     result = execute(odd(server), tmp_path / "run")
     assert [(row["selected"], row["valid"]) for row in result.rows] == [(3, 3)] * 3
     assert result.summary["bytes"]["wasted"] == 0
@@ -125,16 +169,32 @@ def test_an_app_that_only_asks_has_rounds_and_one_that_asks_before_it_trains_no_
 def test_what_a_node_is_told_of_itself() -> None:
     """A value for all devices, or a list with one for each: of those the mean is reported."""
     assert execute(odd("polls", node_config={"share": 0.25})).summary["accuracy"]["final"] == 0.25
-    assert execute(odd("polls", node_config={"share": [0.25, 0.5, 0.75]})).summary["accuracy"]["final"] == 0.5
+    assert (
+        execute(odd("polls", node_config={"share": [0.25, 0.5, 0.75]})).summary["accuracy"]["final"]
+        == 0.5
+    )
 
 
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"app": "nowhere"}, rf"strategy.app is 'nowhere', but there is no '{Path.cwd()}/nowhere/pyproject\.toml'; .*working"),
-        ({"run_config": {"num-server-round": 3}}, r"has the key 'num-server-round'.*did you mean 'num-server-rounds'"),
-        ({"run_config": {"server": ["a"]}}, r"strategy.run_config.server is \['a'\]; allowed are numbers"),
-        ({"node_config": {"a": [1, 2]}}, "strategy.node_config.a has 2 values, and population.devices is 6; allowed are one"),
+        (
+            {"app": "nowhere"},
+            r"strategy.app is 'nowhere', but there is no "
+            rf"'{Path.cwd()}/nowhere/pyproject\.toml'; .*working",
+        ),
+        (
+            {"run_config": {"num-server-round": 3}},
+            r"has the key 'num-server-round'.*did you mean 'num-server-rounds'",
+        ),
+        (
+            {"run_config": {"server": ["a"]}},
+            r"strategy.run_config.server is \['a'\]; allowed are numbers",
+        ),
+        (
+            {"node_config": {"a": [1, 2]}},
+            "strategy.node_config.a has 2 values, and population.devices is 6; allowed are one",
+        ),
         ({"time": "flops"}, "strategy.time is 'flops', but nothing says how many FLOPs"),
     ],
 )
@@ -148,7 +208,8 @@ def test_a_scenario_s_mistakes(strategy: dict[str, Any], message: str) -> None:
 def test_replies_without_the_metric_or_the_number_are_named() -> None:
     summary = execute(odd("polls", accuracy="acc")).summary
     assert summary["no_accuracy"] == (
-        "no metric of the app's was called 'acc' (strategy.accuracy); there were: accuracy, num-examples"
+        "no metric of the app's was called 'acc' (strategy.accuracy); there were: accuracy, "
+        "num-examples"
     )
     warnings = execute(odd("polls", "says-no-number")).summary["warnings"]
     assert [warning.partition(":")[0] for warning in warnings] == [
@@ -165,27 +226,41 @@ def test_replies_without_the_metric_or_the_number_are_named() -> None:
         ({"local-epochs": "many", "head.epochs": True, "epochs": 4}, (4.0, "epochs")),
     ],
 )
-def test_passes_are_what_a_key_says_in_whichever_table(config: dict[str, Any], expected: tuple[float, str]) -> None:
+def test_passes_are_what_a_key_says_in_whichever_table(
+    config: dict[str, Any], expected: tuple[float, str]
+) -> None:
     assert SamplesTime().passes_over(config) == expected
     assert SamplesTime(passes=5).passes_over(config) == (5.0, "strategy.time.passes")
 
 
 def played(sections: dict[str, Any], folder: Path) -> str:
     (folder / "app.toml").write_text(fedsim.Scenario(**sections).to_toml())
-    return done("run", folder / "app.toml", "--out", folder / "run", "--workers", "1", "--allow-code")
+    return done(
+        "run", folder / "app.toml", "--out", folder / "run", "--workers", "1", "--allow-code"
+    )
 
 
-def test_what_was_taken_is_printed_and_an_app_that_replies_batches_is_warned_of(tmp_path: Path) -> None:
-    """Two passes over twenty batches of 32 are 1,280 samples; the key says two passes, the reply 20."""
+def test_what_was_taken_is_printed_and_an_app_that_replies_batches_is_warned_of(
+    tmp_path: Path,
+) -> None:
+    """Two passes over twenty batches of 32 are 1,280 samples; the key says two passes, the reply
+    20.
+    """
     sections = odd("polls", "counts-batches")
     sections["strategy"]["run_config"]["algorithm.local-epochs"] = 2
     output = played(sections, tmp_path).splitlines()
     assert [line for line in output if line.startswith("warning: ")] == [
-        "warning: a 'train' message counts as 40 samples, but the ClientApp's model was given 1280: its time is 32 times too "
+        "warning: a 'train' message counts as 40 samples, but the ClientApp's model was given "
+        "1280: its time is 32 times too "
         "short (is num-examples a count of samples?); strategy.time.passes = 64 would fit"
     ]
-    assert "time by samples: a 'train' message took num-examples (20) x 2 (algorithm.local-epochs)" in output
-    assert "time by samples: a 'evaluate' message took num-examples (20) / 3 (no training)" in output
+    assert (
+        "time by samples: a 'train' message took num-examples (20) x 2 (algorithm.local-epochs)"
+        in output
+    )
+    assert (
+        "time by samples: a 'evaluate' message took num-examples (20) / 3 (no training)" in output
+    )
     assert output[0].endswith("FLWR_LOG_LEVEL=INFO shows the rest")
 
 
@@ -198,7 +273,9 @@ def test_passes_of_the_scenario_or_of_the_app_that_fit_give_no_warning() -> None
 
 
 @pytest.mark.parametrize("planned", [4, None])
-def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(planned: int | None, tmp_path: Path) -> None:
+def test_time_left_goes_by_the_app_s_rounds_and_is_not_told_without(
+    planned: int | None, tmp_path: Path
+) -> None:
     named = "" if planned is None else f"[tool.flwr.app.config]\nserver.num_rounds = {planned}\n"
     components = '[tool.flwr.app.components]\nserverapp = "a:app"\nclientapp = "a:app"\n'
     (tmp_path / "pyproject.toml").write_text(components + named)
@@ -213,6 +290,16 @@ def test_a_client_s_sleep_counts_and_so_does_the_server_s_polling(tmp_path: Path
     execute(odd("polls", "sleeps"), tmp_path / "run")
     events = assert_sound(tmp_path / "run").events
     steps = [event for event in events if event["kind"] == "step-end" and event["time"] < 12]
-    ends = {step: [event["time"] for event in steps if event["step"] == step] for step in ("sleep", "compute")}
+    ends = {
+        step: [event["time"] for event in steps if event["step"] == step]
+        for step in ("sleep", "compute")
+    }
     assert ends == {"sleep": [2.5, 3.5, 4.5], "compute": [3.5, 5.5, 7.0]}
-    assert min(event["time"] for event in events if event["kind"] == "task-start" and event["round"] == 1) == 12.0
+    assert (
+        min(
+            event["time"]
+            for event in events
+            if event["kind"] == "task-start" and event["round"] == 1
+        )
+        == 12.0
+    )

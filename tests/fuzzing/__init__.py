@@ -1,5 +1,8 @@
-"""Cases that nobody would write by hand, drawn by number: ``tests/benchmarks/fuzz.py`` tries many, the tests a few."""
+"""Cases that nobody would write by hand, drawn by number: ``tests/benchmarks/fuzz.py`` tries
+many, the tests a few.
+"""
 
 import os
 
-os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")  # read when libraries are loaded
+# read when libraries are loaded
+os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -1,4 +1,6 @@
-"""A run folder that was changed fails its audit; a damaged checkpoint is refused, or gives the run that was never stopped."""
+"""A run folder that was changed fails its audit; a damaged checkpoint is refused, or gives the
+run that was never stopped.
+"""
 
 import asyncio
 import hashlib
@@ -47,8 +49,16 @@ def _made(number: int) -> Path:
     made = _pool / strategy["kind"]
     if not made.exists():
         device = {"down": "1 Mbit/s", "up": "500 kbit/s", "latency": "40 ms"}
-        graph = {"kind": "graph", "file": str(_pool / "graph.json"), "server": "s", "attach": ["a", "b"], "device": device}
-        sections = eventful_world(strategy, seed=number, rounds=_ROUNDS) | {"checkpoint": {"rounds": 1}}
+        graph = {
+            "kind": "graph",
+            "file": str(_pool / "graph.json"),
+            "server": "s",
+            "attach": ["a", "b"],
+            "device": device,
+        }
+        sections = eventful_world(strategy, seed=number, rounds=_ROUNDS) | {
+            "checkpoint": {"rounds": 1}
+        }
         sections |= [{}, {"network": TREE}, {"network": graph}][number % 3]
         own = Path(tempfile.mkdtemp(dir=_pool))
         in_a_child(lambda: _make(own, sections))
@@ -76,7 +86,9 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
     out = Path(shutil.copytree(made / state, place.folder / "out"))
     before = _prints(out)
     what = change(draw, out)
-    (place.folder / "CHANGED.txt").write_text(f"{made.name} {state}: {what}\n", errors="backslashreplace")
+    (place.folder / "CHANGED.txt").write_text(
+        f"{made.name} {state}: {what}\n", errors="backslashreplace"
+    )
     if draw.random() < _SEALED:
         seal(out)
         (place.folder / "SEALED.txt").touch()
@@ -101,22 +113,37 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
         if not agree(out, made / "done"):
             place.complain(f"run --resume: another run comes of a folder in which {what}")
         if place.call("audit", "out", allowed=(0, 1, 2)).status:
-            place.complain(f"run --resume: what comes of a folder in which {what} does not pass its audit")
+            place.complain(
+                f"run --resume: what comes of a folder in which {what} does not pass its audit"
+            )
 
 
 def _look_at_sealed(place: Place, draw: random.Random, made: Path, state: str) -> None:
-    """Whatever the figures are, verbs use them or refuse them; what the audit makes of them is tried elsewhere."""
+    """Whatever the figures are, verbs use them or refuse them; what the audit makes of them is
+    tried elsewhere.
+    """
     place.call("audit", "out", allowed=(0, 1, 2))
     for _ in range(3):
         look(place, draw, "out")
     place.call("why", "out", allowed=(0, 1, 2))
     if state != "done":
         shutil.copy(made / "scenario.toml", place.folder / "scenario.toml")
-        place.call("run", "scenario.toml", "--out", "out", "--resume", "--quiet", allowed=(0, 1, 2), long=True)
+        place.call(
+            "run",
+            "scenario.toml",
+            "--out",
+            "out",
+            "--resume",
+            "--quiet",
+            allowed=(0, 1, 2),
+            long=True,
+        )
 
 
 def seal(folder: Path) -> None:
-    """Write the fingerprints of a run folder and of its checkpoints anew, as who has changed a file might."""
+    """Write the fingerprints of a run folder and of its checkpoints anew, as who has changed a
+    file might.
+    """
     for manifest in folder.glob("checkpoint/*/manifest.json"):
         with suppress(OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError):
             content = json.loads(manifest.read_text())
@@ -131,13 +158,17 @@ def seal(folder: Path) -> None:
 
 
 def change(draw: random.Random, folder: Path) -> str:
-    """Change something in a folder; what was done, in words that are the same for the same kind of change."""
+    """Change something in a folder; what was done, in words that are the same for the same kind
+    of change.
+    """
     path = draw.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
     name = _kind_of(path, folder)
     if path.suffix in (".json", ".parquet", ".toml") and draw.random() < 0.6:
         if path.suffix == ".parquet":
             return f"{name} {_change_parquet(draw, path)}"
-        read, written = (json.loads, as_json) if path.suffix == ".json" else (tomllib.loads, as_toml)
+        read, written = (
+            (json.loads, as_json) if path.suffix == ".json" else (tomllib.loads, as_toml)
+        )
         path.write_text(written(values.spoil(draw, read(path.read_text()))))
         return f"{name} had a value changed"
     others = sorted(other for other in folder.rglob("*") if other.is_file() and other != path)
@@ -161,7 +192,10 @@ def change(draw: random.Random, folder: Path) -> str:
 def _kind_of(path: Path, folder: Path) -> str:
     parts = path.relative_to(folder).parts
     return "/".join(
-        "N" if part.isdigit() else part.partition(".part-")[0] + (".part" if ".part-" in part else "") for part in parts
+        "N"
+        if part.isdigit()
+        else part.partition(".part-")[0] + (".part" if ".part-" in part else "")
+        for part in parts
     )
 
 
@@ -171,7 +205,8 @@ def _change_parquet(draw: random.Random, path: Path) -> str:
         case 0 if len(table):
             row = draw.randrange(len(table))
             table = pa.concat_tables(
-                [table.slice(0, row), table.slice(row + draw.choice([0, 1]))] + [table.slice(row, 1)] * draw.choice([0, 2])
+                [table.slice(0, row), table.slice(row + draw.choice([0, 1]))]
+                + [table.slice(row, 1)] * draw.choice([0, 2])
             )
             what = "had a row dropped, doubled or moved"
         case 1:
@@ -187,9 +222,13 @@ def _change_parquet(draw: random.Random, path: Path) -> str:
             cells = column.to_pylist()
             cells[row] = _other(draw, cells[row])
             try:
-                table = table.set_column(place, table.field(place), pa.array(cells, type=column.type))
+                table = table.set_column(
+                    place, table.field(place), pa.array(cells, type=column.type)
+                )
             except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError):
-                table = table.set_column(place, table.column_names[place], pa.array([str(cell) for cell in cells]))
+                table = table.set_column(
+                    place, table.column_names[place], pa.array([str(cell) for cell in cells])
+                )
             what = "had a cell changed"
         case _:
             what = "was written again"
@@ -199,8 +238,12 @@ def _change_parquet(draw: random.Random, path: Path) -> str:
 
 def _other(draw: random.Random, cell: Any) -> Any:
     if isinstance(cell, str):
-        return draw.choice([values.text(draw), cell[: len(cell) // 2], "[" * 50_000, '{"a": NaN}', "null", "[1]"])
-    return draw.choice([None, *values.NUMBERS, *([cell + 1] if isinstance(cell, int | float) else [])])
+        return draw.choice(
+            [values.text(draw), cell[: len(cell) // 2], "[" * 50_000, '{"a": NaN}', "null", "[1]"]
+        )
+    return draw.choice(
+        [None, *values.NUMBERS, *([cell + 1] if isinstance(cell, int | float) else [])]
+    )
 
 
 def _prints(folder: Path) -> dict[str, str]:
@@ -209,7 +252,9 @@ def _prints(folder: Path) -> dict[str, str]:
         if path.is_symlink():
             print_of = f"a link to {path.readlink()}"
         else:
-            print_of = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+            print_of = (
+                hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "no file"
+            )
         if "lock" not in path.name and (path.is_symlink() or not path.is_dir()):
             found[str(path.relative_to(folder))] = print_of
     return found

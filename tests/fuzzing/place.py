@@ -1,7 +1,8 @@
 """Where a case is tried: a folder of its own, and a command line that is watched.
 
-Each call is a child forked from this process, which has imported what takes long. It has as much memory and time as a mistake
-of a user may cost, and a home without settings. What must hold of every call is looked at here.
+Each call is a child forked from this process, which has imported what takes long. It has as much
+memory and time as a mistake of a user may cost, and a home without settings. What must hold of
+every call is looked at here.
 """
 
 import os
@@ -51,7 +52,8 @@ _OURS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\]8;[^\x1b]*\x1b\\|\r")
 _FROM_FILES = ("\x1b]0;owned\x07", "\x1b[31;47;5m")
 _NO_ROOM = "there is not enough memory"
 _GRACE_S = 20.0  # what a run that was asked to stop has for that
-_QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # what Python itself does not show
+# what Python itself does not show
+_QUIET = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 
 Verb = Callable[[list[str]], Any]
 
@@ -64,7 +66,9 @@ class Outcome(NamedTuple):
 
 
 class Place:
-    """An empty folder, the calls in it with how they ended, and what was wrong: the same line wherever the same is wrong."""
+    """An empty folder, the calls in it with how they ended, and what was wrong: the same line
+    wherever the same is wrong.
+    """
 
     def __init__(self, folder: Path, verbs: dict[str, Verb], patience_s: float) -> None:
         self.folder = folder
@@ -78,12 +82,18 @@ class Place:
         self.complaints.append(what)
 
     def call(
-        self, *argv: str, allowed: Collection[int] = (0, 2), excuse: str = "", long: bool = False, terminal: bool = False
+        self,
+        *argv: str,
+        allowed: Collection[int] = (0, 2),
+        excuse: str = "",
+        long: bool = False,
+        terminal: bool = False,
     ) -> Outcome:
         """Carry out a command line, and check what must hold of each.
 
-        ``allowed`` are exit statuses that are no mistake of fedsim's here; nor is 1 where it says ``excuse``. A ``long`` call
-        may outlast the patience, but then it heeds SIGTERM. ``terminal``: stdout and stderr are a pseudo-terminal.
+        ``allowed`` are exit statuses that are no mistake of fedsim's here; nor is 1 where it says
+        ``excuse``. A ``long`` call may outlast the patience, but then it heeds SIGTERM.
+        ``terminal``: stdout and stderr are a pseudo-terminal.
         """
         outcome = self._carry_out(list(argv), long, terminal)
         self.calls.append((list(argv), outcome))
@@ -97,7 +107,11 @@ class Place:
         return outcome
 
     def _carry_out(self, argv: list[str], long: bool, terminal: bool) -> Outcome:
-        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile("w+") as where:
+        with (
+            tempfile.TemporaryFile() as out,
+            tempfile.TemporaryFile() as err,
+            tempfile.TemporaryFile("w+") as where,
+        ):
             child, screen = pty.fork() if terminal else (os.fork(), -1)
             if child == 0:
                 self._be_child(argv, *((None, None) if terminal else (out, err)), where)
@@ -129,7 +143,9 @@ class Place:
             os.close(handle)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), stopped
 
-    def _be_child(self, argv: list[str], out: IO[bytes] | None, err: IO[bytes] | None, where: IO[str]) -> NoReturn:
+    def _be_child(
+        self, argv: list[str], out: IO[bytes] | None, err: IO[bytes] | None, where: IO[str]
+    ) -> NoReturn:
         status = 1
         try:
             if out is not None and err is not None:
@@ -141,10 +157,16 @@ class Place:
                 resource.setrlimit(limit, (most, most))
             os.chdir(self.folder)
             sys.path.insert(0, "")
-            os.environ |= {"HOME": str(self.folder), "XDG_CONFIG_HOME": str(self.folder), "TERM": "xterm-256color"}
+            os.environ |= {
+                "HOME": str(self.folder),
+                "XDG_CONFIG_HOME": str(self.folder),
+                "TERM": "xterm-256color",
+            }
             os.environ.pop("FEDSIM_ALLOW_CODE", None)
             sys.argv = ["fedsim", *argv]
-            sys.stdout = TextIOWrapper(os.fdopen(1, "wb", closefd=False), "utf-8", "strict", line_buffering=True)
+            sys.stdout = TextIOWrapper(
+                os.fdopen(1, "wb", closefd=False), "utf-8", "strict", line_buffering=True
+            )
             sys.stderr = _Listening(where)
             warnings.resetwarnings()
             for kind in _QUIET:
@@ -170,30 +192,51 @@ class Place:
         sys.stderr.flush()
         return status
 
-    def _wrong(self, verb: str, outcome: Outcome, fine: Collection[int], terminal: bool) -> list[str]:
+    def _wrong(
+        self, verb: str, outcome: Outcome, fine: Collection[int], terminal: bool
+    ) -> list[str]:
         found = []
         if outcome.status == -signal.SIGKILL:
-            found.append("did not stop within 20 s of SIGTERM" if outcome.stopped else f"hung for {self._patience_s:g} s")
+            found.append(
+                "did not stop within 20 s of SIGTERM"
+                if outcome.stopped
+                else f"hung for {self._patience_s:g} s"
+            )
         elif outcome.where:
             found.append(f"unexpected {_last_frame(outcome.where)}")
         elif noise := _NOISE.search(outcome.text):
             line = outcome.text[noise.start() :][:500].partition("\n")[0]
-            found.append(_last_frame(outcome.text) if line.startswith("Traceback") else f"noise: {_same(line)}")
+            found.append(
+                _last_frame(outcome.text)
+                if line.startswith("Traceback")
+                else f"noise: {_same(line)}"
+            )
         elif outcome.status not in fine:
-            found.append(f"exit status {outcome.status}: {_same(outcome.text.strip().rpartition(chr(10))[2])}")
+            found.append(
+                f"exit status {outcome.status}: "
+                f"{_same(outcome.text.strip().rpartition(chr(10))[2])}"
+            )
         elif outcome.status == 2 and len(outcome.text) > LONGEST_MESSAGE:
             found.append(f"a message of more than {LONGEST_MESSAGE} characters")
         text = _OURS.sub("", outcome.text) if terminal else outcome.text
-        if (harm := next(filter(harmful, text), None)) or (terminal and any(part in outcome.text for part in _FROM_FILES)):
-            found.append(f"prints a character of category {unicodedata.category(harm or _FROM_FILES[0][0])}")
+        if (harm := next(filter(harmful, text), None)) or (
+            terminal and any(part in outcome.text for part in _FROM_FILES)
+        ):
+            found.append(
+                f"prints a character of category {unicodedata.category(harm or _FROM_FILES[0][0])}"
+            )
         return found
 
 
 class _Listening(TextIOWrapper):
-    """stderr as Python opens it, which keeps the traceback of an error that is told as one that nobody expected."""
+    """stderr as Python opens it, which keeps the traceback of an error that is told as one that
+    nobody expected.
+    """
 
     def __init__(self, where: IO[str]) -> None:
-        super().__init__(os.fdopen(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True)
+        super().__init__(
+            os.fdopen(2, "wb", closefd=False), "utf-8", "backslashreplace", line_buffering=True
+        )
         self._where = where
 
     def write(self, text: str) -> int:
@@ -206,7 +249,9 @@ class _Listening(TextIOWrapper):
 def loaded_verbs() -> dict[str, Verb]:
     """All that can be called, imported and warm: a child that is forked need not do that again."""
     run(eventful_world({"kind": "flexcfl", "groups": 2}, rounds=2))
-    threads = {(thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()} - {"jemalloc_bg_thd"}
+    threads = {
+        (thread / "comm").read_text().strip() for thread in Path("/proc/self/task").iterdir()
+    } - {"jemalloc_bg_thd"}
     assert len(threads) == 1, f"threads do not outlive a fork, but there are {threads}"
     verbs: dict[str, Verb] = dict.fromkeys(cli.main.commands, cli.main)
     return verbs | {"load_run": _load_run, "analysis": lambda argv: analysis.main(argv[1:])}
@@ -237,7 +282,13 @@ def in_a_child(do: Callable[[], object]) -> None:
 
 def harmful(character: str) -> bool:
     """Whether a terminal may obey a character, or show text in another order because of it."""
-    return character not in "\n\t" and unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return character not in "\n\t" and unicodedata.category(character) in (
+        "Cc",
+        "Cf",
+        "Cs",
+        "Zl",
+        "Zp",
+    )
 
 
 def _read_some(screen: int, out: IO[bytes]) -> bool:
@@ -249,7 +300,9 @@ def _read_some(screen: int, out: IO[bytes]) -> bool:
 def _text(file: IO[Any]) -> str:
     file.seek(0)
     content = file.read()
-    return content.decode("utf-8", "surrogateescape") if isinstance(content, bytes) else str(content)
+    return (
+        content.decode("utf-8", "surrogateescape") if isinstance(content, bytes) else str(content)
+    )
 
 
 def _last_frame(text: str) -> str:

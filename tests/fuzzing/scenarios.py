@@ -1,4 +1,6 @@
-"""Whatever a scenario or a study says: it is refused with a message that names the key, or runs and passes its audit."""
+"""Whatever a scenario or a study says: it is refused with a message that names the key, or runs
+and passes its audit.
+"""
 
 import random
 import re
@@ -54,7 +56,14 @@ def attempt(place: Place, draw: random.Random, number: int) -> None:
         return
     options += ["--executor", draw.choice(["inline", "threads"]), *draw.choice([["--quiet"], []])]
     told = place.call(
-        "run", "scenario.toml", "--out", "out", *options, excuse=_DIVERGED, long=True, terminal=draw.random() < 0.3
+        "run",
+        "scenario.toml",
+        "--out",
+        "out",
+        *options,
+        excuse=_DIVERGED,
+        long=True,
+        terminal=draw.random() < 0.3,
     )
     if told.status == 0:
         sound(place)
@@ -78,14 +87,34 @@ def world(draw: random.Random) -> dict[str, Any]:
 def sound(place: Place) -> None:
     told = place.call("audit", "out", allowed=(0, 1, 2))
     if told.status:
-        failed = [line.removeprefix("FAIL ") for line in told.text.splitlines() if line.startswith("FAIL")]
-        place.complain(f"audit: a run that ended well does not pass: {failed[0] if failed else told.text[:100]}")
+        failed = [
+            line.removeprefix("FAIL ") for line in told.text.splitlines() if line.startswith("FAIL")
+        ]
+        place.complain(
+            "audit: a run that ended well does not pass: "
+            f"{failed[0] if failed else told.text[:100]}"
+        )
 
 
 def look(place: Place, draw: random.Random, run: str) -> None:
-    ways = [["report", run, "--out", "looked"], ["trace", run, "--out", "looked"], ["load_run", run]]
+    ways = [
+        ["report", run, "--out", "looked"],
+        ["trace", run, "--out", "looked"],
+        ["load_run", run],
+    ]
     ways += [["compare", run, option] for option in ("--target=0.5", "--csv", "--markdown")]
-    ways += [["analysis", run, "--format", "png", "--out", "pictures", "--only", ",".join(draw.sample(KINDS, 2))]]
+    ways += [
+        [
+            "analysis",
+            run,
+            "--format",
+            "png",
+            "--out",
+            "pictures",
+            "--only",
+            ",".join(draw.sample(KINDS, 2)),
+        ]
+    ]
     place.call(*draw.choice(ways))
 
 
@@ -98,7 +127,10 @@ def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[
             odd = [value for value in odd if case < _SOUND_OF_FIVE and leaf.takes(value)] or odd
             return [put(draw, sections, leaf, odd[0])]
         case 5:
-            return [put(draw, sections, some, odd_value(draw, some.shapes)) for some in draw.sample(known, 3)]
+            return [
+                put(draw, sections, some, odd_value(draw, some.shapes))
+                for some in draw.sample(known, 3)
+            ]
         case 6 | 7:
             return _sections(draw, sections, odd=0.0)
         case 8:
@@ -107,7 +139,9 @@ def _change(draw: random.Random, sections: dict[str, Any], number: int) -> list[
 
 
 def _sections(draw: random.Random, sections: dict[str, Any], odd: float) -> list[str]:
-    keys = draw.sample([key for key, shapes in fields(Scenario).items() if key != "stop"], draw.randrange(1, 4))
+    keys = draw.sample(
+        [key for key, shapes in fields(Scenario).items() if key != "stop"], draw.randrange(1, 4)
+    )
     for key in keys:
         sections[key] = plausible(draw, draw.choice(fields(Scenario)[key]), odd=odd)
     return keys
@@ -116,9 +150,17 @@ def _sections(draw: random.Random, sections: dict[str, Any], odd: float) -> list
 def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
     match draw.randrange(5):
         case 0:
-            command = {"command": "touch imported", "args": ["touch", "imported"], "source": "open('imported','w')"}
+            command = {
+                "command": "touch imported",
+                "args": ["touch", "imported"],
+                "source": "open('imported','w')",
+            }
             one = dict(draw.sample(list(command.items()), 1))
-            sections["model"] = {"kind": "module", "factory": draw.choice(values.CODE), "args": draw.choice([{}, command, one])}
+            sections["model"] = {
+                "kind": "module",
+                "factory": draw.choice(values.CODE),
+                "args": draw.choice([{}, command, one]),
+            }
             return ["model"]
         case 1:
             sections["strategy"] = {"kind": draw.choice(values.CODE)}
@@ -132,7 +174,9 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
             return [key]
     spoilt = values.spoil(draw, sections)
     spoilt = spoilt if isinstance(spoilt, dict) else {"": spoilt}
-    keys = [key for key in sections if spoilt.get(key) is not sections[key]] + [key for key in spoilt if key not in sections]
+    keys = [key for key in sections if spoilt.get(key) is not sections[key]] + [
+        key for key in spoilt if key not in sections
+    ]
     sections.clear()
     sections.update(spoilt)
     return keys
@@ -141,17 +185,32 @@ def _by_hand(draw: random.Random, sections: dict[str, Any]) -> list[str]:
 def _explained(place: Place, text: str, keys: list[str]) -> None:
     if not re.search(r"(?m)^(fedsim|Error): ", text):
         place.complain(f"a refusal does not say who refuses: {text[:100]}")
-    elif not any(part in text for key in keys for part in (*key.split("."), repr(key))) and "TOML" not in text:
+    elif (
+        not any(part in text for key in keys for part in (*key.split("."), repr(key)))
+        and "TOML" not in text
+    ):
         place.complain(f"a refusal names no key: {text[:100]}")
 
 
 def _hostile(place: Place, draw: random.Random, name: str) -> None:
-    """A name that a terminal would obey: the run's, its folder's, an option's, or of what is not there."""
-    sections = eventful_world({"kind": "fedavg", "clients_per_round": 4}, rounds=1) | {"name": name, "learning": "off"}
+    """A name that a terminal would obey: the run's, its folder's, an option's, or of what is not
+    there.
+    """
+    sections = eventful_world({"kind": "fedavg", "clients_per_round": 4}, rounds=1) | {
+        "name": name,
+        "learning": "off",
+    }
     (place.folder / "scenario.toml").write_text(as_toml(sections), encoding="utf-8")
     place.call("run", "scenario.toml", "--out", f"out{name}", terminal=True)
-    looks = [["compare", f"out{name}", "--baseline", name], ["report", f"out{name}", "--out", f"x{name}.html"]]
-    looks += [["audit", f"out{name}"], ["trace", f"out{name}\udcff"], ["check", "scenario.toml", "--set", f"{name}=1"]]
+    looks = [
+        ["compare", f"out{name}", "--baseline", name],
+        ["report", f"out{name}", "--out", f"x{name}.html"],
+    ]
+    looks += [
+        ["audit", f"out{name}"],
+        ["trace", f"out{name}\udcff"],
+        ["check", "scenario.toml", "--set", f"{name}=1"],
+    ]
     for argv in draw.sample(looks, 3):
         place.call(*argv, terminal=True)
 
@@ -167,12 +226,17 @@ def _study(place: Place, draw: random.Random) -> None:
         case 1:
             tables[draw.choice(["variants", "grid"])] = dict(_changes(draw))
         case 2:
-            tables["variants"] |= {values.text(draw): {key: value} for key, [value, *_] in _changes(draw)}
+            tables["variants"] |= {
+                values.text(draw): {key: value} for key, [value, *_] in _changes(draw)
+            }
         case 3:
             tables = values.spoil(draw, tables)
     (place.folder / "study.toml").write_text(as_toml(tables), encoding="utf-8", newline="")
     place.call("study", "study.toml", "--out", "studied", "--dry-run")
-    if draw.random() < _SEVERAL_RUNS and place.call("study", "study.toml", "--out", "studied", "--workers", "1").status == 0:
+    if (
+        draw.random() < _SEVERAL_RUNS
+        and place.call("study", "study.toml", "--out", "studied", "--workers", "1").status == 0
+    ):
         place.call("compare", "studied")
 
 
@@ -227,7 +291,8 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
         return shapes_of(inner, (*notes, *more))
     registry = next((note for note in notes if isinstance(note, Registry)), None)
     if registry is not None:
-        known = [kind for kind in registry if kind != "flower"]  # an app of the user's is not invented
+        # an app of the user's is not invented
+        known = [kind for kind in registry if kind != "flower"]
         return [Shape(registry.spec(kind)) for kind in known] or [Shape(str)]
     if get_origin(annotation) in (Union, UnionType):
         return [shape for part in get_args(annotation) for shape in shapes_of(part, notes)]
@@ -235,7 +300,10 @@ def shapes_of(annotation: Any, notes: tuple[Any, ...] = ()) -> list[Shape]:
 
 
 def fields(spec: Spec) -> dict[str, list[Shape]]:
-    return {name: shapes_of(field.annotation, tuple(field.metadata)) for name, field in spec.model_fields.items()}
+    return {
+        name: shapes_of(field.annotation, tuple(field.metadata))
+        for name, field in spec.model_fields.items()
+    }
 
 
 @cache
@@ -251,22 +319,34 @@ def _leaves(spec: Spec, way: tuple[tuple[str, Spec], ...]) -> Iterator[Leaf]:
                 yield from _leaves(shape.type, (*way, (key, shape.type)))
 
 
-def table(draw: random.Random, spec: Spec, *, more: float = 0.3, odd: float = 0.0) -> dict[str, Any]:
-    """A table for a spec: what it requires, a share ``more`` of what it allows, and a share ``odd`` of that odd."""
+def table(
+    draw: random.Random, spec: Spec, *, more: float = 0.3, odd: float = 0.0
+) -> dict[str, Any]:
+    """A table for a spec: what it requires, a share ``more`` of what it allows, and a share
+    ``odd`` of that odd.
+    """
     made: dict[str, Any] = {}
     for key, shapes in fields(spec).items():
         if key != "kind" and not spec.model_fields[key].is_required() and draw.random() >= more:
             continue
-        value = odd_value(draw, shapes) if draw.random() < odd else plausible(draw, draw.choice(shapes), more=more, odd=odd)
+        value = (
+            odd_value(draw, shapes)
+            if draw.random() < odd
+            else plausible(draw, draw.choice(shapes), more=more, odd=odd)
+        )
         if value is not None:
             made[key] = value
     return made
 
 
 def put(draw: random.Random, tables: dict[str, Any], leaf: Leaf, value: Any) -> str:
-    """Set a leaf's key in a file's tables; where they hold another kind on the way, that is replaced. Its dotted key."""
+    """Set a leaf's key in a file's tables; where they hold another kind on the way, that is
+    replaced. Its dotted key.
+    """
     for key, spec in leaf.way:
-        kinds = get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
+        kinds = (
+            get_args(spec.model_fields["kind"].annotation) if "kind" in spec.model_fields else ()
+        )
         here = tables.get(key)
         if not isinstance(here, dict) or (kinds and here.get("kind") not in kinds):
             tables[key] = here = table(draw, spec, more=0.1)
@@ -281,7 +361,11 @@ def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: floa
     if shape.quantity:
         units = [unit for unit, factor in shape.quantity.units.items() if 1e-3 <= factor <= 1e6]
         return f"{draw.choice([1, 2.5, 20, 300])} {draw.choice(units)}"
-    inner = [plausible(draw, draw.choice(shapes_of(part))) for part in get_args(shape.type) if part is not Ellipsis]
+    inner = [
+        plausible(draw, draw.choice(shapes_of(part)))
+        for part in get_args(shape.type)
+        if part is not Ellipsis
+    ]
     match get_origin(shape.type) or shape.type:
         case origin if origin is Literal:
             return draw.choice(get_args(shape.type))
@@ -295,8 +379,14 @@ def plausible(draw: random.Random, shape: Shape, *, more: float = 0.3, odd: floa
 
 
 def _number(draw: random.Random, shape: Shape) -> float:
-    known = [note for note in shape.notes if isinstance(note, annotated_types.BaseMetadata | annotated_types.GroupedMetadata)]
-    found = [(name, getattr(note, name, None)) for note in known for name in ("ge", "gt", "le", "lt")]
+    known = [
+        note
+        for note in shape.notes
+        if isinstance(note, annotated_types.BaseMetadata | annotated_types.GroupedMetadata)
+    ]
+    found = [
+        (name, getattr(note, name, None)) for note in known for name in ("ge", "gt", "le", "lt")
+    ]
     bounds = {name: bound for name, bound in found if bound is not None}
     low = bounds.get("ge", bounds.get("gt", 0))
     if shape.type is int:
@@ -314,12 +404,18 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
         number = values.text(draw) if draw.random() < 1 / 3 else repr(draw.choice(values.NUMBERS))
         return f"{number} {unit}"
     if shape.is_spec:
-        return draw.choice([values.text(draw), {"kind": values.text(draw)}, table(draw, shape.type, odd=0.5)])
+        return draw.choice(
+            [values.text(draw), {"kind": values.text(draw)}, table(draw, shape.type, odd=0.5)]
+        )
     match get_origin(shape.type) or shape.type:
         case origin if origin in (int, float):
             return draw.choice(values.NUMBERS)
         case origin if origin in (list, tuple):
-            inner = [odd_value(draw, shapes_of(part)) for part in get_args(shape.type) if part is not Ellipsis] or [0]
+            inner = [
+                odd_value(draw, shapes_of(part))
+                for part in get_args(shape.type)
+                if part is not Ellipsis
+            ] or [0]
             many = 100_000 if len(repr(inner[0])) < 50 else 10  # files of some megabytes
             return draw.choice([[], inner, inner * 2, inner[:1] * many, values.text(draw)])
         case origin if origin is dict:
@@ -327,5 +423,7 @@ def odd_value(draw: random.Random, shapes: "list[Shape] | tuple[Shape, ...]") ->
         case origin if origin is bool:
             return draw.choice([0, "true", [], True, False])
         case origin if origin is Literal:
-            return draw.choice([*get_args(shape.type), f"{get_args(shape.type)[0]}"[:-1], values.text(draw)])
+            return draw.choice(
+                [*get_args(shape.type), f"{get_args(shape.type)[0]}"[:-1], values.text(draw)]
+            )
     return values.text(draw)

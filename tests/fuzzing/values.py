@@ -1,4 +1,6 @@
-"""Odd values that a file may hold though nobody would write them, tables as TOML or JSON, and files damaged."""
+"""Odd values that a file may hold though nobody would write them, tables as TOML or JSON, and
+files damaged.
+"""
 
 import datetime
 import json
@@ -12,21 +14,79 @@ from typing import Any
 import tomli_w
 
 NUMBERS = (
-    *(0, 1, 2, 7, -1, -0.0, True, 5e-324, 1e-320, 1e-30, 0.1, 1.5, 1e30, 1e300, 1.7976931348623157e308),
-    *(math.inf, -math.inf, math.nan, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63)),
+    *(
+        0,
+        1,
+        2,
+        7,
+        -1,
+        -0.0,
+        True,
+        5e-324,
+        1e-320,
+        1e-30,
+        0.1,
+        1.5,
+        1e30,
+        1e300,
+        1.7976931348623157e308,
+    ),
+    *(
+        math.inf,
+        -math.inf,
+        math.nan,
+        2**31 - 1,
+        2**31,
+        2**32,
+        2**53 + 1,
+        2**63 - 1,
+        2**63,
+        2**64,
+        10**30,
+        -(2**63),
+    ),
 )
 CONTROLS = (
     *("\x1b]0;owned\x07", "\x1b[31;47;5mred", "\x9b2J", "\x85next"),
     *("left\u202etfel", "\u2066iso\u2069", "zero\u200bwide", "\x7f"),
 )
-"""Texts that a terminal obeys, or shows as something else: C0, C1, escapes, controls of direction, what has no width."""
-CODE = ("os:system", "subprocess:run", "witness:Witness", "./witness.py:Witness", "builtins:exec", "witness", "a:b", ":")
+"""Texts that a terminal obeys, or shows as something else: C0, C1, escapes, controls of
+direction, what has no width.
+"""
+CODE = (
+    "os:system",
+    "subprocess:run",
+    "witness:Witness",
+    "./witness.py:Witness",
+    "builtins:exec",
+    "witness",
+    "a:b",
+    ":",
+)
 TEXTS = (
-    *("", " ", "x", "é", "\x00", "\r\n", "[red]x[/red]", "[/]", "=1+1", "../../etc/passwd", "/dev/zero", "~"),
+    *(
+        "",
+        " ",
+        "x",
+        "é",
+        "\x00",
+        "\r\n",
+        "[red]x[/red]",
+        "[/]",
+        "=1+1",
+        "../../etc/passwd",
+        "/dev/zero",
+        "~",
+    ),
     *("a" * 300, "<b>&amp;'\""),
 )
 DATES = (
-    *(datetime.date(2020, 2, 29), datetime.time(1), datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59)),  # noqa: DTZ001
+    *(
+        datetime.date(2020, 2, 29),
+        datetime.time(1),
+        datetime.datetime(1, 1, 1),  # noqa: DTZ001
+        datetime.datetime(9999, 12, 31, 23, 59, 59),  # noqa: DTZ001
+    ),
     datetime.datetime(2020, 2, 29, tzinfo=datetime.UTC),
 )
 LONG = "x" * 200_000
@@ -54,7 +114,9 @@ def anything(draw: random.Random) -> Any:
         [
             lambda: draw.choice(NUMBERS),
             lambda: text(draw),
-            lambda: draw.choice([[], {}, [[]], [{}], {"": 1}, {"kind": text(draw)}, [1] * 100_000, ["x", 1]]),
+            lambda: draw.choice(
+                [[], {}, [[]], [{}], {"": 1}, {"kind": text(draw)}, [1] * 100_000, ["x", 1]]
+            ),
             lambda: [anything(draw) for _ in range(draw.randrange(3))],
             lambda: {text(draw)[:50]: anything(draw)},
             lambda: draw.choice([True, False, *DATES]),
@@ -63,7 +125,9 @@ def anything(draw: random.Random) -> Any:
 
 
 def spoil(draw: random.Random, value: Any) -> Any:
-    """A copy of nested lists and tables with one thing in it changed: a value, the number of entries, or their order."""
+    """A copy of nested lists and tables with one thing in it changed: a value, the number of
+    entries, or their order.
+    """
     if isinstance(value, dict) and value and draw.random() < 0.9:
         key = draw.choice(list(value))
         match draw.randrange(8):
@@ -86,7 +150,9 @@ def spoil(draw: random.Random, value: Any) -> Any:
         return [*value[:place], spoil(draw, value[place]), *value[place + 1 :]]
     if isinstance(value, bool | str) or value is None or draw.random() < 0.3:
         return anything(draw)
-    return draw.choice([*NUMBERS, *([value + 1, -value, value * 2] if isinstance(value, int | float) else [])])
+    return draw.choice(
+        [*NUMBERS, *([value + 1, -value, value * 2] if isinstance(value, int | float) else [])]
+    )
 
 
 def as_toml(tables: Any) -> str:
@@ -130,7 +196,9 @@ def _flipped(draw: random.Random, content: bytes) -> bytes:
 
 def _inserted(draw: random.Random, content: bytes) -> bytes:
     place = draw.choice([0, len(content), draw.randrange(len(content) + 1)])
-    more = draw.choice([b"\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\x1b[2J", draw.randbytes(100), b"[" * 100_000])
+    more = draw.choice(
+        [b"\n", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\x1b[2J", draw.randbytes(100), b"[" * 100_000]
+    )
     return content[:place] + more + content[place:]
 
 

@@ -65,7 +65,9 @@ def finished(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> Path:
 
 
 def finish(study_file: Path, out: Path, only: Sequence[str] = ()) -> Path:
-    """Do what ``fedsim study`` does, but in this process: starting others takes longer than the runs."""
+    """Do what ``fedsim study`` does, but in this process: starting others takes longer than the
+    runs.
+    """
     study = read_study(study_file)
     out.mkdir(exist_ok=True)
     write_study(out, study)
@@ -73,7 +75,9 @@ def finish(study_file: Path, out: Path, only: Sequence[str] = ()) -> Path:
     worker = Worker(lambda **said: news.append(said))
     for run, state in zip(study.runs, states(out, study), strict=True):
         if state != "done" and run.folder in study.only(only):
-            worker.carry_out({"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state})
+            worker.carry_out(
+                {"scenario": run.scenario.to_toml(), "folder": str(out / run.folder), "how": state}
+            )
             assert news[-1]["run"]["status"] == "done", news[-1]
     write_tables(out)
     return out
@@ -93,7 +97,11 @@ def write(path: Path, tables: dict[str, Any]) -> Path:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of runs: with groups and without, on pooled data, and without learning."""
     place = tmp_path_factory.mktemp("runs")
-    pooled = {"data": BASE["data"] | {"pooled_from": 15}, "population": {"devices": 1}, "strategy": {"kind": "local"}}
+    pooled = {
+        "data": BASE["data"] | {"pooled_from": 15},
+        "population": {"devices": 1},
+        "strategy": {"kind": "local"},
+    }
     made = {
         "fedavg": BASE,
         "flexcfl": BASE | {"strategy": GROUPED},
@@ -107,7 +115,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session")
 def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished study with a grid, groups, references and targets, one of which nobody reaches."""
+    """The folder of a finished study with a grid, groups, references and targets, one of which
+    nobody reaches.
+    """
     place = tmp_path_factory.mktemp("study")
     tables = {
         "name": "grouped | <b>not</b>",

@@ -1,7 +1,7 @@
 """The audit: silent on every honest run, and loud at each kind of damage.
 
-Damage to the story (not to the bytes) is sealed again with right fingerprints, as a forger would, so that the check that finds
-it is the one that reads the story.
+Damage to the story (not to the bytes) is sealed again with right fingerprints, as a forger
+would, so that the check that finds it is the one that reads the story.
 """
 
 import json
@@ -19,7 +19,14 @@ from fedsim.lab.audit import CHECKS, _findings, audit
 from fedsim.lab.audit.evidence import Evidence
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
-from fedsim.records.schema import EVENT_COLUMNS, EVENTS, ROUNDS, TRANSFERS, EventChain, models_digest
+from fedsim.records.schema import (
+    EVENT_COLUMNS,
+    EVENTS,
+    ROUNDS,
+    TRANSFERS,
+    EventChain,
+    models_digest,
+)
 from fedsim.testing import quiet_world, run_until
 
 Rows = list[dict[str, Any]]
@@ -47,15 +54,22 @@ def reseal(folder: Path) -> None:
     summary = json.loads((folder / files.SUMMARY).read_text())
     last = read(folder, files.EVENTS)[-1]["time"]
     summary |= {"events": chain.count, "events_sha256": chain.hexdigest(), "simulated_s": last}
-    summary |= {"models_sha256": models_digest(RunFolder(folder).models()), "files_sha256": files.fingerprints(folder)}
+    summary |= {
+        "models_sha256": models_digest(RunFolder(folder).models()),
+        "files_sha256": files.fingerprints(folder),
+    }
     files.write_summary(folder, summary)
 
 
-def edit(name: str, schema: pa.Schema, change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
+def edit(
+    name: str, schema: pa.Schema, change: Callable[[Rows], Rows | None]
+) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         rows = read(folder, name)
         changed = change(rows)
-        pq.write_table(pa.Table.from_pylist(rows if changed is None else changed, schema=schema), folder / name)
+        pq.write_table(
+            pa.Table.from_pylist(rows if changed is None else changed, schema=schema), folder / name
+        )
         reseal(folder)
 
     return damage
@@ -66,7 +80,11 @@ def events(change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
 
 
 def first(rows: Rows, **wanted: Any) -> int:
-    return next(number for number, row in enumerate(rows) if all(row[key] == value for key, value in wanted.items()))
+    return next(
+        number
+        for number, row in enumerate(rows)
+        if all(row[key] == value for key, value in wanted.items())
+    )
 
 
 def test_an_honest_run_passes_every_check(tiny_run: Path) -> None:
@@ -79,14 +97,24 @@ def test_an_honest_run_passes_every_check(tiny_run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [files.EVENTS, files.TRANSFERS, files.ROUNDS, files.DEVICES, files.SCENARIO, "models/global.safetensors"]
+    "name",
+    [
+        files.EVENTS,
+        files.TRANSFERS,
+        files.ROUNDS,
+        files.DEVICES,
+        files.SCENARIO,
+        "models/global.safetensors",
+    ],
 )
 def test_a_byte_lost_or_changed_is_found(tiny_run: Path, name: str) -> None:
     content = (tiny_run / name).read_bytes()
     middle = len(content) // 2
     (tiny_run / name).write_bytes(content[:middle] + content[middle + 1 :])
     assert found(tiny_run, [SEALED])
-    (tiny_run / name).write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    (tiny_run / name).write_bytes(
+        content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :]
+    )
     assert found(tiny_run, [SEALED])
     (tiny_run / name).write_bytes(content)
     assert not found(tiny_run, [SEALED])
@@ -107,10 +135,20 @@ def test_a_summary_is_sealed_to_the_byte(tiny_run: Path) -> None:
     summary, text = json.loads(path.read_text()), path.read_text()
     assert list(summary)[-1] == files.SEAL
     changed = {key: summary | {key: "other"} for key in summary}
-    changed |= {f"no {key}": {name: value for name, value in summary.items() if name != key} for key in summary}
+    changed |= {
+        f"no {key}": {name: value for name, value in summary.items() if name != key}
+        for key in summary
+    }
     texts = {key: files.summary_text(others) for key, others in changed.items()}
-    texts |= {"newline": text[:-1], "space": text.replace(": ", ":  ", 1), "twice": text.replace("{", '{"seed": 3,', 1)}
-    texts |= {"wall": text.replace('"wall_s": ', '"wall_s": 1'), "status": text.replace('"done"', '"failed"')}
+    texts |= {
+        "newline": text[:-1],
+        "space": text.replace(": ", ":  ", 1),
+        "twice": text.replace("{", '{"seed": 3,', 1),
+    }
+    texts |= {
+        "wall": text.replace('"wall_s": ', '"wall_s": 1'),
+        "status": text.replace('"done"', '"failed"'),
+    }
     for name, damaged in texts.items():
         path.write_text(damaged)
         assert found(tiny_run, [SEALED]), name
@@ -118,7 +156,9 @@ def test_a_summary_is_sealed_to_the_byte(tiny_run: Path) -> None:
     assert not found(tiny_run, [SEALED])
 
 
-def test_parts_of_a_run_that_is_to_go_on_are_sealed_too(small: dict[str, Any], tmp_path: Path) -> None:
+def test_parts_of_a_run_that_is_to_go_on_are_sealed_too(
+    small: dict[str, Any], tmp_path: Path
+) -> None:
     assert run_until(small, tmp_path / "run", 100) == "interrupted"
     part = tmp_path / "run" / "rounds.part-00000.parquet"
     whole = part.read_bytes()
@@ -144,7 +184,11 @@ def step_out_of_turn(rows: Rows) -> None:
 
 
 def in_two_places(rows: Rows) -> None:
-    one, two = (row["device"] for row in rows if row["kind"] == "task-start" and row["round"] == 0 and row["task"] in (0, 1))
+    one, two = (
+        row["device"]
+        for row in rows
+        if row["kind"] == "task-start" and row["round"] == 0 and row["task"] in (0, 1)
+    )
     for row in rows:
         if row["round"] == 0 and row["device"] == two:
             row["device"] = one
@@ -169,12 +213,18 @@ def said(change: Callable[[dict[str, Any]], Any], **wanted: Any) -> Callable[[Ro
 
 aggregated_twice = said(lambda data: data["tasks"].append(data["tasks"][0]), kind="aggregate")
 aggregated_never = said(lambda data: data["tasks"].pop(0), kind="aggregate")
-deadline_missed = said(lambda data: data.update(deadline=data["deadline"] - 29.0), kind="round-start")
+deadline_missed = said(
+    lambda data: data.update(deadline=data["deadline"] - 29.0), kind="round-start"
+)
 
 
 def late_one_counted(rows: Rows) -> None:
-    late = next(row for row in rows if row["kind"] == "task-end" and row["outcome"] in ("late", "lost"))
-    said(lambda data: data["tasks"].append(late["task"]), kind="aggregate", round=late["round"])(rows)
+    late = next(
+        row for row in rows if row["kind"] == "task-end" and row["outcome"] in ("late", "lost")
+    )
+    said(lambda data: data["tasks"].append(late["task"]), kind="aggregate", round=late["round"])(
+        rows
+    )
 
 
 def purpose_relabelled(rows: Rows) -> None:
@@ -192,20 +242,31 @@ def transfers(change: Callable[[Rows], Rows | None]) -> Callable[[Path], None]:
     [
         (events(effect_before_cause), "time never runs backwards"),
         (events(step_out_of_turn), "every task begins, takes its steps in order and ends once"),
-        (events(without(kind="task-end")), "every task begins, takes its steps in order and ends once"),
+        (
+            events(without(kind="task-end")),
+            "every task begins, takes its steps in order and ends once",
+        ),
         (events(in_two_places), "no device does two things at once"),
         (events(aggregated_twice), "every valid update was aggregated once"),
         (events(aggregated_never), "every valid update was aggregated once"),
         (events(late_one_counted), "every valid update was aggregated once"),
         (events(deadline_missed), "deadlines held"),
-        (transfers(lambda rows: rows[0].update(delivered=rows[0]["bytes"] * 2)), "no more bytes arrived than were sent"),
+        (
+            transfers(lambda rows: rows[0].update(delivered=rows[0]["bytes"] * 2)),
+            "no more bytes arrived than were sent",
+        ),
         (transfers(lambda rows: rows[1:]), "transfers agree with the records"),
         (transfers(purpose_relabelled), "ledger, transfers and summary agree"),
-        (edit(files.ROUNDS, ROUNDS, lambda rows: rows[-1].update(accuracy=0.999)), "rounds agree with their tasks"),
+        (
+            edit(files.ROUNDS, ROUNDS, lambda rows: rows[-1].update(accuracy=0.999)),
+            "rounds agree with their tasks",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_damage_to_the_story_is_found(tiny_run: Path, damage: Callable[[Path], None], check: str) -> None:
+def test_damage_to_the_story_is_found(
+    tiny_run: Path, damage: Callable[[Path], None], check: str
+) -> None:
     damage(tiny_run)
     assert check in found(tiny_run)
 
@@ -213,16 +274,25 @@ def test_damage_to_the_story_is_found(tiny_run: Path, damage: Callable[[Path], N
 @pytest.mark.parametrize(
     ("forged", "check"),
     [
-        *(({"status": status}, "the run ended as the summary says") for status in ("interrupted", "perfect")),
+        *(
+            ({"status": status}, "the run ended as the summary says")
+            for status in ("interrupted", "perfect")
+        ),
         ({"stopped": "bored"}, "the run ended as the summary says"),
-        *(({"bytes": {key: 1.0}}, "ledger, transfers and summary agree") for key in ("down", "wasted", "paper")),
+        *(
+            ({"bytes": {key: 1.0}}, "ledger, transfers and summary agree")
+            for key in ("down", "wasted", "paper")
+        ),
         ({"seed": 99}, "the scenario is the one that was run"),
     ],
     ids=str,
 )
 def test_a_forged_summary_is_found(tiny_run: Path, forged: dict[str, Any], check: str) -> None:
     summary = json.loads((tiny_run / files.SUMMARY).read_text())
-    told = {key: summary[key] | value if isinstance(value, dict) else value for key, value in forged.items()}
+    told = {
+        key: summary[key] | value if isinstance(value, dict) else value
+        for key, value in forged.items()
+    }
     files.write_summary(tiny_run, summary | told)
     assert found(tiny_run) == {check}
 
@@ -241,7 +311,9 @@ def count_an_idle_one(rows: Rows) -> None:
 
 
 def call_an_idle_one_trained(rows: Rows) -> None:
-    said(lambda data: data.update(epochs=1), kind="step-end", step="train", task=idle_task(rows))(rows)
+    said(lambda data: data.update(epochs=1), kind="step-end", step="train", task=idle_task(rows))(
+        rows
+    )
 
 
 def shift_nobody(rows: Rows) -> None:
@@ -249,10 +321,21 @@ def shift_nobody(rows: Rows) -> None:
 
 
 allow_less_time = said(lambda data: data.update(training_limit=0.5), kind="round-start")
-share_more = said(lambda data: data.update(core_s=data["core_s"] * 1.1), kind="step-end", step="train", outcome="done")
+share_more = said(
+    lambda data: data.update(core_s=data["core_s"] * 1.1),
+    kind="step-end",
+    step="train",
+    outcome="done",
+)
 WORLDS: dict[str, dict[str, Any]] = {
     "straggling": {
-        "strategy": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 1, "upload_time": "ignored"}
+        "strategy": {
+            "kind": "cata-fed",
+            "clients_per_round": 6,
+            "deadline": "1 s",
+            "clusters": 1,
+            "upload_time": "ignored",
+        }
     },
     "shifting": {"drift": {"kind": "label-permutation", "probability": 1.0}, "stop": {"rounds": 3}},
     "sharing": {"learning": "off", "stop": {"rounds": 2}},
@@ -263,7 +346,11 @@ WORLDS: dict[str, dict[str, Any]] = {
     ("world", "damage", "checks"),
     [
         ("straggling", count_an_idle_one, {"every valid update was aggregated once"}),
-        ("straggling", call_an_idle_one_trained, {"every valid update was aggregated once", "rounds agree with their tasks"}),
+        (
+            "straggling",
+            call_an_idle_one_trained,
+            {"every valid update was aggregated once", "rounds agree with their tasks"},
+        ),
         ("straggling", allow_less_time, {"deadlines held"}),
         ("shifting", shift_nobody, {"devices agree with the records"}),
         ("sharing", share_more, {"hosts shared their cores"}),
@@ -277,7 +364,10 @@ def test_damage_to_stragglers_shifts_and_hosts_is_found(
     tmp_path: Path,
     made: Callable[[dict[str, Any], Path], Path],
 ) -> None:
-    more = {"straggling": {"availability": {"kind": "always"}}, "sharing": {"host": {"number": 2, "cores": 2, "workers": 3}}}
+    more = {
+        "straggling": {"availability": {"kind": "always"}},
+        "sharing": {"host": {"number": 2, "cores": 2, "workers": 3}},
+    }
     small["population"] |= more.get(world, {})
     folder = made(small | WORLDS[world], tmp_path / "run")
     assert found(folder) == set()
@@ -286,9 +376,13 @@ def test_damage_to_stragglers_shifts_and_hosts_is_found(
 
 
 def test_a_tier_that_lost_its_clients_asks_others_in_the_same_version(tmp_path: Path) -> None:
-    """So FedAT may ask more clients in a version than its tiers have at a time, which are still limited."""
+    """So FedAT may ask more clients in a version than its tiers have at a time, which are still
+    limited.
+    """
     availability = {"kind": "renewal", "mean_on": "20 s", "mean_off": "20 s"}
-    sections = quiet_world({"kind": "fedat", "clients_per_round": 2, "tiers": 3}, seed=9, rounds=4) | {"learning": "off"}
+    sections = quiet_world(
+        {"kind": "fedat", "clients_per_round": 2, "tiers": 3}, seed=9, rounds=4
+    ) | {"learning": "off"}
     sections["population"] = {"devices": 24, "speed": "10 samples/s", "availability": availability}
     fedsim.run(fedsim.Scenario(**sections), tmp_path)
     starts = fedsim.load_run(tmp_path).events.query("kind == 'task-start'").dropna(subset="round")

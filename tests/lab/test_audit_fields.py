@@ -1,4 +1,6 @@
-"""No field of any record can be changed unnoticed, and what the checks say is what a plain walk over the records says."""
+"""No field of any record can be changed unnoticed, and what the checks say is what a plain walk
+over the records says.
+"""
 
 import json
 import math
@@ -27,7 +29,13 @@ from tests.lab.test_audit import Rows, found, read, reseal
 FINGERPRINTED = "the records are those that were fingerprinted"
 
 RUNS = {
-    "rounds": {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"},
+    "rounds": {
+        "kind": "ifca",
+        "groups": 2,
+        "clients_per_round": 6,
+        "local_epochs": 2,
+        "deadline": "15 s",
+    },
     "versions": {"kind": "fedbuff"},
     "stragglers": {"kind": "cata-fed", "clients_per_round": 6, "deadline": "1 s", "clusters": 2},
     "campaigns": {"kind": "lcfl"},
@@ -49,7 +57,9 @@ def eventful(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def other(draw: random.Random, rows: Rows, row: int, column: str) -> Any:
-    """Another value for a field, of its type: one that stands in another record, a near one, or none."""
+    """Another value for a field, of its type: one that stands in another record, a near one, or
+    none.
+    """
     here, kind = rows[row][column], EVENTS.field(column).type
     near: list[Any] = ["heartbeat"]
     if column == "data":
@@ -58,7 +68,11 @@ def other(draw: random.Random, rows: Rows, row: int, column: str) -> Any:
         near = [math.nextafter(here, math.inf), here + 1.0, here - 1.0, 0.0]
     elif pa.types.is_integer(kind):
         near = [(here or 0) + 1, (here or 0) - 1, 10**6]
-    values = [value for value in (None, *near, *(draw.choice(rows)[column] for _ in range(4))) if value != here]
+    values = [
+        value
+        for value in (None, *near, *(draw.choice(rows)[column] for _ in range(4)))
+        if value != here
+    ]
     return draw.choice(values)
 
 
@@ -97,7 +111,10 @@ def walk_places(events: Rows) -> Iterator[str]:
         device, task, when = event["device"], event["task"], f"at {event['time']!r} s"
         if event["kind"] == "task-start":
             if device in busy:
-                yield f"device {device} begins task {task} {when} while it still has task {busy[device]}"
+                yield (
+                    f"device {device} begins task {task} {when} while it still has task "
+                    f"{busy[device]}"
+                )
             busy[device] = task
         elif event["kind"] == "task-end" and busy.get(device, "none") == task:
             del busy[device]
@@ -124,7 +141,10 @@ def walk_deadlines(events: Rows) -> Iterator[str]:
                 took, limit = time - begun[task], float(longest[number])
                 yield f"task {task} trained for {took!r} s, longer than its limit of {limit!r} s"
         elif event["kind"] == "task-end" and time > deadline.get(number, math.inf):
-            yield f"task {task} ended {event['outcome']} at {time!r} s, after its deadline {float(deadline[number])!r} s"
+            yield (
+                f"task {task} ended {event['outcome']} at {time!r} s, after its deadline "
+                f"{float(deadline[number])!r} s"
+            )
 
 
 WALKS = {"no device does two things at once": walk_places, "deadlines held": walk_deadlines}
@@ -137,9 +157,14 @@ def disturb(draw: random.Random, rows: Rows) -> None:
     """What a forger, or an error of the engine, might do to a few records."""
     for _ in range(draw.choice([1, 1, 2, 5])):
         rare = [
-            at for at, row in enumerate(rows) if row["kind"] in ("aggregate", "round") or "continues" in (row["data"] or "")
+            at
+            for at, row in enumerate(rows)
+            if row["kind"] in ("aggregate", "round") or "continues" in (row["data"] or "")
         ]
-        one, two = draw.choice([draw.randrange(len(rows)), draw.choice(rare)]), draw.randrange(len(rows))
+        one, two = (
+            draw.choice([draw.randrange(len(rows)), draw.choice(rare)]),
+            draw.randrange(len(rows)),
+        )
         match draw.randrange(6):
             case 0:
                 rows[one], rows[two] = rows[two], rows[one]
@@ -176,7 +201,10 @@ def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_pa
         write(folder, rows)
         evidence = Evidence(RunFolder(folder))
         for name, walk in WALKS.items():
-            wanted, said = (told(partial(look, of)) for look, of in ((walk, evidence.run.events), (CHECKS[name], evidence)))
+            wanted, said = (
+                told(partial(look, of))
+                for look, of in ((walk, evidence.run.events), (CHECKS[name], evidence))
+            )
             assert said == wanted, (name, audit(folder)[name], wanted)
             seen["damaged" if wanted is None else "wrong" if wanted else "right"] += 1
             assert number or not wanted
@@ -184,7 +212,9 @@ def test_the_checks_say_what_a_walk_over_the_records_says(eventful: Path, tmp_pa
     assert min(seen["wrong"], seen["right"]) > 3
 
 
-def test_an_update_left_out_or_counted_twice_and_a_wrong_count_are_named(eventful: Path, tmp_path: Path) -> None:
+def test_an_update_left_out_or_counted_twice_and_a_wrong_count_are_named(
+    eventful: Path, tmp_path: Path
+) -> None:
     """With rounds and without, of groups, and of tasks that continue others."""
     rows = read(eventful, files.EVENTS)
     folder = shutil.copytree(eventful, tmp_path / "run")
@@ -200,43 +230,70 @@ def test_an_update_left_out_or_counted_twice_and_a_wrong_count_are_named(eventfu
         write(folder, rows)
         assert [*CHECKS[counted](Evidence(RunFolder(folder)))] == [text]
     row["data"] = kept
-    for row in [row for row in rows if row["kind"] == "round" and json.loads(row["data"]).get("valid")][:1]:
+    for row in [
+        row for row in rows if row["kind"] == "round" and json.loads(row["data"]).get("valid")
+    ][:1]:
         row["data"] = row["data"].replace('"valid":', '"valid":1')
         write(folder, rows)
-        assert any(": valid is 1" in text for text in CHECKS["rounds agree with their tasks"](Evidence(RunFolder(folder))))
+        assert any(
+            ": valid is 1" in text
+            for text in CHECKS["rounds agree with their tasks"](Evidence(RunFolder(folder)))
+        )
 
 
 # A story that is damaged in one place is told as such, and all else is still checked.
 
 
-def resealed(folder: Path, rows: Rows, name: str = files.EVENTS, schema: pa.Schema = EVENTS) -> dict[str, list[str]]:
+def resealed(
+    folder: Path, rows: Rows, name: str = files.EVENTS, schema: pa.Schema = EVENTS
+) -> dict[str, list[str]]:
     """What the audit finds with other rows in a table."""
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / name)
     reseal(folder)
     return audit(folder)
 
 
-def test_what_is_wrong_with_one_record_s_data_leaves_the_other_checks_their_findings(tiny_run: Path) -> None:
+def test_what_is_wrong_with_one_record_s_data_leaves_the_other_checks_their_findings(
+    tiny_run: Path,
+) -> None:
     rows = read(tiny_run, files.EVENTS)
-    at = next(number for number, row in enumerate(rows) if row["step"] == "train" and row["kind"] == "step-end")
+    at = next(
+        number
+        for number, row in enumerate(rows)
+        if row["step"] == "train" and row["kind"] == "step-end"
+    )
     rows[at]["step"] = "upload"
-    findings, turns = resealed(tiny_run, rows), "every task begins, takes its steps in order and ends once"
+    findings, turns = (
+        resealed(tiny_run, rows),
+        "every task begins, takes its steps in order and ends once",
+    )
     assert findings[turns] == [f"task {rows[at]['task']}: train begins and upload ends"]
     (problem,) = findings["transfers agree with the records"]
-    assert f"record {at} (step-end of download or upload) has wrong data (KeyError: 'bytes')" in problem
+    assert (
+        f"record {at} (step-end of download or upload) has wrong data (KeyError: 'bytes')"
+        in problem
+    )
     assert findings["no device does two things at once"] == []
 
 
 @pytest.mark.parametrize("text", ["{", "nonsense", "", "[1]", "5", '"text"', "null"])
 def test_data_that_are_no_table_are_found(tiny_run: Path, text: str) -> None:
     rows = read(tiny_run, files.EVENTS)
-    rows[next(number for number, row in enumerate(rows) if row["step"] == "train" and row["data"])]["data"] = text
-    assert any("is damaged" in problem for problem in resealed(tiny_run, rows)["rounds agree with their tasks"])
+    rows[next(number for number, row in enumerate(rows) if row["step"] == "train" and row["data"])][
+        "data"
+    ] = text
+    assert any(
+        "is damaged" in problem
+        for problem in resealed(tiny_run, rows)["rounds agree with their tasks"]
+    )
 
 
 def test_a_table_with_a_column_missing_or_of_another_kind_is_found(tiny_run: Path) -> None:
     table = pq.read_table(tiny_run / files.TRANSFERS)
-    for changed in (table.drop_columns(["delivered"]), table.set_column(0, "start", pa.array(["soon"] * len(table)))):
+    for changed in (
+        table.drop_columns(["delivered"]),
+        table.set_column(0, "start", pa.array(["soon"] * len(table))),
+    ):
         pq.write_table(changed, tiny_run / files.TRANSFERS)
         reseal(tiny_run)
         (problem,) = audit(tiny_run)["transfers agree with the records"]
@@ -244,19 +301,32 @@ def test_a_table_with_a_column_missing_or_of_another_kind_is_found(tiny_run: Pat
         assert "is missing or damaged" in problem
 
 
-@pytest.mark.parametrize("column", ["purpose", "sender", "direction", "outcome", "start", "end", "device", "task", "payloads"])
+@pytest.mark.parametrize(
+    "column",
+    ["purpose", "sender", "direction", "outcome", "start", "end", "device", "task", "payloads"],
+)
 def test_any_field_of_a_transfer_is_compared_with_the_records(tiny_run: Path, column: str) -> None:
     rows = read(tiny_run, files.TRANSFERS)
-    change = {"direction": "sideways", "outcome": "lost", "purpose": "control", "sender": "me", "payloads": '[["control",2.0]]'}
+    change = {
+        "direction": "sideways",
+        "outcome": "lost",
+        "purpose": "control",
+        "sender": "me",
+        "payloads": '[["control",2.0]]',
+    }
     rows[3][column] = change[column] if column in change else rows[3][column] + 1
-    findings = resealed(tiny_run, rows, files.TRANSFERS, TRANSFERS)["transfers agree with the records"]
+    findings = resealed(tiny_run, rows, files.TRANSFERS, TRANSFERS)[
+        "transfers agree with the records"
+    ]
     assert any(finding.startswith(f"transfer 3: {column} is ") for finding in findings)
 
 
 def test_findings_are_listed_up_to_a_limit(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.lab.audit.MOST_FINDINGS", 5)
     rows = read(tiny_run, files.TRANSFERS)[1:]
-    findings = resealed(tiny_run, rows, files.TRANSFERS, TRANSFERS)["transfers agree with the records"]
+    findings = resealed(tiny_run, rows, files.TRANSFERS, TRANSFERS)[
+        "transfers agree with the records"
+    ]
     assert len(findings) == 6
     assert findings[-1] == "more than these 5 findings, which are not listed"
 

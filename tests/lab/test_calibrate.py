@@ -1,4 +1,6 @@
-"""fedsim calibrate, as a user meets it: a known world is found again; real rounds, of the kept study too, are predicted."""
+"""fedsim calibrate, as a user meets it: a known world is found again; real rounds, of the kept
+study too, are predicted.
+"""
 
 import json
 import socket
@@ -72,14 +74,17 @@ def errors(run: Path) -> np.ndarray[Any, Any]:
     return np.asarray(np.abs(found["predicted"] / found["measured"] - 1)[held])
 
 
-def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+def test_a_world_of_fedsims_own_is_found_again(
+    tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> None:
     run, out = made(WORLD, tmp_path / "run"), tmp_path / "out"
     calibrated(run, out)
     true, found = of_devices(run), table(out / "clients.csv")
     np.testing.assert_allclose(found["speed"], true["speed"], rtol=0.02)
     np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
     np.testing.assert_array_equal(found["samples"], true["samples"])
-    assert np.median(np.abs(found["up"] / true["link_up"] - 1)) < 0.02  # the fastest are always held up by the server's link
+    # the fastest are always held up by the server's link
+    assert np.median(np.abs(found["up"] / true["link_up"] - 1)) < 0.02
     scenario = fedsim.load(out / "scenario.toml")
     assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
     assert scenario.network.server.down == np.inf  # type: ignore[union-attr]
@@ -90,13 +95,22 @@ def test_a_world_of_fedsims_own_is_found_again(tmp_path: Path, made: Callable[[d
 
 def of_tcp(server: dict[str, str]) -> dict[str, Any]:
     device = WORLD["network"]["device"] | {"latency": "40 ms"}
-    return WORLD | {"network": WORLD["network"] | {"protocol": "tcp", "server": server, "device": device}}
+    return WORLD | {
+        "network": WORLD["network"] | {"protocol": "tcp", "server": server, "device": device}
+    }
 
 
-def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
-    """Links by what is on the wire, with slow start taken off; the protocol is the run's, and is written."""
+def test_a_world_of_tcp_is_found_again(
+    tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> None:
+    """Links by what is on the wire, with slow start taken off; the protocol is the run's, and is
+    written.
+    """
     everyone = {"kind": "fedavg", "clients_per_round": 12, "local_epochs": 2}
-    run, out = made(of_tcp({}) | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"), tmp_path / "out"
+    run, out = (
+        made(of_tcp({}) | {"strategy": everyone, "stop": {"rounds": 6}}, tmp_path / "run"),
+        tmp_path / "out",
+    )
     calibrated(run, out, "--latency", "40 ms", "--by-client")
     true, found = of_devices(run), table(out / "clients.csv")
     np.testing.assert_allclose(found["down"], true["link_down"], rtol=0.02)
@@ -108,22 +122,33 @@ def test_a_world_of_tcp_is_found_again(tmp_path: Path, made: Callable[[dict[str,
     before = pd.read_parquet(run / "rounds.parquet")["time"]
     np.testing.assert_allclose(again.rounds["time"], before, rtol=0.02)
     calibrated(run, out, "--latency", "40 ms", "--protocol", "fluid")
-    assert (table(out / "clients.csv")["up"] < 0.96 * true["link_up"]).all()  # as if headers were not there
+    # as if headers were not there
+    assert (table(out / "clients.csv")["up"] < 0.96 * true["link_up"]).all()
 
 
-def test_a_limit_at_the_server_is_found_behind_tcp(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+def test_a_limit_at_the_server_is_found_behind_tcp(
+    tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> None:
     """Shares differ by chance there, so that it is found by what all send together."""
-    run, out = made(of_tcp({"up": "20 Mbit/s"}) | {"stop": {"rounds": 12}}, tmp_path / "run"), tmp_path / "out"
+    run, out = (
+        made(of_tcp({"up": "20 Mbit/s"}) | {"stop": {"rounds": 12}}, tmp_path / "run"),
+        tmp_path / "out",
+    )
     calibrated(run, out, "--latency", "40 ms", "--by-client")
     scenario = fedsim.load(out / "scenario.toml")
     assert scenario.network.server.up == pytest.approx(20 * 125e3, rel=0.02)  # type: ignore[union-attr]
     assert errors(out).mean() < 0.03
 
 
-def test_a_buffered_server_is_found_again(tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> None:
+def test_a_buffered_server_is_found_again(
+    tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> None:
     population = WORLD["population"] | {"jitter": 0.1}
     strategy = {"kind": "fedbuff", "concurrency": 5, "buffer": 4, "local_epochs": 2}
-    run, out = made(WORLD | {"population": population, "strategy": strategy}, tmp_path / "run"), tmp_path / "out"
+    run, out = (
+        made(WORLD | {"population": population, "strategy": strategy}, tmp_path / "run"),
+        tmp_path / "out",
+    )
     told = calibrated(run, out)
     scenario = fedsim.load(out / "scenario.toml")
     said = scenario.strategy.model_dump()
@@ -139,7 +164,9 @@ def test_real_rounds_are_predicted(name: str, tmp_path: Path) -> None:
     if not REAL.is_dir():
         pytest.skip("needs the logs of real rounds, shared/oracles/realrun")
     size = json.loads((REAL / "worlds.json").read_text())[name]["bytes"]
-    told = calibrated(REAL / f"{name}-cubic.csv", tmp_path / "out", "--bytes", f"{size} B", "--samples", 100)
+    told = calibrated(
+        REAL / f"{name}-cubic.csv", tmp_path / "out", "--bytes", f"{size} B", "--samples", 100
+    )
     assert "columns that are not used: retrans, srtt_us" in told
     assert errors(tmp_path / "out").mean() < 0.01
 
@@ -153,7 +180,9 @@ def test_rounds_without_noise(tmp_path: Path) -> None:
     np.testing.assert_allclose(found["measured"], round_s(), rtol=1e-6)
     scenario = fedsim.load(tmp_path / "out" / "scenario.toml")
     assert scenario.population.devices == 3
-    assert scenario.population.speed.median == pytest.approx(np.prod([device[0] for device in DEVICES]) ** (1 / 3), rel=1e-4)  # type: ignore[union-attr]
+    assert scenario.population.speed.median == pytest.approx(
+        np.prod([device[0] for device in DEVICES]) ** (1 / 3), rel=1e-4
+    )  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +194,9 @@ def test_rounds_without_noise(tmp_path: Path) -> None:
         (["folder"], "is not a run folder"),
     ],
 )
-def test_mistakes(words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes(
+    words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     written(tmp_path / "log.csv", rounds(3))
     (tmp_path / "folder").mkdir()
@@ -186,10 +217,16 @@ def testbed() -> ModuleType:
 
 def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
     pairs = [socket.socketpair() for _ in world["clients"]]
-    clients = [threading.Thread(target=testbed.client, args=(world, number, pair[1])) for number, pair in enumerate(pairs)]
+    clients = [
+        threading.Thread(target=testbed.client, args=(world, number, pair[1]))
+        for number, pair in enumerate(pairs)
+    ]
     for client in clients:
         client.start()
-    served = {testbed._ORDER.unpack(testbed._receive(pair[0], testbed._ORDER.size))[0]: pair[0] for pair in pairs}
+    served = {
+        testbed._ORDER.unpack(testbed._receive(pair[0], testbed._ORDER.size))[0]: pair[0]
+        for pair in pairs
+    }
     testbed.write(path, testbed.Server(world, served).serve())
     for client in clients:
         client.join()
@@ -198,7 +235,9 @@ def played(testbed: ModuleType, world: dict[str, Any], path: Path) -> None:
             end.close()
 
 
-def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_and_versions_are_written_down(
+    testbed: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(testbed, "_PAUSE_S", 0.0)
     world = {"bytes": 200_000, "rounds": 4, "clients": [{"train": 0.02}, {"train": 0.05}]}
     played(testbed, world, tmp_path / "rounds.csv")
@@ -212,7 +251,8 @@ def test_rounds_and_versions_are_written_down(testbed: ModuleType, tmp_path: Pat
     played(testbed, world | {"buffer": 3}, tmp_path / "versions.csv")
     log = read_log(tmp_path / "versions.csv", LogDefaults())
     assert log.rounds.number.tolist() == [0, 1, 2, 3]
-    assert 12 <= len(log.tasks.client) <= 13  # four versions of three, and who is at work at the end
+    # four versions of three, and who is at work at the end
+    assert 12 <= len(log.tasks.client) <= 13
 
 
 @pytest.mark.parametrize("name", WORLDS)
@@ -228,20 +268,28 @@ def test_kept_logs_are_of_their_worlds(name: str) -> None:
         own = log.tasks[log.tasks.client == number]
         if "train" in client:
             assert np.median(took(own.train)) == pytest.approx(client["train"], abs=0.01)
-        for way, steps in (("down", own.down), ("up", own.up)):  # no link carries more than it can, but for a burst
-            least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (client[way] * 125e3)
+        # no link carries more than it can, but for a burst
+        for way, steps in (("down", own.down), ("up", own.up)):
+            least = client["latency"] / 1e3 + (world["bytes"] * 1514 / 1448 - 20_000) / (
+                client[way] * 125e3
+            )
             assert took(steps).min() > least
 
 
-@pytest.mark.parametrize("name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"])
+@pytest.mark.parametrize(
+    "name", [name for name, world in WORLDS.items() if "buffer" not in world and name != "torch"]
+)
 def test_held_out_rounds_of_the_kept_logs_are_predicted(name: str, tmp_path: Path) -> None:
     calibrate(STUDY / "logs" / f"{name}.csv", tmp_path / "out", LogDefaults())
-    apart = {"fair": 0.06, "twelve": 0.08, "twelve-torch": 0.09}  # as far as rounds of these are from each other
+    # as far as rounds of these are from each other
+    apart = {"fair": 0.06, "twelve": 0.08, "twelve-torch": 0.09}
     assert errors(tmp_path / "out").mean() < apart.get(name, 0.02)
 
 
 @pytest.mark.parametrize("name", ["mixed", "small", "buffered", "torch"])
-def test_worlds_that_are_told_to_fedsim_take_as_long(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worlds_that_are_told_to_fedsim_take_as_long(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By preset ``tcp``, with nothing fitted but how long trainings take."""
     compare = module_at(STUDY / "compare.py")
     monkeypatch.setattr(compare, "SEEDS", range(1, 2))

@@ -1,4 +1,6 @@
-"""What a run will cost, told without it and from its beginning: counts and sizes, which do not depend on this machine."""
+"""What a run will cost, told without it and from its beginning: counts and sizes, which do not
+depend on this machine.
+"""
 
 from itertools import combinations
 from pathlib import Path
@@ -28,17 +30,26 @@ def test_the_expected_maximum_against_all_draws(drawn: int) -> None:
 
 @pytest.mark.parametrize("edges", [False, True])
 def test_traffic_and_time_agree_with_the_run(edges: bool, small: dict[str, Any]) -> None:
-    """Of edge servers each round's edge rounds, and one message more each way for each edge server."""
+    """Of edge servers each round's edge rounds, and one message more each way for each edge
+    server.
+    """
     small["population"] |= {"availability": {"kind": "always"}, "jitter": 0.0}
     small["network"]["server"] = {"down": "1 Gbit/s", "up": "1 Gbit/s"}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 6}
     small["stop"] = {"rounds": 40}
     if edges:
-        small["network"] |= {"kind": "tree", "cells": 2, "edge": {"receive": "1 Gbit/s", "send": "1 Gbit/s", "latency": "0 s"}}
+        small["network"] |= {
+            "kind": "tree",
+            "cells": 2,
+            "edge": {"receive": "1 Gbit/s", "send": "1 Gbit/s", "latency": "0 s"},
+        }
         small["strategy"] = {"kind": "hierfavg", "clients_per_round": 20, "kappa2": 2}
     lines = nominal(small)
     summary = fedsim.run(fedsim.Scenario(**small | {"learning": "off"})).summary
-    assert f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}" in lines[-1]
+    assert (
+        f"40 rounds: at most {show_bytes(summary['bytes']['down'] + summary['bytes']['up'])}"
+        in lines[-1]
+    )
     said = float(lines[-1].split("about ")[1].split(" min")[0]) * 60
     assert said == pytest.approx(summary["simulated_s"], rel=0.25)
 
@@ -46,21 +57,25 @@ def test_traffic_and_time_agree_with_the_run(edges: bool, small: dict[str, Any])
 @pytest.mark.parametrize("own", [False, True])
 def test_a_forecast_that_rests_on_estimates_says_so(small: dict[str, Any], own: bool) -> None:
     del small["population"]["speed"]
-    small["population"] |= {"device": ["phone-mid", "server-gpu"] * (small["population"]["devices"] // 2)}
+    small["population"] |= {
+        "device": ["phone-mid", "server-gpu"] * (small["population"]["devices"] // 2)
+    }
     if not own:
         small["network"] = {"kind": "star"}
     lines = nominal(small)
     (said,) = [line for line in lines if "estimates" in line]
     links = "" if own else ", down, up, latency"
     assert said.endswith(
-        f"phone-mid (flops_share, bandwidth_share, batch{links}); server-gpu (flops_share, bandwidth_share, batch{links})"
+        f"phone-mid (flops_share, bandwidth_share, batch{links}); server-gpu (flops_share, "
+        f"bandwidth_share, batch{links})"
     )
 
 
 @pytest.mark.parametrize(
     ("said", "rounds", "time"),
     [
-        ({"deadline": {"kind": "relative", "times": 1.0}}, 2, "40 s"),  # it bounds the training alone
+        # it bounds the training alone
+        ({"deadline": {"kind": "relative", "times": 1.0}}, 2, "40 s"),
         ({"every": "30 s"}, 4, "4 min 00 s"),  # a round takes 36 s, and so 60 s each
     ],
 )
@@ -72,19 +87,31 @@ def test_deadlines_and_schedules(said: dict[str, Any], rounds: int, time: str) -
         "stop": {"rounds": rounds},
     }
     lines = nominal(scenario)
-    assert any(f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines)
+    assert any(
+        f"{rounds} rounds" in line and f"about {time} of simulated time" in line for line in lines
+    )
 
 
-@pytest.mark.parametrize(("fitted", "says"), [(3, False), (9, "own links that a shared one hid"), (2, "carries so much")])
-def test_a_world_used_beyond_its_log_says_so(fitted: int, says: str | bool, small: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fitted", "says"), [(3, False), (9, "own links that a shared one hid"), (2, "carries so much")]
+)
+def test_a_world_used_beyond_its_log_says_so(
+    fitted: int, says: str | bool, small: dict[str, Any]
+) -> None:
     small["population"] |= {"fitted_at_once": fitted}
     small["strategy"] = {"kind": "fedavg", "clients_per_round": 3}
     lines = nominal(small)
-    assert [line.endswith(str(says)) for line in lines if "were fitted to" in line] == ([True] if says else [])
+    assert [line.endswith(str(says)) for line in lines if "were fitted to" in line] == (
+        [True] if says else []
+    )
 
 
-def told(scenario: fedsim.Scenario, rounds: int | None = None) -> tuple[dict[str, float], Beginning]:
-    """The forecast from a trial of so many rounds, or of the whole run, however slow this machine is."""
+def told(
+    scenario: fedsim.Scenario, rounds: int | None = None
+) -> tuple[dict[str, float], Beginning]:
+    """The forecast from a trial of so many rounds, or of the whole run, however slow this
+    machine is.
+    """
     trial = Beginning(scenario, Inline())
     if rounds is not None:
         simulation = trial.run.simulation
@@ -114,11 +141,15 @@ def test_the_steps_are_those_of_the_updates_that_came(small: dict[str, Any]) -> 
     size = scenario.training.batch_size
     asked = [device for device, _ in trial.tally.trainings]
     assert len(asked) == 20
-    assert found["trained_steps"] == sum(3 * -(-int(trial.run.samples[device]) // size) for device in asked)
+    assert found["trained_steps"] == sum(
+        3 * -(-int(trial.run.samples[device]) // size) for device in asked
+    )
 
 
 def test_a_part_tells_the_whole(small: dict[str, Any], tmp_path: Path) -> None:
-    scenario = fedsim.Scenario(**small | {"stop": {"rounds": 200}, "learning": "off", "evaluation": {"every": 100}})
+    scenario = fedsim.Scenario(
+        **small | {"stop": {"rounds": 200}, "learning": "off", "evaluation": {"every": 100}}
+    )
     part, trial = told(scenario, rounds=50)
     whole, _ = told(scenario)
     assert 0.2 < trial.share < 0.3
@@ -130,10 +161,19 @@ def test_a_part_tells_the_whole(small: dict[str, Any], tmp_path: Path) -> None:
 KINDS = ("fedavg", "fedasync", "cata-fed", "lcfl", "fedat", "gossip")  # a family of strategies each
 
 
-@pytest.mark.parametrize("strategy", [one for one in STRATEGIES if one["kind"] in KINDS], ids=lambda one: str(one["kind"]))
-def test_a_strategy_of_each_family_can_be_told(small: dict[str, Any], strategy: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "strategy",
+    [one for one in STRATEGIES if one["kind"] in KINDS],
+    ids=lambda one: str(one["kind"]),
+)
+def test_a_strategy_of_each_family_can_be_told(
+    small: dict[str, Any], strategy: dict[str, Any]
+) -> None:
     lines = forecast_lines(fedsim.Scenario(**small | {"strategy": strategy}), Inline(), 0.05)
-    assert any(line.startswith(("here a run takes", "what a run takes here cannot be told")) for line in lines)
+    assert any(
+        line.startswith(("here a run takes", "what a run takes here cannot be told"))
+        for line in lines
+    )
 
 
 def test_a_run_without_a_single_round_is_told(small: dict[str, Any]) -> None:

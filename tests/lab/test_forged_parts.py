@@ -1,6 +1,8 @@
-"""Forgeries of parts of strategies and of the world, and of figures, all sealed again; those admitted are named.
+"""Forgeries of parts of strategies and of the world, and of figures, all sealed again; those
+admitted are named.
 
-Each changes one thing in all books that have it, as a forger would who knows the files but not the rules behind them.
+Each changes one thing in all books that have it, as a forger would who knows the files but not
+the rules behind them.
 """
 
 import copy
@@ -34,7 +36,10 @@ _BASE: dict[str, Any] = {
     "seed": 6,
     "data": {"source": "digits", "partition": {"kind": "dirichlet", "alpha": 1.0}},
     "model": {"kind": "mlp", "hidden": [6]},
-    "population": {"devices": 8, "speed": {"kind": "lognormal", "median": "40 samples/s", "spread": 2.0}},
+    "population": {
+        "devices": 8,
+        "speed": {"kind": "lognormal", "median": "40 samples/s", "spread": 2.0},
+    },
     "network": {
         "kind": "star",
         "server": {"down": "400 kbit/s", "up": "50 kbit/s"},
@@ -46,7 +51,13 @@ _BASE: dict[str, Any] = {
 _CELL = {"down": "300 kbit/s", "up": "60 kbit/s"}
 _DEVICE = {"down": "200 kbit/s", "up": "60 kbit/s"}
 _SLOTS = {"kind": "upload-slots", "slots": 2}
-_OUTAGE = {"kind": "link-outage", "link": "server up", "every": "1 s", "lasts": "500 ms", "rate": "1 kbit/s"}
+_OUTAGE = {
+    "kind": "link-outage",
+    "link": "server up",
+    "every": "1 s",
+    "lasts": "500 ms",
+    "rate": "1 kbit/s",
+}
 _HEAT = {"kind": "heat", "warms": "3 s", "slow_at": 0.5, "fast_at": 0.4}
 _PRIVATE = {"kind": "private", "noise": 1.0, "clip": 1.0}
 
@@ -66,7 +77,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "lora": _with(model={"kind": "mlp", "hidden": [6], "lora": {"rank": 2}}),
     "widths": _with(**_of("heterofl", clients_per_round=6, sizes=[1.0, 0.5])),
     "ranks": _with(
-        model={"kind": "mlp", "hidden": [6], "lora": {"rank": 2}}, **_of("hetlora", clients_per_round=6, sizes=[1, 2])
+        model={"kind": "mlp", "hidden": [6], "lora": {"rank": 2}},
+        **_of("hetlora", clients_per_round=6, sizes=[1, 2]),
     ),
     "secure": _with(strategy=_FEDAVG | {"secure_aggregation": {"neighbours": 4}}),
     "private": _with(strategy=_FEDAVG | {"aggregation": _PRIVATE}),
@@ -74,13 +86,24 @@ RUNS: dict[str, dict[str, Any]] = {
     "weighted": _with(strategy=_FEDAVG | {"deadline": "90 s"}),
     "fedbuff": _with(**_of("fedbuff", concurrency=5, buffer=3)),
     "fedasync": _with(**_of("fedasync", concurrency=3)),
-    "cata-fed": _with(**_of("cata-fed", clients_per_round=4, clusters=2, smallest_part=4, deadline="20 s")),
+    "cata-fed": _with(
+        **_of("cata-fed", clients_per_round=4, clusters=2, smallest_part=4, deadline="20 s")
+    ),
     "edges": _with(
-        network={"kind": "tree", "cells": 2, "cell": _CELL, "edge": {"latency": "30 ms"}, "device": _DEVICE},
+        network={
+            "kind": "tree",
+            "cells": 2,
+            "cell": _CELL,
+            "edge": {"latency": "30 ms"},
+            "device": _DEVICE,
+        },
         **_of("hierfavg", clients_per_round=6, kappa2=2),
     ),
     "cells": _with(network={"kind": "tree", "cells": 2, "cell": _CELL, "device": _DEVICE}),
-    "hosts": _with(population=_BASE["population"] | {"host": {"number": 2, "cores": 1, "workers": 2, "start_up": "1 s"}}),
+    "hosts": _with(
+        population=_BASE["population"]
+        | {"host": {"number": 2, "cores": 1, "workers": 2, "start_up": "1 s"}}
+    ),
     "graph": _with(**_of("d-psgd", topology={"kind": "random-regular", "parameters": {"d": 4}})),
     "epidemic": _with(**_of("epidemic", sample_size=2)),
     "gossip": _with(**_of("gossip", topology="ring")),
@@ -88,12 +111,18 @@ RUNS: dict[str, dict[str, Any]] = {
     "processes": _with(world={"processes": [_SLOTS, _OUTAGE]}),
     "heat": _with(world={"processes": [_HEAT]}),
     "own": _with(world={"processes": [{"kind": "tests.lab.test_forged_parts:beacon"}]}),
-    "metrics": _with(data={"source": {"kind": "linear"}}, model={"kind": "logistic"}, objective={"kind": "regression"}),
+    "metrics": _with(
+        data={"source": {"kind": "linear"}},
+        model={"kind": "logistic"},
+        objective={"kind": "regression"},
+    ),
 }
 
 
 class Books:
-    """The content of a run folder, to be changed; ``forged`` is the folder with what has been changed."""
+    """The content of a run folder, to be changed; ``forged`` is the folder with what has been
+    changed.
+    """
 
     def __init__(self, honest: Cached) -> None:
         self.scenario = copy.deepcopy(honest.scenario)
@@ -111,7 +140,10 @@ class Books:
 
     def forged(self) -> Forged:
         """As if sealed again."""
-        tables = {name: pa.Table.from_pylist(rows, schema=self._honest.table(name).schema) for name, rows in self._rows.items()}
+        tables = {
+            name: pa.Table.from_pylist(rows, schema=self._honest.table(name).schema)
+            for name, rows in self._rows.items()
+        }
         summary = self.summary | {key: self.scenario.get(key) for key in ("seed", "name")}
         summary |= {"strategy": self.scenario["strategy"]["kind"]}
         return Forged(self._honest, scenario=self.scenario, summary=summary, tables=tables)
@@ -154,7 +186,10 @@ def scaled(factor: float, purpose: str | None = None, only: int | None = None) -
 
     def forge(books: Books) -> None:
         def wanted(payloads: Any, task: Any) -> bool:
-            return (purpose is None or any(name == purpose for name, _ in payloads)) and only in (None, task)
+            return (purpose is None or any(name == purpose for name, _ in payloads)) and only in (
+                None,
+                task,
+            )
 
         def times(sizes: dict[str, Any], payloads: Any) -> Any:
             for key in ("bytes", "delivered", "wire_bytes"):
@@ -170,7 +205,9 @@ def scaled(factor: float, purpose: str | None = None, only: int | None = None) -
         for row in books.rows(files.TRANSFERS):
             payloads = json.loads(row["payloads"])
             if wanted(payloads, row["task"]):
-                row["payloads"] = json.dumps(times(row, payloads), sort_keys=True, separators=(",", ":"))
+                row["payloads"] = json.dumps(
+                    times(row, payloads), sort_keys=True, separators=(",", ":")
+                )
         _sum_up(books)
 
     return forge
@@ -181,13 +218,21 @@ def _sum_up(books: Books) -> None:
     transfers, begin = books.rows(files.TRANSFERS), -math.inf
     for row in books.rows(files.ROUNDS):
         for way in ("down", "up", "peer"):
-            moved = [one["delivered"] for one in transfers if begin < one["end"] <= row["time"] and one["direction"] == way]
-            row[f"bytes_{way}"] = sum(moved) if way != "peer" or row["bytes_peer"] is not None else None
+            moved = [
+                one["delivered"]
+                for one in transfers
+                if begin < one["end"] <= row["time"] and one["direction"] == way
+            ]
+            row[f"bytes_{way}"] = (
+                sum(moved) if way != "peer" or row["bytes_peer"] is not None else None
+            )
         begin = row["time"]
     purposes: dict[str, float] = {}
     for row in transfers:
         for name, size in json.loads(row["payloads"]):
-            purposes[name] = purposes.get(name, 0.0) + size * (row["delivered"] / row["bytes"] if row["bytes"] else 0.0)
+            purposes[name] = purposes.get(name, 0.0) + size * (
+                row["delivered"] / row["bytes"] if row["bytes"] else 0.0
+            )
     stated = books.summary["bytes"]
     stated["by_purpose"] = {name: purposes.get(name, 0.0) for name in stated["by_purpose"]}
     for way in ("down", "up", "peer"):
@@ -215,9 +260,15 @@ def of_rounds(key: str, change: Callable[[Any], Any]) -> Forge:
     def forge(books: Books) -> None:
         for row in books.rows(files.ROUNDS):
             row[key] = change(row[key])
-        data("round", lambda content: content.update({key: change(content[key])} if key in content else {}))(books)
+        data(
+            "round",
+            lambda content: content.update({key: change(content[key])} if key in content else {}),
+        )(books)
         if key == "epsilon":
-            data("round", lambda content: content if content.get(key) is not None else content.pop(key, None))(books)
+            data(
+                "round",
+                lambda content: content if content.get(key) is not None else content.pop(key, None),
+            )(books)
 
     return forge
 
@@ -254,7 +305,11 @@ def another_receiver(books: Books) -> None:
     content = json.loads(row["data"])
     number = int(content["destination"].split()[1])
     other = f"device {(number + 3) % 8}"
-    told = next(one for one in books.rows(files.TRANSFERS) if one["end"] == row["time"] and one["sender"] == content["source"])
+    told = next(
+        one
+        for one in books.rows(files.TRANSFERS)
+        if one["end"] == row["time"] and one["sender"] == content["source"]
+    )
     content["destination"] = told["receiver"] = other
     row["data"] = json.dumps(content, sort_keys=True, separators=(",", ":"))
 
@@ -274,12 +329,17 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "all bytes halved in all books": scaled(0.5),
         "updates halved in all books": scaled(0.5, "update"),
         "levels": said("messages.up.levels", 127),
-        "codec up": said("messages.up", {"kind": "int8", "encodes": "change", "error_feedback": False}),
+        "codec up": said(
+            "messages.up", {"kind": "int8", "encodes": "change", "error_feedback": False}
+        ),
         "codec down": said("messages.down", {"kind": "plain", "dtype": "float32"}),
         "bucket": said("messages.up.bucket", 16),
         "number format": said("messages.down", {"kind": "plain", "dtype": "int8"}),
     },
-    "sparse": {"share": said("messages.up.share", 0.4), "random-k": said("messages.up.kind", "random-k")},
+    "sparse": {
+        "share": said("messages.up.share", 0.4),
+        "random-k": said("messages.up.kind", "random-k"),
+    },
     "lora": {
         "rank": said("model.lora.rank", 4),
         "no adapters": said("model.lora", None),
@@ -295,7 +355,10 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "drawn again": said("strategy.redraw", True),
         "updates halved in all books": scaled(0.5, "update"),
     },
-    "ranks": {"ranks": said("strategy.sizes", [1.0, 1.0]), "ranks in another order": said("strategy.sizes", [2.0, 1.0])},
+    "ranks": {
+        "ranks": said("strategy.sizes", [1.0, 1.0]),
+        "ranks in another order": said("strategy.sizes", [2.0, 1.0]),
+    },
     "secure": {
         "neighbours": said("strategy.secure_aggregation.neighbours", 2),
         "all are neighbours": said("strategy.secure_aggregation.neighbours", None),
@@ -327,7 +390,10 @@ FORGERIES: dict[str, dict[str, Forge]] = {
     "weighted": {
         "weights [1, 0, ...]": weighed(_first),
         "even weights": weighed(_even),
-        "weights doubled": data("aggregate", lambda content: content.update(weights=[2 * one for one in content["weights"]])),
+        "weights doubled": data(
+            "aggregate",
+            lambda content: content.update(weights=[2 * one for one in content["weights"]]),
+        ),
         "the plain mean": said(f"{_A}.kind", "mean"),
         "the first": said(f"{_A}.kind", "first"),
         "median": said(f"{_A}.kind", "median"),
@@ -342,7 +408,9 @@ FORGERIES: dict[str, dict[str, Forge]] = {
     },
     "fedbuff": {
         "even weights": weighed(lambda count: [1 / 3] * count),
-        "staleness 0": data("aggregate", lambda content: content.update(staleness=[0] * len(content["tasks"]))),
+        "staleness 0": data(
+            "aggregate", lambda content: content.update(staleness=[0] * len(content["tasks"]))
+        ),
         "buffer": said("strategy.buffer", 2),
         "no discount": said("strategy.staleness_discount", False),
         "concurrency": said("strategy.concurrency", 4),
@@ -359,7 +427,10 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "edge weights": data("edges-combined", lambda content: content.update(weights=[0.9, 0.1])),
         "edge updates halved in all books": scaled(0.5, "edge-update"),
     },
-    "cells": {"cells": said("network.cells", 4), "rate of cells": said("network.cell.up", "200 kbit/s")},
+    "cells": {
+        "cells": said("network.cells", 4),
+        "rate of cells": said("network.cell.up", "200 kbit/s"),
+    },
     "hosts": {
         "workers": said(f"{_H}.workers", 3),
         "no workers": said(f"{_H}.workers", None),
@@ -376,7 +447,10 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "another receiver in all books": another_receiver,
         "all bytes halved in all books": scaled(0.5),
     },
-    "epidemic": {"sample size": said("strategy.sample_size", 3), "another receiver in all books": another_receiver},
+    "epidemic": {
+        "sample size": said("strategy.sample_size", 3),
+        "another receiver in all books": another_receiver,
+    },
     "gossip": {"complete": said("strategy.topology", {"kind": "complete", "parameters": {}})},
     "diloco": {
         "tree": said("strategy.collective", "tree"),
@@ -388,7 +462,8 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "slots": said("world.processes.0.slots", 1),
         "more slots": said("world.processes.0.slots", 4),
         "more slots in all books": both(
-            said("world.processes.0.slots", 4), data("queue", lambda content: content.update(slots=4))
+            said("world.processes.0.slots", 4),
+            data("queue", lambda content: content.update(slots=4)),
         ),
         "no slots": said("world.processes.0", None),
         "outages more often": said("world.processes.1.every", "600 ms"),
@@ -412,7 +487,11 @@ FORGERIES: dict[str, dict[str, Forge]] = {
         "best is": summed("metrics.mse.best_is", "most"),
     },
 }
-CASES = {f"{of}: {name}": (of, forge) for of, forges in FORGERIES.items() for name, forge in forges.items()}
+CASES = {
+    f"{of}: {name}": (of, forge)
+    for of, forges in FORGERIES.items()
+    for name, forge in forges.items()
+}
 
 ADMITTED = {
     "private: clip",
@@ -455,9 +534,15 @@ def found(folder: Cached, forge: Forge, of: str) -> str | None:
 _FEW = ("codecs",)
 
 
-@pytest.mark.parametrize("of", [pytest.param(of, marks=[] if of in _FEW else pytest.mark.long) for of in FORGERIES])
+@pytest.mark.parametrize(
+    "of", [pytest.param(of, marks=[] if of in _FEW else pytest.mark.long) for of in FORGERIES]
+)
 def test_forgeries_of_parts_are_found_or_named(honest: Callable[[str], Cached], of: str) -> None:
-    missed = {f"{of}: {name}" for name, forge in FORGERIES[of].items() if found(honest(of), forge, of) is None}
+    missed = {
+        f"{of}: {name}"
+        for name, forge in FORGERIES[of].items()
+        if found(honest(of), forge, of) is None
+    }
     assert missed == {name for name in ADMITTED if name.startswith(f"{of}: ")}
 
 

@@ -1,4 +1,6 @@
-"""Forgeries that contradict the folder's own files, sealed again as a capable forger would: all are found."""
+"""Forgeries that contradict the folder's own files, sealed again as a capable forger would: all
+are found.
+"""
 
 import json
 import math
@@ -62,16 +64,25 @@ WORLD: dict[str, Any] = {
         "kind": "star",
         "protocol": "tcp",
         "server": {"down": "400 kbit/s", "up": "100 kbit/s"},
-        "device": {"down": {"kind": "choice", "values": ["200 kbit/s", "100 kbit/s"]}, "up": "20 kbit/s", "latency": "50 ms"},
+        "device": {
+            "down": {"kind": "choice", "values": ["200 kbit/s", "100 kbit/s"]},
+            "up": "20 kbit/s",
+            "latency": "50 ms",
+        },
     },
     "stop": {"rounds": 5, "simulated_time": "1 h"},
 }
 RUNS: dict[str, dict[str, Any]] = {
-    "fedavg": WORLD | {"strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}, "energy": ENERGY},
+    "fedavg": WORLD
+    | {"strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}, "energy": ENERGY},
     "ditto": WORLD | {"strategy": {"kind": "ditto", "clients_per_round": 6}},
     "ifca": WORLD | {"strategy": {"kind": "ifca", "groups": 2, "clients_per_round": 6}},
     "fedbuff": WORLD
-    | {"strategy": {"kind": "fedbuff", "concurrency": 6, "buffer": 3}, "learning": "off", "stop": {"simulated_time": "2 min"}}
+    | {
+        "strategy": {"kind": "fedbuff", "concurrency": 6, "buffer": 3},
+        "learning": "off",
+        "stop": {"simulated_time": "2 min"},
+    }
     | {"population": WORLD["population"] | {"samples": {"low": 20, "high": 200}}},
 }
 
@@ -85,7 +96,8 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
     return {name: place / name for name in RUNS}
 
 
-# What a forger does. Each changes one thing, and what follows from it in the figures that sum it up.
+# What a forger does. Each changes one thing, and what follows from it in the figures that sum it
+# up.
 
 
 def say(folder: Path, key: str, value: Any) -> None:
@@ -105,7 +117,9 @@ def say(folder: Path, key: str, value: Any) -> None:
     files.write_summary(folder, summary)
 
 
-def column(folder: Path, name: str, key: str, change: Callable[[np.ndarray[Any, Any]], Any]) -> None:
+def column(
+    folder: Path, name: str, key: str, change: Callable[[np.ndarray[Any, Any]], Any]
+) -> None:
     """Another content for a column of numbers."""
     table = pq.read_table(folder / name)
     place = table.schema.get_field_index(key)
@@ -116,7 +130,11 @@ def column(folder: Path, name: str, key: str, change: Callable[[np.ndarray[Any, 
 
 def times(factor: float, only: int | None = None) -> Callable[[np.ndarray[Any, Any]], Any]:
     def change(values: np.ndarray[Any, Any]) -> Any:
-        factors = np.full(len(values), factor) if only is None else np.where(np.arange(len(values)) == only, factor, 1.0)
+        factors = (
+            np.full(len(values), factor)
+            if only is None
+            else np.where(np.arange(len(values)) == only, factor, 1.0)
+        )
         return (values * factors).astype(values.dtype)
 
     return change
@@ -124,17 +142,28 @@ def times(factor: float, only: int | None = None) -> Callable[[np.ndarray[Any, A
 
 def moved(amount: float) -> Callable[[np.ndarray[Any, Any]], Any]:
     """From the third to the second."""
-    return lambda values: values + amount * (np.arange(len(values)) == 1) - amount * (np.arange(len(values)) == 2)
+    return lambda values: (
+        values + amount * (np.arange(len(values)) == 1) - amount * (np.arange(len(values)) == 2)
+    )
 
 
-def record(folder: Path, kind: str, change: Callable[[dict[str, Any]], Any], step: str | None = None) -> None:
+def record(
+    folder: Path, kind: str, change: Callable[[dict[str, Any]], Any], step: str | None = None
+) -> None:
     """Other data in the fifth record of a kind."""
     rows = pq.read_table(folder / files.EVENTS).to_pylist()
-    row = [row for row in rows if row["kind"] == kind and (step is None or (row["step"], row["outcome"]) == (step, "done"))][4]
+    row = [
+        row
+        for row in rows
+        if row["kind"] == kind and (step is None or (row["step"], row["outcome"]) == (step, "done"))
+    ][4]
     data = json.loads(row["data"])
     change(data)
     row["data"] = json.dumps(data, sort_keys=True, separators=(",", ":"))
-    pq.write_table(pa.Table.from_pylist(rows, schema=pq.read_schema(folder / files.EVENTS)), folder / files.EVENTS)
+    pq.write_table(
+        pa.Table.from_pylist(rows, schema=pq.read_schema(folder / files.EVENTS)),
+        folder / files.EVENTS,
+    )
 
 
 def setting(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -146,7 +175,12 @@ def setting(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
 
 def dirtier(folder: Path, factor: float) -> None:
     """Another intensity of the grid, in all books."""
-    setting(folder, lambda told: [zone.update(hours=[factor * hour for hour in zone["hours"]]) for zone in told["zones"]])
+    setting(
+        folder,
+        lambda told: [
+            zone.update(hours=[factor * hour for hour in zone["hours"]]) for zone in told["zones"]
+        ],
+    )
     for name in (files.ROUNDS, TABLE):
         column(folder, name, "grams", times(factor))
     summary = json.loads((folder / files.SUMMARY).read_text())
@@ -157,7 +191,11 @@ def dirtier(folder: Path, factor: float) -> None:
 def no_model(folder: Path, name: str, member: str = "") -> None:
     """A file of models removed, or one model of it."""
     path = folder / files.MODELS / f"{name}.safetensors"
-    kept = {key: values for key, values in load_file(path).items() if member and not key.startswith(f"{member}/")}
+    kept = {
+        key: values
+        for key, values in load_file(path).items()
+        if member and not key.startswith(f"{member}/")
+    }
     path.unlink()
     if kept:
         save_file(kept, path)
@@ -167,7 +205,13 @@ def wider(folder: Path) -> None:
     """A layer with more outputs."""
     path = folder / files.MODELS / "global.safetensors"
     tensors = load_file(path)
-    save_file({key: np.concatenate([one, one]) if key.startswith("1.") else one for key, one in tensors.items()}, path)
+    save_file(
+        {
+            key: np.concatenate([one, one]) if key.startswith("1.") else one
+            for key, one in tensors.items()
+        },
+        path,
+    )
 
 
 OF_TRAINING: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -176,7 +220,9 @@ OF_TRAINING: dict[str, Callable[[dict[str, Any]], Any]] = {
     "order": lambda data: data.update(epoch_ends=data["epoch_ends"][::-1]),
     "asked": lambda data: data.update(asked=1),
     "more": lambda data: data.update(epochs=3, asked=3),
-    "sooner": lambda data: data.update(epoch_ends=[data["epoch_ends"][0], sum(data["epoch_ends"]) / 2]),
+    "sooner": lambda data: data.update(
+        epoch_ends=[data["epoch_ends"][0], sum(data["epoch_ends"]) / 2]
+    ),
 }
 
 
@@ -223,10 +269,18 @@ SAID: dict[str, list[tuple[str, Any]]] = {
 }
 DONE: dict[str, dict[str, Forge]] = {
     "fedavg": {
-        **{f"speed x {factor}": partial(column, name=files.DEVICES, key="speed", change=times(factor)) for factor in (0.5, 2)},
+        **{
+            f"speed x {factor}": partial(
+                column, name=files.DEVICES, key="speed", change=times(factor)
+            )
+            for factor in (0.5, 2)
+        },
         "one speed": partial(column, name=files.DEVICES, key="speed", change=times(1.1, 3)),
         **{
-            f"samples x {factor}": partial(column, name=files.DEVICES, key="samples", change=times(factor)) for factor in (2, 3)
+            f"samples x {factor}": partial(
+                column, name=files.DEVICES, key="samples", change=times(factor)
+            )
+            for factor in (2, 3)
         },
         "links": partial(column, name=files.DEVICES, key="link_up", change=times(2)),
         "latency": partial(column, name=files.DEVICES, key="latency", change=times(0.5)),
@@ -242,12 +296,20 @@ DONE: dict[str, dict[str, Forge]] = {
         "server": partial(setting, change=lambda told: told["server"].update(j_byte=0.0)),
         "no model": partial(no_model, name="global"),
         "wider": wider,
-        **{what: partial(record, kind="step-end", step="train", change=change) for what, change in OF_TRAINING.items()},
+        **{
+            what: partial(record, kind="step-end", step="train", change=change)
+            for what, change in OF_TRAINING.items()
+        },
     },
-    "ditto": {"no own models": partial(no_model, name="device"), "no common model": partial(no_model, name="global")},
+    "ditto": {
+        "no own models": partial(no_model, name="device"),
+        "no common model": partial(no_model, name="global"),
+    },
     "ifca": {
         "no group": partial(no_model, name="group", member="0"),
-        "other groups": partial(column, name=files.DEVICES, key="group", change=lambda group: np.nan_to_num(group) + 7),
+        "other groups": partial(
+            column, name=files.DEVICES, key="group", change=lambda group: np.nan_to_num(group) + 7
+        ),
     },
 }
 CASES: dict[str, tuple[str, Forge]] = {
@@ -261,8 +323,18 @@ OF_ENERGY = [name for name in CHECKS if "energy" in name or "battery" in name]
 
 
 FEW = [
-    *("fedavg: strategy.clients_per_round = 5", "fedavg: stop.rounds = 4", 'fedavg: stop.simulated_time = "10 s"'),
-    *('fedavg: model = {"kind": "logistic"}', "fedavg: no model", "fedavg: one speed", "fedavg: samples x 2", "fedavg: epochs"),
+    *(
+        "fedavg: strategy.clients_per_round = 5",
+        "fedavg: stop.rounds = 4",
+        'fedavg: stop.simulated_time = "10 s"',
+    ),
+    *(
+        'fedavg: model = {"kind": "logistic"}',
+        "fedavg: no model",
+        "fedavg: one speed",
+        "fedavg: samples x 2",
+        "fedavg: epochs",
+    ),
     *("fedavg: a joule", "fedavg: twice the carbon", "fedavg: one capacity", "fedavg: bytes"),
     'fedavg: network.protocol.header = "40 B"',
 ]
@@ -280,7 +352,9 @@ def passing(honest: Mapping[str, Path], place: Path, cases: Iterable[str]) -> It
         if not problems:
             yield name
         assert "every file is there, whole and as it was sealed" not in problems, name
-        assert not any("cannot be checked" in text for told in problems.values() for text in told), (name, problems)
+        assert not any(
+            "cannot be checked" in text for told in problems.values() for text in told
+        ), (name, problems)
         shutil.rmtree(folder)
 
 
@@ -288,7 +362,9 @@ def test_forgeries_of_each_kind_are_found(honest: Mapping[str, Path], tmp_path: 
     assert list(passing(honest, tmp_path, FEW)) == []
 
 
-def test_sealed_again_and_not_changed_a_run_passes(honest: Mapping[str, Path], tmp_path: Path) -> None:
+def test_sealed_again_and_not_changed_a_run_passes(
+    honest: Mapping[str, Path], tmp_path: Path
+) -> None:
     for of, whole in honest.items():
         reseal(shutil.copytree(whole, tmp_path / of))
         assert found(tmp_path / of) == set()
@@ -300,11 +376,17 @@ def test_all_forgeries_are_found(honest: Mapping[str, Path], tmp_path: Path) -> 
     assert list(passing(honest, tmp_path, CASES)) == []
 
 
-def test_a_damaged_table_of_energy_is_a_finding_and_no_warning(honest: Mapping[str, Path], tmp_path: Path) -> None:
-    """Numbers that are none, infinite or missing, and zones that do not exist: warnings are errors here."""
+def test_a_damaged_table_of_energy_is_a_finding_and_no_warning(
+    honest: Mapping[str, Path], tmp_path: Path
+) -> None:
+    """Numbers that are none, infinite or missing, and zones that do not exist: warnings are
+    errors here.
+    """
     folder = shutil.copytree(honest["fedavg"], tmp_path / "run")
     whole = pq.read_table(folder / TABLE)
-    for name, wrong in zip(whole.column_names[1:], cycle((math.nan, math.inf, -math.inf, 1e308, None)), strict=False):
+    for name, wrong in zip(
+        whole.column_names[1:], cycle((math.nan, math.inf, -math.inf, 1e308, None)), strict=False
+    ):
         place = whole.schema.get_field_index(name)
         field = whole.schema.field(place)
         values = [wrong if field.type == pa.float64() else 10**6, *whole[name].to_pylist()[1:]]

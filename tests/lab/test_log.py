@@ -1,4 +1,6 @@
-"""Logs as they are met: what is read and refused, with one message each; devices and links that are known are found in them."""
+"""Logs as they are met: what is read and refused, with one message each; devices and links that
+are known are found in them.
+"""
 
 import math
 from collections import Counter
@@ -27,7 +29,13 @@ HEAD = "client,round,what,start,end,bytes,samples"
 
 
 def task(
-    name: str, number: int, begin: float, device: Device, size: float = SIZE, samples: int = 100, wait: float = 0.0
+    name: str,
+    number: int,
+    begin: float,
+    device: Device,
+    size: float = SIZE,
+    samples: int = 100,
+    wait: float = 0.0,
 ) -> str:
     speed, down, up = device
     got = begin + wait + size / down
@@ -43,10 +51,22 @@ def written(path: Path, text: str, head: str = HEAD) -> Path:
     return path
 
 
-def rounds(count: int, devices: Sequence[Device] = DEVICES, sizes: Sequence[float] = (SIZE,), wait: float = 0.0) -> str:
+def rounds(
+    count: int,
+    devices: Sequence[Device] = DEVICES,
+    sizes: Sequence[float] = (SIZE,),
+    wait: float = 0.0,
+) -> str:
     """Synchronous rounds of all devices, 100 s apart; sizes take turns."""
     return "".join(
-        task(f"phone {name}", number, 1000.0 + 100.0 * number, device, sizes[number % len(sizes)], wait=wait)
+        task(
+            f"phone {name}",
+            number,
+            1000.0 + 100.0 * number,
+            device,
+            sizes[number % len(sizes)],
+            wait=wait,
+        )
         for number in range(count)
         for name, device in enumerate(devices)
     )
@@ -88,7 +108,9 @@ def test_parquet_dates_and_servers_rows(tmp_path: Path) -> None:
     for name in ("start", "end"):
         table[name] = pd.to_datetime(table[name], unit="s", utc=True)
     table.to_parquet(tmp_path / "a.parquet")
-    table.assign(start=table["start"].astype(str), end=table["end"].astype(str)).to_csv(tmp_path / "dates.csv", index=False)
+    table.assign(start=table["start"].astype(str), end=table["end"].astype(str)).to_csv(
+        tmp_path / "dates.csv", index=False
+    )
     for name in ("a.csv", "a.parquet", "dates.csv"):
         log = read_log(tmp_path / name, LogDefaults())
         np.testing.assert_allclose(log.rounds.end - log.rounds.start, [12, 11.5])
@@ -107,7 +129,11 @@ def test_what_is_the_same_in_all_rows_can_be_said_beside_the_log(tmp_path: Path)
 
 def test_versions_that_overlap_are_of_an_asynchronous_server(tmp_path: Path) -> None:
     for apart in (30.0, 12.0):
-        tasks = (task(str(one), number, 10.0 * one + apart * number, DEVICES[2]) for number in range(5) for one in range(2))
+        tasks = (
+            task(str(one), number, 10.0 * one + apart * number, DEVICES[2])
+            for number in range(5)
+            for one in range(2)
+        )
         assert read("".join(tasks), tmp_path).synchronous == (apart == 30.0)
 
 
@@ -115,11 +141,16 @@ def test_what_a_run_asks_before_its_rounds_is_left_out(tmp_path: Path) -> None:
     """TiFL's profiling is of no round."""
     tifl = {"kind": "tifl", "clients_per_round": 8, "tiers": 3}
     run(quiet_world(tifl, rounds=9) | {"learning": "off"}, tmp_path / "run")
-    asked = [(event["device"], event["round"]) for event in RunFolder(tmp_path / "run").events if event["kind"] == "task-start"]
+    asked = [
+        (event["device"], event["round"])
+        for event in RunFolder(tmp_path / "run").events
+        if event["kind"] == "task-start"
+    ]
     often = Counter(device for device, number in asked if number is not None)
     assert len(asked) > often.total()
     log = read_log(tmp_path / "run", LogDefaults())
-    assert len(log.tasks.number) == sum(count for count in often.values() if count > 1)  # who was asked once is left out, too
+    # who was asked once is left out, too
+    assert len(log.tasks.number) == sum(count for count in often.values() if count > 1)
     assert set(log.tasks.number.tolist()) <= set(range(9))
 
 
@@ -164,7 +195,9 @@ def test_a_client_with_one_task_is_left_out(tmp_path: Path) -> None:
 
 
 def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
-    """A download in two pieces at once, and an upload that goes on while the next round's download does."""
+    """A download in two pieces at once, and an upload that goes on while the next round's
+    download does.
+    """
     first = "a,0,down,0,2,5,\na,0,down,1,3,7,\na,0,train,3,5,,10\na,0,up,5,9,4,\n"
     text = first + "a,1,down,6,8,4,\na,1,train,9,11,,10\na,1,up,11,12,4,\n"
     tasks = read(text, tmp_path).tasks
@@ -174,18 +207,26 @@ def test_several_transfers_of_a_client_at_once_are_read(tmp_path: Path) -> None:
 
 
 def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
-    """Two sites and three rounds: 2 s down, 10 s of training, 4 s up; both ways in which NVFlare has written sizes."""
+    """Two sites and three rounds: 2 s down, 10 s of training, 4 s up; both ways in which NVFlare
+    has written sizes.
+    """
 
     def line(second: int, text: str, who: str = "Communicator") -> str:
         return f"2024-03-01 10:{second // 60:02}:{second % 60:02},500 - {who} - INFO - {text}\n"
 
     old = "Received from demo server  (4000 Bytes). getTask: train time: 2.0 seconds"
-    new = "Received from demo server. getTask: train size: 3.9KB (4000 Bytes) time: 2.000000 seconds"
+    new = (
+        "Received from demo server. getTask: train size: 3.9KB (4000 Bytes) time: 2.000000 seconds"
+    )
     for site in (1, 2):
         text = ""
         for number in range(3):
-            text += line(30 * number + 2, old if number else new) + line(5, "[identity=site-1]: invoking", "ClientRunner")
-            text += line(30 * number + 16, "SubmitUpdate size: 3.9KB (4000 Bytes). time: 4.0 seconds")
+            text += line(30 * number + 2, old if number else new) + line(
+                5, "[identity=site-1]: invoking", "ClientRunner"
+            )
+            text += line(
+                30 * number + 16, "SubmitUpdate size: 3.9KB (4000 Bytes). time: 4.0 seconds"
+            )
         (tmp_path / f"site-{site}").mkdir()
         (tmp_path / f"site-{site}" / "log.txt").write_text(text)
     log = read_log(tmp_path, LogDefaults(samples=100))
@@ -195,30 +236,44 @@ def test_logs_of_nvflares_clients(tmp_path: Path) -> None:
         assert took(steps) == pytest.approx([seconds] * 6)
     with pytest.raises(DataError, match="logs no samples"):
         read_log(tmp_path, LogDefaults())
-    (tmp_path / "server.log").write_text("INFO :      [ROUND 1]\nINFO :      aggregate_fit: received 2 results\n")
+    (tmp_path / "server.log").write_text(
+        "INFO :      [ROUND 1]\nINFO :      aggregate_fit: received 2 results\n"
+    )
     with pytest.raises(DataError, match="what Flower's server says"):
         read_log(tmp_path / "server.log", LogDefaults())
 
 
 def appfl(folder: Path, asynchronous: bool) -> None:
-    """The logs of a server and two clients, four rounds of two epochs: 1 s or 2 s down, 4 s or 6 s an epoch, 3 s up."""
+    """The logs of a server and two clients, four rounds of two epochs: 1 s or 2 s down, 4 s or 6
+    s an epoch, 3 s up.
+    """
 
     def line(second: float, who: str, text: str, look: str = "appfl: \x1b[1m[") -> str:
-        return f"{look}2025-01-19 04:{int(second) // 60:02}:{second % 60:06.3f} {who}]: {text}".replace(".", ",", 1)
+        return f"{look}2025-01-19 04:{int(second) // 60:02}:{second % 60:06.3f} {who}]: {text}".replace(
+            ".", ",", 1
+        )
 
-    titles = " ".join(f"{name:>10}" for name in ("Round", "Epoch", "Pre Val?", "Time", "Train Loss", "Val Loss"))
+    titles = " ".join(
+        f"{name:>10}" for name in ("Round", "Epoch", "Pre Val?", "Time", "Train Loss", "Val Loss")
+    )
     server, ends = ["Starting the server"], {"Client1": [0.0], "Client2": [0.0]}
     logs = {name: [line(0, name, "Logging to x.txt"), line(0, name, titles)] for name in ends}
     for number in range(4):
         for place, (name, at) in enumerate(ends.items(), 1):
             got = (at[-1] if asynchronous else max(end[number] for end in ends.values())) + place
-            logs[name].append(line(got, name, f"{number:>10} {0:>10} {'Y':>10} {'':>10} {'':>10} 0.5"))
+            logs[name].append(
+                line(got, name, f"{number:>10} {0:>10} {'Y':>10} {'':>10} {'':>10} 0.5")
+            )
             for epoch in (1, 2):
                 took = 2 + 2 * place
                 row = f"{number:>10} {epoch:>10} {'N':>10} {took:10.4f} 0.1 0.5"
                 logs[name].append(line(got + epoch * took, name, row, "["))
             at.append(got + 2 * took + 3)
-            server.append(line(at[-1], "INFO server", f"Received UpdateGlobalModel request from client {name}"))
+            server.append(
+                line(
+                    at[-1], "INFO server", f"Received UpdateGlobalModel request from client {name}"
+                )
+            )
     for name, lines in {**logs, "Server": server}.items():
         (folder / f"result_{name}_2025.txt").write_text("\n".join(lines))
 
@@ -231,7 +286,11 @@ def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
     assert log.synchronous != asynchronous
     assert sorted(log.tasks.number) == [1, 1, 2, 2, 3, 3]
     assert set(log.tasks.epochs) == {2}
-    for steps, seconds in ((log.tasks.down, (1, 2)), (log.tasks.train, (8, 12)), (log.tasks.up, (3, 3))):
+    for steps, seconds in (
+        (log.tasks.down, (1, 2)),
+        (log.tasks.train, (8, 12)),
+        (log.tasks.up, (3, 3)),
+    ):
         assert took(steps) == pytest.approx(np.array(seconds)[log.tasks.client])
     fitted = fit(log.tasks, 2).world
     assert fitted.down == pytest.approx([8e6, 4e6])
@@ -240,11 +299,16 @@ def test_logs_of_appfl(asynchronous: bool, tmp_path: Path) -> None:
         read_log(tmp_path, LogDefaults(samples=100))
     server = tmp_path / "result_Server_2025.txt"
     server.write_text(server.read_text().replace("client Client2", "client 12e7104d"))
-    with pytest.raises(DataError, match=r"updates of 'Client1, 12e7104d'.* trainings of 'Client1, Client2'.*client_id"):
+    with pytest.raises(
+        DataError,
+        match=r"updates of 'Client1, 12e7104d'.* trainings of 'Client1, Client2'.*client_id",
+    ):
         read_log(tmp_path, LogDefaults(bytes=8e6, samples=100))
 
 
-def fitted_to(text: str, folder: Path, latency: float | None = None, protocol: Tcp | None = None) -> Fitted:
+def fitted_to(
+    text: str, folder: Path, latency: float | None = None, protocol: Tcp | None = None
+) -> Fitted:
     log = read(text, folder)
     return fit(log.tasks, len(log.clients), latency, protocol)
 
@@ -271,7 +335,9 @@ def test_sizes_that_differ_tell_latency_from_rate(tmp_path: Path) -> None:
 
 
 def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
-    """By TCP with 0.02 s of latency: after n round trips of 0.04 s, each twice the window before, at the link's rate."""
+    """By TCP with 0.02 s of latency: after n round trips of 0.04 s, each twice the window
+    before, at the link's rate.
+    """
     text = ""
     for number, size in enumerate((1e6, 2e6, 4e6, 1e6, 2e6, 4e6)):
         for name, (speed, down, up) in enumerate(DEVICES):
@@ -279,7 +345,9 @@ def test_sizes_that_differ_tell_latency_from_slow_start(tmp_path: Path) -> None:
             for rate in (down, up):
                 trips = math.ceil(math.log2(rate * 0.04 / 15140)) if rate * 0.04 > 15140 else 0
                 times.append(0.02 + trips * 0.04 + (wire - 15140 * (2**trips - 1)) / rate)
-            text += task(str(name), number, begin, (speed, size / times[0], size / times[1]), size=size)
+            text += task(
+                str(name), number, begin, (speed, size / times[0], size / times[1]), size=size
+            )
     links = fitted_to(text, tmp_path, protocol=Tcp()).world
     np.testing.assert_allclose(links.latency, 0.02, rtol=1e-6)
     np.testing.assert_allclose(links.down, DOWN, rtol=1e-6)
@@ -303,7 +371,13 @@ def test_jitter(tmp_path: Path) -> None:
 def test_a_fixed_part_of_trainings(tmp_path: Path) -> None:
     text = ""
     for number, samples in enumerate((50, 100, 200, 400)):
-        lines = task("a", number, 100.0 * number, (samples / (3.0 + samples / 20.0), 1e6, 1e6), samples=samples)
+        lines = task(
+            "a",
+            number,
+            100.0 * number,
+            (samples / (3.0 + samples / 20.0), 1e6, 1e6),
+            samples=samples,
+        )
         text += lines + task("b", number, 100.0 * number, (20.0, 1e6, 1e6))
     found = fitted_to(text, tmp_path)
     assert found.overhead[0] == pytest.approx(3.0)
@@ -325,20 +399,30 @@ def test_presence_that_the_log_says_and_that_cohorts_do_not_tell(tmp_path: Path)
     def of(lines: str) -> Presence | None:
         return presence(read(lines, tmp_path))
 
-    on = ("phone 0,,on,1000,1040", "phone 0,,on,1100,1211.25", "phone 1,,on,1000,1211.25", "phone 2,,on,1000,1211.25")
+    on = (
+        "phone 0,,on,1000,1040",
+        "phone 0,,on,1100,1211.25",
+        "phone 1,,on,1000,1211.25",
+        "phone 2,,on,1000,1211.25",
+    )
     there = of(rounds(3) + "".join(f"{line},,\n" for line in on))
     assert there is not None
     assert there.mean_off == pytest.approx(60.0)
     assert there.share[0] == pytest.approx(1 - 60 / 211.25)
     assert of(rounds(3)) is None  # nobody is ever away
     asked = (
-        task(str(one), number, 100.0 * number, DEVICES[0]) for number in range(9) for one in range(6) if (one + number) % 3
+        task(str(one), number, 100.0 * number, DEVICES[0])
+        for number in range(9)
+        for one in range(6)
+        if (one + number) % 3
     )
     assert of("".join(asked)) is None  # two of three are asked
 
 
 def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:
-    """Ten at once get 100 kB/s each: three of them alone would get a third of the whole, not a tenth."""
+    """Ten at once get 100 kB/s each: three of them alone would get a third of the whole, not a
+    tenth.
+    """
     found = fitted_to(rounds(4, [(20.0, 1e5, 1e5)] * 10), tmp_path)
     assert found.world.server == pytest.approx({"down": 1e6, "up": 1e6})
     assert found.world.down.tolist() == pytest.approx([1e6] * 10)
@@ -348,6 +432,8 @@ def test_many_clients_of_one_rate_share_a_link(tmp_path: Path) -> None:
 def test_tiny_messages_tell_no_rate_and_nothing_is_infinite(tmp_path: Path) -> None:
     small = fitted_to(rounds(4, sizes=(1000.0,)), tmp_path)
     assert all("they tell latency, not the links' rates" in note for note in small.notes)
-    only = fitted_to("".join(line for line in rounds(4).splitlines(True) if ",down," not in line), tmp_path)
+    only = fitted_to(
+        "".join(line for line in rounds(4).splitlines(True) if ",down," not in line), tmp_path
+    )
     assert only.world.down.tolist() == only.world.up.tolist()
     assert only.notes == ("nothing tells the links down: they are taken for those up",)

@@ -1,4 +1,6 @@
-"""What a user gives is used, or refused by name: no override, choice, target or option is lost in silence."""
+"""What a user gives is used, or refused by name: no override, choice, target or option is lost
+in silence.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,39 @@ PARTS = {
     "own": {"changes": {"training.lr": 0.3}},
     "table": {"changes": {"training": {"batch_size": 5}, "strategy.local_epochs": 4}},
 }
-SETS = {"links": {"usual": {"network.device.up": "20 kbit/s"}, "slow": {"network.device.up": "5 kbit/s"}}}
+SETS = {
+    "links": {
+        "usual": {"network.device.up": "20 kbit/s"},
+        "slow": {"network.device.up": "5 kbit/s"},
+    }
+}
 FELT = [
     (("training.lr=0.7",), ("part=own",), "parts.own.changes says training.lr = 0.3"),
-    (("training.lr=0.7",), ("part=own", "seed=1", "fedavg"), "parts.own.changes says training.lr = 0.3"),
-    (("strategy.local_epochs=3",), ("part=table",), "parts.table.changes says strategy.local_epochs = 4"),
-    (("strategy.mu=0.5", "strategy.kind=fedprox"), ("fedprox", "part=own"), "variants.fedprox says strategy.mu = 0.1"),
-    (("network.device.up=1 kbit/s",), ("links=slow",), "sets.links.slow says network.device.up = '5 kbit/s'"),
-    (("stop.rounds=2", "training.batch_size=7"), ("part=table",), "parts.table.changes says training.batch_size = 5"),
+    (
+        ("training.lr=0.7",),
+        ("part=own", "seed=1", "fedavg"),
+        "parts.own.changes says training.lr = 0.3",
+    ),
+    (
+        ("strategy.local_epochs=3",),
+        ("part=table",),
+        "parts.table.changes says strategy.local_epochs = 4",
+    ),
+    (
+        ("strategy.mu=0.5", "strategy.kind=fedprox"),
+        ("fedprox", "part=own"),
+        "variants.fedprox says strategy.mu = 0.1",
+    ),
+    (
+        ("network.device.up=1 kbit/s",),
+        ("links=slow",),
+        "sets.links.slow says network.device.up = '5 kbit/s'",
+    ),
+    (
+        ("stop.rounds=2", "training.batch_size=7"),
+        ("part=table",),
+        "parts.table.changes says training.batch_size = 5",
+    ),
 ]
 
 
@@ -35,12 +62,16 @@ def unfolded(*words: object) -> str:
 
 
 def listed(study: Path, changes: tuple[str, ...], only: tuple[str, ...]) -> Any:
-    words = [word for change in changes for word in ("--set", change)] + [word for text in only for word in ("--only", text)]
+    words = [word for change in changes for word in ("--set", change)] + [
+        word for text in only for word in ("--only", text)
+    ]
     return call("study", study, "--out", study.parent / "out", "--dry-run", *words)
 
 
 @pytest.mark.parametrize(
-    ("changes", "only", "says"), FELT, ids=[" ".join(only) + " " + changes[0] for changes, only, _ in FELT]
+    ("changes", "only", "says"),
+    FELT,
+    ids=[" ".join(only) + " " + changes[0] for changes, only, _ in FELT],
 )
 def test_an_override_that_no_chosen_run_feels_is_refused(
     parted: Path, changes: tuple[str, ...], only: tuple[str, ...], says: str
@@ -54,7 +85,10 @@ def test_an_override_that_no_chosen_run_feels_is_refused(
 def test_an_override_that_some_runs_do_not_feel_says_which(parted: Path) -> None:
     told = listed(parted, ("training.lr=0.7",), ())
     assert told.exit_code == 0
-    assert "does not reach 2 of 8 lines, such as 'fedavg, part=own': parts.own.changes says training.lr = 0.3" in told.stderr
+    assert (
+        "does not reach 2 of 8 lines, such as 'fedavg, part=own': parts.own.changes says "
+        "training.lr = 0.3" in told.stderr
+    )
     assert listed(parted, ("training.lr=0.7",), ("part=plain",)).stderr == ""
 
 
@@ -66,7 +100,9 @@ def test_an_override_that_some_runs_do_not_feel_says_which(parted: Path) -> None
         (("part=plain", "seed=3"), "--only seed is '3'; allowed are 1, 2"),
     ],
 )
-def test_a_choice_that_chooses_nothing_is_refused(parted: Path, only: tuple[str, ...], says: str) -> None:
+def test_a_choice_that_chooses_nothing_is_refused(
+    parted: Path, only: tuple[str, ...], says: str
+) -> None:
     told = listed(parted, (), only)
     assert (told.exit_code, says in told.output) == (2, True), told.output
 
@@ -83,7 +119,9 @@ def test_the_target_that_is_asked_for_is_answered(study: Path) -> None:
 
 
 def test_a_goal_without_figures_says_so(study: Path) -> None:
-    assert "No run has a figure to rank by energy." in unfolded("compare", study, "--goal", "energy")
+    assert "No run has a figure to rank by energy." in unfolded(
+        "compare", study, "--goal", "energy"
+    )
 
 
 def test_runs_that_were_left_out_are_no_lines(parted: Path) -> None:
@@ -109,10 +147,16 @@ UNUSED = [
     ("report RUN --port 8000", "--port is 8000, but nothing is served"),
     ("report RUN --watch --out x.html", "--watch writes no file"),
     ("run quickstart --out OUT --port 8000", "--port is 8000, but nothing is served"),
-    ("run quickstart --out OUT --executor inline --workers 4", "--workers is 4, but --executor is 'inline'"),
+    (
+        "run quickstart --out OUT --executor inline --workers 4",
+        "--workers is 4, but --executor is 'inline'",
+    ),
     ("run quickstart --out OUT --address auto", "only 'ray' has an address"),
     ("run quickstart --out OUT --seed 3 --set seed=4", "is undone by another change"),
-    ("run quickstart --out OUT --set stop.rounds=1 --set stop.rounds=2", "is undone by another change"),
+    (
+        "run quickstart --out OUT --set stop.rounds=1 --set stop.rounds=2",
+        "is undone by another change",
+    ),
     ("check quickstart --seed 3 --set seed=4", "is undone by another change"),
     ("study quickstart-study --out OUT --dry-run --quiet", "--quiet prints nothing"),
 ]
@@ -123,6 +167,11 @@ def test_an_option_that_would_change_nothing_is_refused(
     words: str, says: str, runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    told = call(*[str(runs["off"]) if word == "RUN" else "out" if word == "OUT" else word for word in words.split()])
+    told = call(
+        *[
+            str(runs["off"]) if word == "RUN" else "out" if word == "OUT" else word
+            for word in words.split()
+        ]
+    )
     assert (told.exit_code, says in told.output) == (2, True), told.output
     assert [*tmp_path.iterdir()] == []

@@ -1,4 +1,6 @@
-"""Progress of a run, and what reaches a terminal, a real one: nothing that it obeys, whatever the files say."""
+"""Progress of a run, and what reaches a terminal, a real one: nothing that it obeys, whatever
+the files say.
+"""
 
 import importlib.util
 import io
@@ -32,7 +34,8 @@ EVIL = "\x1b]0;owned\x07\x9b8m\x9d\u202eevil\u2066\u200b\u00ad\ufeff[red]x[/red]
 FILE = EVIL.replace("/", "")
 _INVISIBLE = r"\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff"
 _OBEYED = re.compile(rf"[\x00-\x08\x0b\x0c\x0e-\x1a\x1c-\x1f\x7f-\x9f{_INVISIBLE}]")
-_OF_RICH = re.compile(r"\x1b\[(\d+(;\d+)*m|\?25[hl]|2K|\d+A)")  # colours, the cursor, and what is drawn over
+# colours, the cursor, and what is drawn over
+_OF_RICH = re.compile(r"\x1b\[(\d+(;\d+)*m|\?25[hl]|2K|\d+A)")
 
 _MANY = """
 import json, sys
@@ -46,11 +49,15 @@ for words in json.loads(sys.argv[1]):
 
 
 def on_a_terminal(folder: Path, *commands: list[str]) -> tuple[list[int], str]:
-    """Carry commands out one after another where stdout and stderr are a terminal; how each ended, and what was seen."""
+    """Carry commands out one after another where stdout and stderr are a terminal; how each
+    ended, and what was seen.
+    """
     ours, theirs = pty.openpty()
     environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", _MANY, json.dumps(commands)]
-    process = popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment)
+    process = popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder, env=environment
+    )
     os.close(theirs)
     seen = b""
     while True:
@@ -75,7 +82,10 @@ def damaged_events(run: Path) -> None:
     kinds = table["kind"].cast(pa.string()).to_pylist()
     kinds[5] = EVIL
     at = table.schema.get_field_index("kind")
-    pq.write_table(table.set_column(at, "kind", pa.array(kinds).cast(table.schema.field("kind").type)), run / "events.parquet")
+    pq.write_table(
+        table.set_column(at, "kind", pa.array(kinds).cast(table.schema.field("kind").type)),
+        run / "events.parquet",
+    )
 
 
 def another_file(run: Path) -> None:
@@ -83,7 +93,9 @@ def another_file(run: Path) -> None:
 
 
 @pytest.fixture
-def hostile(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
+def hostile(
+    small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+) -> Path:
     """A folder full of what a stranger may send."""
     place = tmp_path / "place"
     place.mkdir()
@@ -102,9 +114,15 @@ def hostile(small: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any
         (place / f"{name}.toml").write_text(tomli_w.dumps(small | wrong))
     np.savez(place / "evil.npz", **{EVIL: np.zeros(3)})
     (place / "broken.toml").write_text(f"name = {EVIL}")
-    study = {"name": EVIL, "base": small, "variants": {EVIL: {}, "b": {"strategy.kind": "local", "strategy.local_epochs": 1}}}
+    study = {
+        "name": EVIL,
+        "base": small,
+        "variants": {EVIL: {}, "b": {"strategy.kind": "local", "strategy.local_epochs": 1}},
+    }
     (place / "study.toml").write_text(tomli_w.dumps(study))
-    (place / "grid.toml").write_text(tomli_w.dumps(study | {"variants": {"a": {}}, "grid": {EVIL: [1]}}))
+    (place / "grid.toml").write_text(
+        tomli_w.dumps(study | {"variants": {"a": {}}, "grid": {EVIL: [1]}})
+    )
     changes: list[Callable[[Path], None]] = [damaged_name, damaged_events, another_file]
     for change in changes:
         change(Path(shutil.copytree(run, place / f"{FILE}{change.__name__}")))
@@ -121,7 +139,10 @@ def test_nothing_that_a_terminal_obeys_comes_out_of_a_file(hostile: Path) -> Non
         ["run", f"{FILE}folder.toml", "--out", "x"],
         [EVIL],
         ["check", f"{FILE}.toml", "--no-trial"],
-        *(["check", f"{name}.toml", "--no-trial"] for name in ("kind", "code", "key", "data", "file", "device", "broken")),
+        *(
+            ["check", f"{name}.toml", "--no-trial"]
+            for name in ("kind", "code", "key", "data", "file", "device", "broken")
+        ),
         ["check", "kind.toml", "--debug"],
         ["study", "study.toml", "--out", f"{FILE}study", "--workers", "1"],
         ["study", "study.toml", "--out", f"{FILE}study", "--dry-run"],
@@ -158,7 +179,9 @@ def test_nothing_is_printed_elsewhere() -> None:
     for path in [*(ROOT / "fedsim").rglob("*.py"), ROOT / "analysis" / "__main__.py"]:
         text = path.read_text()
         if path.name not in ("harmless.py", "terminal.py"):
-            assert not re.search(r"click\.echo|rich\.console import .*Console\b|\.stderr\.write", text), path
+            assert not re.search(
+                r"click\.echo|rich\.console import .*Console\b|\.stderr\.write", text
+            ), path
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -166,14 +189,20 @@ def test_it_says_what_is_saved(terminal: bool, monkeypatch: pytest.MonkeyPatch) 
     clock = [100.0]
     monkeypatch.setattr("fedsim.lab.terminal.time.perf_counter", lambda: clock[0])
     shown = io.StringIO()
-    progress = RunProgress(StopSpec(rounds=100), Console(file=shown, force_terminal=terminal, width=200))
+    progress = RunProgress(
+        StopSpec(rounds=100), Console(file=shown, force_terminal=terminal, width=200)
+    )
     for rounds in (5, 10, 15):
         progress.saved(rounds, 2.5 * rounds)
         clock[0] += 0.6
         progress.take(Record(2.5 * rounds + 1, "round", {"round": rounds, "accuracy": None}))
     progress.close()
     text = shown.getvalue()
-    said = ["saved at round 15 (37.5 s)"] if terminal else ["saved at round 5 (12.5 s)", "saved at round 15 (37.5 s)"]
+    said = (
+        ["saved at round 15 (37.5 s)"]
+        if terminal
+        else ["saved at round 5 (12.5 s)", "saved at round 15 (37.5 s)"]
+    )
     assert all(line in text for line in said), text
     if not terminal:
         assert [line for line in text.splitlines() if line.startswith("saved")] == said

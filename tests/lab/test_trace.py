@@ -26,7 +26,13 @@ Entries = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """Groups, newcomers, leavers, shifts, disconnections and deadlines, all in one."""
-    strategy = {"kind": "ifca", "groups": 2, "clients_per_round": 6, "local_epochs": 2, "deadline": "15 s"}
+    strategy = {
+        "kind": "ifca",
+        "groups": 2,
+        "clients_per_round": 6,
+        "local_epochs": 2,
+        "deadline": "15 s",
+    }
     sections = eventful_world(strategy, seed=3)
     sections["population"] |= {
         "availability": {"kind": "renewal", "mean_on": "40 s", "mean_off": "10 s"},
@@ -38,7 +44,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     finish(sections, folder)
     run = RunFolder(folder)
     assert {"arrival", "departure", "shift", "assign"} <= {event["kind"] for event in run.events}
-    assert {"late", "lost", "left"} <= {event["outcome"] for event in run.events if event["kind"] == "task-end"}
+    assert {"late", "lost", "left"} <= {
+        event["outcome"] for event in run.events if event["kind"] == "task-end"
+    }
     return run
 
 
@@ -51,7 +59,8 @@ def entries(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Entries
 def written(run: RunFolder, path: Path) -> Entries:
     count = write_trace(run, path)
     text = path.read_text(encoding="utf-8")
-    entries: Entries = json.loads(text, parse_constant=pytest.fail)["traceEvents"]  # numbers that only Python reads
+    # numbers that only Python reads
+    entries: Entries = json.loads(text, parse_constant=pytest.fail)["traceEvents"]
     assert len(entries) == count
     assert not path.with_name(path.name + ".writing").exists()
     return entries
@@ -69,22 +78,40 @@ def test_every_entry_is_what_the_format_asks_for(entries: Entries) -> None:
         assert entry["ts"] >= ends.get(lane, 0.0) - 1e-2
         ends[lane] = entry["ts"] + entry["dur"]
     assert all({"name", "ph", "pid", "tid", "args"} <= set(entry) for entry in entries)
-    assert {entry["name"] for entry in of(entries, "M")} == {"process_name", "thread_name", "thread_sort_index"}
-    assert all(entry["ph"] in "XiC" and entry["ts"] >= 0 <= entry.get("dur", 0) for entry in entries if entry["ph"] != "M")
-    assert all(math.isfinite(value) for entry in of(entries, "C") for value in entry["args"].values())
+    assert {entry["name"] for entry in of(entries, "M")} == {
+        "process_name",
+        "thread_name",
+        "thread_sort_index",
+    }
+    assert all(
+        entry["ph"] in "XiC" and entry["ts"] >= 0 <= entry.get("dur", 0)
+        for entry in entries
+        if entry["ph"] != "M"
+    )
+    assert all(
+        math.isfinite(value) for entry in of(entries, "C") for value in entry["args"].values()
+    )
 
 
 def test_every_step_is_a_slice_on_its_lane(run: RunFolder, entries: Entries) -> None:
     slices = [entry for entry in of(entries, "X") if entry["pid"] == 2 and "task" in entry["args"]]
     slices.sort(key=lambda entry: (entry["args"]["task"], entry["ts"]))
-    for entry, (_, step) in zip(slices, History(run).steps.sort_values(["task", "start"]).iterrows(), strict=True):
+    for entry, (_, step) in zip(
+        slices, History(run).steps.sort_values(["task", "start"]).iterrows(), strict=True
+    ):
         name = step["step"] if step["ended"] == "done" else f"{step['step']} ({step['ended']})"
-        assert (entry["tid"], entry["name"], entry["args"]["task"]) == (step["device"], name, step["task"])
+        assert (entry["tid"], entry["name"], entry["args"]["task"]) == (
+            step["device"],
+            name,
+            step["task"],
+        )
         assert entry["ts"] == pytest.approx(step["start"] * 1e6, abs=1e-2)
         assert entry["ts"] + entry["dur"] == pytest.approx(step["end"] * 1e6, abs=1e-2)
 
 
-def test_what_happens_to_devices_are_instants_on_their_lanes(run: RunFolder, entries: Entries) -> None:
+def test_what_happens_to_devices_are_instants_on_their_lanes(
+    run: RunFolder, entries: Entries
+) -> None:
     outcomes = Counter(event["outcome"] for event in run.events if event["kind"] == "task-end")
     kinds = Counter(event["kind"] for event in run.events)
     found = Counter(entry["name"] for entry in of(entries, "i") if entry["pid"] == 2)
@@ -102,11 +129,19 @@ def test_rounds_and_deadlines_are_the_servers(run: RunFolder, entries: Entries) 
     rounds = [entry for entry in of(entries, "X") if entry["pid"] == 1]
     assert [entry["name"] for entry in rounds] == [f"round {row['round']}" for row in run.rounds]
     assert [entry["args"]["valid"] for entry in rounds] == [row["valid"] for row in run.rounds]
-    starts = {event["round"]: event["data"]["deadline"] for event in run.events if event["kind"] == "round-start"}
+    starts = {
+        event["round"]: event["data"]["deadline"]
+        for event in run.events
+        if event["kind"] == "round-start"
+    }
     reached = [starts[row["round"]] for row in run.rounds if starts[row["round"]] <= row["time"]]
     assert 0 < len(reached) < len(run.rounds)
-    assert [entry["ts"] for entry in of(entries, "i", "deadline")] == pytest.approx([time * 1e6 for time in reached])
-    assert [entry["args"]["accuracy"] for entry in of(entries, "C", "accuracy")] == [row["accuracy"] for row in run.rounds]
+    assert [entry["ts"] for entry in of(entries, "i", "deadline")] == pytest.approx(
+        [time * 1e6 for time in reached]
+    )
+    assert [entry["args"]["accuracy"] for entry in of(entries, "C", "accuracy")] == [
+        row["accuracy"] for row in run.rounds
+    ]
 
 
 def test_the_counter_of_devices_at_work(run: RunFolder, entries: Entries) -> None:
@@ -115,17 +150,26 @@ def test_the_counter_of_devices_at_work(run: RunFolder, entries: Entries) -> Non
     for event in run.events:
         working += {"task-start": 1, "task-end": -1}.get(event["kind"], 0)
         expected[event["time"]] = working
-    counted = {round(entry["ts"] / 1e6, 6): entry["args"]["devices at work"] for entry in of(entries, "C", "dev")}
+    counted = {
+        round(entry["ts"] / 1e6, 6): entry["args"]["devices at work"]
+        for entry in of(entries, "C", "dev")
+    }
     assert [*counted] == sorted(counted)
     for time, value in expected.items():
         assert next((counted[at] for at in reversed(counted) if at <= time + 1e-6), 0) == value
 
 
 def test_strategies_without_rounds_have_versions(small: dict[str, Any], tmp_path: Path) -> None:
-    changes = {"strategy": {"kind": "fedasync", "concurrency": 4}, "stop": {"rounds": 9}, "learning": "off"}
+    changes = {
+        "strategy": {"kind": "fedasync", "concurrency": 4},
+        "stop": {"rounds": 9},
+        "learning": "off",
+    }
     finish(small | changes, tmp_path / "r")
     entries = written(RunFolder(tmp_path / "r"), tmp_path / "t.json")
-    assert [entry["name"] for entry in of(entries, "i", "version")] == [f"version {number}" for number in range(9)]
+    assert [entry["name"] for entry in of(entries, "i", "version")] == [
+        f"version {number}" for number in range(9)
+    ]
     assert not [entry for entry in of(entries, "X") if entry["pid"] == 1]
 
 
@@ -135,11 +179,21 @@ def test_a_run_that_was_cut_off_and_one_that_diverged(run: RunFolder, tmp_path: 
     last = max(place for place, event in enumerate(run.events) if event["kind"] == "step-end")
     texts = table.column("data").to_pylist()
     place = next(place for place, event in enumerate(run.events) if event["kind"] == "round")
-    texts[place] = texts[place].replace('"accuracy":', '"accuracy":NaN,"was":').replace('"loss":', '"loss":Infinity,"were":')
-    broken = table.set_column(table.column_names.index("data"), "data", pa.array(texts)).slice(0, last)
+    texts[place] = (
+        texts[place]
+        .replace('"accuracy":', '"accuracy":NaN,"was":')
+        .replace('"loss":', '"loss":Infinity,"were":')
+    )
+    broken = table.set_column(table.column_names.index("data"), "data", pa.array(texts)).slice(
+        0, last
+    )
     pq.write_table(broken, folder / "events.parquet")
     entries = written(RunFolder(folder), tmp_path / "t.json")
-    assert of(entries, "X", "upload (stopped)") or of(entries, "X", "train (stopped)") or of(entries, "X", "download (stopped)")
+    assert (
+        of(entries, "X", "upload (stopped)")
+        or of(entries, "X", "train (stopped)")
+        or of(entries, "X", "download (stopped)")
+    )
     assert len(of(entries, "C", "accuracy")) == len(of(entries, "X", "round")) - 1
 
 

@@ -17,22 +17,34 @@ from fedsim.lab.trackers.exports import exports, write_tensorboard
 from fedsim.records.reading import RunFolder
 from tests.calls import call
 
-PACKAGES = {"tensorboard": "tensorboard>=2.15", "mlflow": "mlflow-skinny>=2.10", "wandb": "wandb>=0.18"}
+PACKAGES = {
+    "tensorboard": "tensorboard>=2.15",
+    "mlflow": "mlflow-skinny>=2.10",
+    "wandb": "wandb>=0.18",
+}
 
 
 def needs(name: str) -> pytest.MarkDecorator:
     missing = importlib.util.find_spec(name) is None
-    return pytest.mark.skipif(missing, reason=f"{name} is not installed: pip install {PACKAGES[name]!r}")
+    return pytest.mark.skipif(
+        missing, reason=f"{name} is not installed: pip install {PACKAGES[name]!r}"
+    )
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, which are not ours
-each_tracker = pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in PACKAGES])
+each_tracker = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=needs(name)) for name in PACKAGES]
+)
 
 
 def written(*words: object) -> list[str]:
     result = call(*words)
     assert result.exit_code == 0, result.output
-    return [line.removeprefix("written ") for line in result.output.splitlines() if line.startswith("written ")]
+    return [
+        line.removeprefix("written ")
+        for line in result.output.splitlines()
+        if line.startswith("written ")
+    ]
 
 
 def study_of(run: Path, folder: Path, done: int = 2) -> Path:
@@ -43,9 +55,16 @@ def study_of(run: Path, folder: Path, done: int = 2) -> Path:
         if place < done:
             shutil.copytree(run, folder / there)
         runs = (IndexedRun(seed=1, folder=there),)
-        variants.append(IndexedVariant(name=name, label=name, point={}, changes={}, reference=False, runs=runs))
+        variants.append(
+            IndexedVariant(name=name, label=name, point={}, changes={}, reference=False, runs=runs)
+        )
     folder.mkdir(exist_ok=True)
-    write_index(folder, StudyIndex(format=1, name="two", baseline=None, targets=(), seeds=(1,), variants=tuple(variants)))
+    write_index(
+        folder,
+        StudyIndex(
+            format=1, name="two", baseline=None, targets=(), seeds=(1,), variants=tuple(variants)
+        ),
+    )
     return folder
 
 
@@ -98,14 +117,30 @@ def test_tensorboard_reads_what_the_rounds_say(tiny_run: Path, tmp_path: Path) -
     read.Reload()
     rounds = RunFolder(tiny_run).rounds
     tags = read.Tags()["scalars"]
-    assert {"model/accuracy", "model/loss", "clients/selected", "clients/disconnected", "traffic/so far, bytes"} <= set(tags)
+    assert {
+        "model/accuracy",
+        "model/loss",
+        "clients/selected",
+        "clients/disconnected",
+        "traffic/so far, bytes",
+    } <= set(tags)
     assert "groups/purity" not in tags
-    for tag, name in (("model/accuracy", "accuracy"), ("clients/valid", "valid"), ("traffic/up, bytes", "bytes_up")):
+    for tag, name in (
+        ("model/accuracy", "accuracy"),
+        ("clients/valid", "valid"),
+        ("traffic/up, bytes", "bytes_up"),
+    ):
         found = read.Scalars(tag)
-        assert [(scalar.step, scalar.wall_time) for scalar in found] == [(row["round"], row["time"]) for row in rounds]
-        assert [scalar.value for scalar in found] == pytest.approx([row[name] for row in rounds], rel=1e-6)
+        assert [(scalar.step, scalar.wall_time) for scalar in found] == [
+            (row["round"], row["time"]) for row in rounds
+        ]
+        assert [scalar.value for scalar in found] == pytest.approx(
+            [row[name] for row in rounds], rel=1e-6
+        )
     total = RunFolder(tiny_run).summary["bytes"]
-    assert read.Scalars("traffic/so far, bytes")[-1].value == pytest.approx(total["down"] + total["up"])
+    assert read.Scalars("traffic/so far, bytes")[-1].value == pytest.approx(
+        total["down"] + total["up"]
+    )
     assert read.FirstEventTimestamp() == 0.0
 
 
@@ -113,7 +148,10 @@ def test_tensorboard_reads_what_the_rounds_say(tiny_run: Path, tmp_path: Path) -
 def test_runs_are_told_apart_and_written_again(tiny_run: Path, tmp_path: Path) -> None:
     runs = [Path(shutil.copytree(tiny_run, tmp_path / name / "seed-1")) for name in ("a", "b")]
     files = write_tensorboard(runs, tmp_path / "board")
-    assert [path.parent.relative_to(tmp_path / "board").as_posix() for path in files] == ["a/seed-1", "b/seed-1"]
+    assert [path.parent.relative_to(tmp_path / "board").as_posix() for path in files] == [
+        "a/seed-1",
+        "b/seed-1",
+    ]
     before = [path.read_bytes() for path in files]
     assert before[0] == before[1]
     assert [path.read_bytes() for path in write_tensorboard(runs, tmp_path / "board")] == before
@@ -135,17 +173,30 @@ def experiment(out: Path, name: str) -> tuple[Any, list[Any]]:
 @needs("mlflow")
 def test_mlflow_reads_what_the_rounds_say(tiny_run: Path, tmp_path: Path) -> None:
     out = tmp_path / "store"
-    assert written("mlflow", tiny_run, "--out", out) == written("mlflow", tiny_run, "--out", out) == ["run"]
+    assert (
+        written("mlflow", tiny_run, "--out", out)
+        == written("mlflow", tiny_run, "--out", out)
+        == ["run"]
+    )
     client, (run,) = experiment(out, "fedsim")  # one: the second export has taken the first's place
     rounds, summary = RunFolder(tiny_run).rounds, RunFolder(tiny_run).summary
     assert (run.info.run_name, run.info.status) == ("run", "FINISHED")
     assert run.info.end_time == round(summary["simulated_s"] * 1000)
-    for tag, name in (("model/accuracy", "accuracy"), ("clients/valid", "valid"), ("traffic/up bytes", "bytes_up")):
-        history = sorted(client.get_metric_history(run.info.run_id, tag), key=lambda metric: metric.step)
+    for tag, name in (
+        ("model/accuracy", "accuracy"),
+        ("clients/valid", "valid"),
+        ("traffic/up bytes", "bytes_up"),
+    ):
+        history = sorted(
+            client.get_metric_history(run.info.run_id, tag), key=lambda metric: metric.step
+        )
         due = [(row["round"], round(row["time"] * 1000)) for row in rounds]
         assert [(metric.step, metric.timestamp) for metric in history] == due
         assert [metric.value for metric in history] == pytest.approx([row[name] for row in rounds])
-    assert (run.data.params["strategy.kind"], run.data.params["population.devices"]) == ("fedavg", "20")
+    assert (run.data.params["strategy.kind"], run.data.params["population.devices"]) == (
+        "fedavg",
+        "20",
+    )
     assert run.data.metrics["summary/accuracy/best"] == summary["accuracy"]["best"]
     assert run.data.tags["events_sha256"] == summary["events_sha256"]
 
@@ -182,7 +233,9 @@ def read(folder: str) -> tuple[Any, list[dict[str, Any]], dict[str, Any]]:
     from wandb.proto import wandb_internal_pb2
 
     def told(items: Any) -> dict[str, Any]:
-        return {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items}
+        return {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in items
+        }
 
     (path,) = Path(folder).glob("*.wandb")
     run, history, summary = None, [], dict[str, Any]()
@@ -204,13 +257,21 @@ def test_wandb_reads_what_the_rounds_say(tiny_run: Path, tmp_path: Path) -> None
     out = tmp_path / "out"
     written("wandb", tiny_run, "--out", out)
     (folder,) = written("wandb", tiny_run, "--out", out, "--project", "mine")
-    assert [str(path) for path in (out / "wandb").glob("offline-run-*") if path.is_dir()] == [folder]  # the first is gone
+    # the first is gone
+    assert [str(path) for path in (out / "wandb").glob("offline-run-*") if path.is_dir()] == [
+        folder
+    ]
     run, history, summary = read(folder)
     rounds = RunFolder(tiny_run).rounds
     assert (run.display_name, run.project, run.run_group) == ("run", "mine", "")
     config = {item.key: json.loads(item.value_json) for item in run.config.update}
     assert (config["strategy.kind"], config["population.devices"]) == ("fedavg", 20)
-    tags = {"_step": "round", "model/accuracy": "accuracy", "traffic/up, bytes": "bytes_up", "simulated time, s": "time"}
+    tags = {
+        "_step": "round",
+        "model/accuracy": "accuracy",
+        "traffic/up, bytes": "bytes_up",
+        "simulated time, s": "time",
+    }
     for tag, name in tags.items():
         assert [row[tag] for row in history] == pytest.approx([row[name] for row in rounds])
     assert summary["summary/accuracy/best"] == RunFolder(tiny_run).summary["accuracy"]["best"]
@@ -220,4 +281,6 @@ def test_wandb_reads_what_the_rounds_say(tiny_run: Path, tmp_path: Path) -> None
 def test_a_study_is_a_group(tiny_run: Path, tmp_path: Path) -> None:
     folders = written("wandb", study_of(tiny_run, tmp_path / "study"), "--out", tmp_path / "out")
     runs = [read(folder)[0] for folder in folders]
-    assert [(run.display_name, run.run_group) for run in runs] == [(f"study/{name}/seed-1", "study") for name in "ab"]
+    assert [(run.display_name, run.run_group) for run in runs] == [
+        (f"study/{name}/seed-1", "study") for name in "ab"
+    ]

@@ -15,7 +15,9 @@ def grey_images(train_per_class: int, test_per_class: int, classes: int = 10, si
     """Labels as given, classes interleaved; pixels random."""
     rng = np.random.default_rng(5)
     sizes = (train_per_class * classes, test_per_class * classes)
-    x_train, x_test = (rng.integers(0, 256, (size, 1, side, side), dtype=np.uint8) for size in sizes)
+    x_train, x_test = (
+        rng.integers(0, 256, (size, 1, side, side), dtype=np.uint8) for size in sizes
+    )
     y_train, y_test = (np.arange(size) % classes for size in sizes)
     return Raw("pictures", x_train, y_train, x_test, y_test, classes)
 
@@ -84,17 +86,28 @@ def assert_same(one: FederatedData, other: FederatedData) -> None:
 
 def assert_same_now(one: FederatedData, other: FederatedData) -> None:
     """Each device holds the same now."""
-    now = [[_facts(data.current(device)) for device in range(len(data.shards))] for data in (one, other)]
+    now = [
+        [_facts(data.current(device)) for device in range(len(data.shards))]
+        for data in (one, other)
+    ]
     assert now[0] == now[1]
 
 
 def _facts(shard: Shard) -> tuple[Any, ...]:
     label_map = None if shard.label_map is None else shard.label_map.tolist()
-    return shard.train.tolist(), shard.test.tolist(), shard.quarter_turns, label_map, shard.augment_seed
+    return (
+        shard.train.tolist(),
+        shard.test.tolist(),
+        shard.quarter_turns,
+        label_map,
+        shard.augment_seed,
+    )
 
 
 def assert_well_formed(data: FederatedData, dataset: Dataset, devices: int) -> None:
-    """What holds for every partition: a shard a device, none without training data, no test sample trained on by its device."""
+    """What holds for every partition: a shard a device, none without training data, no test
+    sample trained on by its device.
+    """
     assert len(data.shards) == devices
     assert data.train_sizes().min() >= 1
     for shard in data.shards:
@@ -116,24 +129,34 @@ def tiny_pool() -> Pool:
 
 def plain(*parts: tuple[list[int], list[int]], truth: list[int] | None = None) -> FederatedData:
     """Devices with the given training and test samples."""
-    shards = [Shard(np.array(train, dtype=np.int32), np.array(test, dtype=np.int32)) for train, test in parts]
+    shards = [
+        Shard(np.array(train, dtype=np.int32), np.array(test, dtype=np.int32))
+        for train, test in parts
+    ]
     return FederatedData(tiny_pool(), shards, truth=None if truth is None else np.array(truth))
 
 
 def one_class_each(devices: int, *, truth: bool = True) -> FederatedData:
-    """Device d trains on sample d and is tested on sample d + 5: both of class d mod 5, which is its true group."""
+    """Device d trains on sample d and is tested on sample d + 5: both of class d mod 5, which is
+    its true group.
+    """
     parts = [([d % (SAMPLES - 5)], [d % (SAMPLES - 5) + 5]) for d in range(devices)]
     return plain(*parts, truth=[d % CLASSES for d in range(devices)] if truth else None)
 
 
 @st.composite
 def populations(draw: st.DrawFn, *, alike: bool = False) -> FederatedData:
-    """Up to 12 devices of up to 8 + 4 samples (some without test samples); unless alike, turned and relabelled at random."""
+    """Up to 12 devices of up to 8 + 4 samples (some without test samples); unless alike, turned
+    and relabelled at random.
+    """
     devices = draw(st.integers(1, 12))
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     shards = []
     for _ in range(devices):
-        train, test = (rng.integers(0, SAMPLES, rng.integers(low, high)).astype(np.int32) for low, high in ((1, 9), (0, 5)))
+        train, test = (
+            rng.integers(0, SAMPLES, rng.integers(low, high)).astype(np.int32)
+            for low, high in ((1, 9), (0, 5))
+        )
         turns = 0 if alike else int(rng.integers(0, 4))
         label_map = None if alike or rng.random() < 0.5 else rng.permutation(CLASSES)
         seed = None if alike else int(rng.integers(0, 2**40))
@@ -141,11 +164,17 @@ def populations(draw: st.DrawFn, *, alike: bool = False) -> FederatedData:
     return FederatedData(tiny_pool(), shards, truth=rng.integers(0, 3, devices))
 
 
-def samples(data: FederatedData, shard: Shard) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def samples(
+    data: FederatedData, shard: Shard
+) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """(pool index, label, quarter turns) of a device's training and its test samples, sorted."""
 
     def of(index: np.ndarray, labels: np.ndarray) -> list[tuple[int, ...]]:
-        return sorted(zip(index.tolist(), labels.tolist(), [shard.quarter_turns % 4] * len(index), strict=True))
+        return sorted(
+            zip(
+                index.tolist(), labels.tolist(), [shard.quarter_turns % 4] * len(index), strict=True
+            )
+        )
 
     return of(shard.train, data.train_labels(shard)), of(shard.test, data.test_labels(shard))
 
@@ -153,7 +182,9 @@ def samples(data: FederatedData, shard: Shard) -> tuple[list[tuple[int, ...]], l
 def all_samples(data: FederatedData) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     """The same of all devices together, as they are now."""
     held = [samples(data, data.current(device)) for device in range(len(data.shards))]
-    return sorted(one for train, _ in held for one in train), sorted(one for _, test in held for one in test)
+    return sorted(one for train, _ in held for one in train), sorted(
+        one for _, test in held for one in test
+    )
 
 
 def truth(data: FederatedData) -> list[int]:

@@ -1,4 +1,6 @@
-"""Datasets as users bring them: those whose items follow from their index, and those whose items draw or change."""
+"""Datasets as users bring them: those whose items follow from their index, and those whose items
+draw or change.
+"""
 
 import random
 import time
@@ -7,7 +9,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset, random_split
+from torch.utils.data import (
+    ConcatDataset,
+    Dataset,
+    IterableDataset,
+    Subset,
+    TensorDataset,
+    random_split,
+)
 
 SIZE = 24
 CLASSES = 3
@@ -116,7 +125,18 @@ def split_by_seed() -> Subset:  # type: ignore[type-arg]
     return random_split(Plain(), [20, 4], torch.Generator().manual_seed(3))[0]
 
 
-ALIKE = ("Plain", "Tensors", "Mappings", "Lists", "Bfloat", "Half", "Double", "Gradients", "SeedsOwnGenerator", "SeedsAll")
+ALIKE = (
+    "Plain",
+    "Tensors",
+    "Mappings",
+    "Lists",
+    "Bfloat",
+    "Half",
+    "Double",
+    "Gradients",
+    "SeedsOwnGenerator",
+    "SeedsAll",
+)
 ALIKE += ("SeedsByIndex", "joined", "tensors", "split_by_seed")
 
 
@@ -283,8 +303,25 @@ def split_without_seed() -> Subset:  # type: ignore[type-arg]
     return random_split(Plain(), [20, 4])[0]
 
 
-DRAWN = ("PythonDraws", "NumpyDraws", "TorchDraws", "RareDraws", "Unseeded", "UnseededEachTime", "SeededButInOrder")
-DRAWN += ("DrawnOnce", "SeededInOrder", "Clock", "Counter", "Epochs", "Previous", "InPlace", "DrawsLabels")
+DRAWN = (
+    "PythonDraws",
+    "NumpyDraws",
+    "TorchDraws",
+    "RareDraws",
+    "Unseeded",
+    "UnseededEachTime",
+    "SeededButInOrder",
+)
+DRAWN += (
+    "DrawnOnce",
+    "SeededInOrder",
+    "Clock",
+    "Counter",
+    "Epochs",
+    "Previous",
+    "InPlace",
+    "DrawsLabels",
+)
 DRAWN += ("DrawsWhenMade", "OneLabelDrawnWhenMade", "OtherWhenMadeAgain", "split_without_seed")
 
 

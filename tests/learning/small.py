@@ -39,7 +39,11 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def federation(
-    sizes: Sequence[int], tests: int = 7, shape: tuple[int, ...] = (6,), classes: int = 3, seed: int = 0
+    sizes: Sequence[int],
+    tests: int = 7,
+    shape: tuple[int, ...] = (6,),
+    classes: int = 3,
+    seed: int = 0,
 ) -> FederatedData:
     """Devices with so many training samples each; classes lie around centres of their own."""
     draw = np.random.default_rng(seed)
@@ -94,16 +98,26 @@ def solve_of(
 
 
 def pulled(solve: LocalSolve, pull: str) -> LocalSolve:
-    """The same work with an anchor of its own, a linear term, or both; ``pull`` is one of ``PULLS``."""
+    """The same work with an anchor of its own, a linear term, or both; ``pull`` is one of
+    ``PULLS``.
+    """
     draw = np.random.default_rng(solve.key + 1000)
-    anchor, linear = (draw.normal(0, 0.3, len(solve.weights)).astype(solve.weights.dtype) for _ in range(2))
-    return replace(solve, anchor=anchor if "anchor" in pull else None, linear=linear if "linear" in pull else None)
+    anchor, linear = (
+        draw.normal(0, 0.3, len(solve.weights)).astype(solve.weights.dtype) for _ in range(2)
+    )
+    return replace(
+        solve,
+        anchor=anchor if "anchor" in pull else None,
+        linear=linear if "linear" in pull else None,
+    )
 
 
 def plain_sgd(
     module: nn.Module, solve: LocalSolve, descent: Descent, kernels: Sequence[str] = ()
 ) -> tuple[np.ndarray[Any, Any], float]:
-    """Local SGD as anyone would write it in torch; ``module`` holds the start and is trained in place."""
+    """Local SGD as anyone would write it in torch; ``module`` holds the start and is trained in
+    place.
+    """
     named = dict(module.named_parameters())
     dtype = next(iter(named.values())).dtype
     start = torch.from_numpy(solve.weights)
@@ -111,18 +125,28 @@ def plain_sgd(
     linear = torch.zeros_like(start) if solve.linear is None else torch.from_numpy(solve.linear)
     decay = torch.cat(
         [
-            torch.full_like(own, descent.weight_decay + 2 * descent.l2 * (name in kernels)).flatten()
+            torch.full_like(
+                own, descent.weight_decay + 2 * descent.l2 * (name in kernels)
+            ).flatten()
             for name, own in named.items()
         ]
     )
     velocity, total, seen = torch.zeros_like(start), 0.0, 0
-    for step, (rows, count) in enumerate(zip(solve.batches.rows, solve.batches.counts, strict=True)):
+    for step, (rows, count) in enumerate(
+        zip(solve.batches.rows, solve.batches.counts, strict=True)
+    ):
         batch = torch.from_numpy(rows[:count])
         loss = functional.cross_entropy(module(solve.x[batch].to(dtype)), solve.y[batch])
         gradient = nn.utils.parameters_to_vector(torch.autograd.grad(loss, list(named.values())))
         with torch.no_grad():
             flat = nn.utils.parameters_to_vector(named.values())
-            velocity = descent.momentum * velocity + gradient + decay * flat + descent.mu * (flat - anchor) + linear
+            velocity = (
+                descent.momentum * velocity
+                + gradient
+                + decay * flat
+                + descent.mu * (flat - anchor)
+                + linear
+            )
             nn.utils.vector_to_parameters(flat - descent.lr * velocity, named.values())
         if step >= solve.batches.last_epoch:
             total += float(loss.detach()) * int(count)

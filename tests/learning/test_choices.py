@@ -23,7 +23,11 @@ from fedsim.learning.solvers.reference import kernels, load_weights, module_of
 from fedsim.toolbox.models.published import MnistCNN
 from tests.learning.small import Counting, Dropping, federation, learning, own, run
 
-VECTORS: list[ModelSpec] = [Logistic(), Perceptron(hidden=[33, 5]), own("Dropping", features=61, classes=7)]
+VECTORS: list[ModelSpec] = [
+    Logistic(),
+    Perceptron(hidden=[33, 5]),
+    own("Dropping", features=61, classes=7),
+]
 IMAGES: list[ModelSpec] = [CNN5(), MnistCNN()]
 
 
@@ -45,14 +49,18 @@ def _module(model: ModelSpec, data: FederatedData) -> nn.Module:
     return module_of(model.architecture(data.pool.shape, data.pool.classes))  # type: ignore[union-attr]
 
 
-def _objective(module: nn.Module, weights: np.ndarray, data: FederatedData, shard: Shard, l2: float) -> float:
+def _objective(
+    module: nn.Module, weights: np.ndarray, data: FederatedData, shard: Shard, l2: float
+) -> float:
     """As anyone would write it."""
     load_weights(list(module.parameters()), weights)
     x, y = map(torch.from_numpy, data.train_samples(shard))
     with torch.no_grad():
         loss = float(functional.cross_entropy(module.eval()(x), y))
     named = dict(module.named_parameters())
-    return loss + l2 * sum(float(named[name].detach().double().square().sum()) for name in sorted(kernels(module)))
+    return loss + l2 * sum(
+        float(named[name].detach().double().square().sum()) for name in sorted(kernels(module))
+    )
 
 
 @pytest.mark.parametrize("l2", [0.0, 0.03])
@@ -83,24 +91,37 @@ def test_objectives_against_plain_torch(model: ModelSpec, l2: float) -> None:
 def test_versions_rotations_labels_and_augmentation_are_the_devices_own() -> None:
     data = federation([40, 40], shape=(1, 8, 8), classes=4)
     data.augmentation = Augmentation()
-    data._later[0, 1] = Shard(data.shards[1].train, data.shards[1].test, 1, np.array([2, 3, 0, 1]), augment_seed=7)
+    data._later[0, 1] = Shard(
+        data.shards[1].train, data.shards[1].test, 1, np.array([2, 3, 0, 1]), augment_seed=7
+    )
     core, _ = learning(data, Logistic())
     models = [core.initial(at) for at in range(3)]
     tested = [core.best(models, 0, version=version) for version in (0, 1)]
     module = _module(Logistic(), data)
     for version, losses in enumerate(_losses(core, tested)):
-        expected = [_objective(module, run(core.value(one)), data, data.shard(0, version), 0.0) for one in models]
+        expected = [
+            _objective(module, run(core.value(one)), data, data.shard(0, version), 0.0)
+            for one in models
+        ]
         assert np.allclose(losses, expected, rtol=1e-5)
     first, second = _losses(core, tested)
     assert np.abs(first - second).min() > 1e-3
 
 
 @pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
-def test_identical_models_have_identical_losses_wherever_they_stand_and_the_first_wins(model: ModelSpec) -> None:
+def test_identical_models_have_identical_losses_wherever_they_stand_and_the_first_wins(
+    model: ModelSpec,
+) -> None:
     shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
     core, _ = learning(federation([1, 37, 300], shape=shape, classes=7), model, l2=0.01)
     one, other = core.initial(), core.initial(1)
-    models = [other, *(_settled(core, run(core.value(one)).copy()) for _ in range(2)), other, one, other]
+    models = [
+        other,
+        *(_settled(core, run(core.value(one)).copy()) for _ in range(2)),
+        other,
+        one,
+        other,
+    ]
     tested = [core.best(models, device) for device in range(3)]
     for ref, losses in zip(tested, _losses(core, tested), strict=True):
         assert (len({*losses[[0, 3, 5]]}), len({*losses[[1, 2, 4]]})) == (1, 1)
@@ -118,42 +139,70 @@ def test_what_is_not_finite_never_wins() -> None:
     mixed = core.mix([(wishes[0], 0.5), (wishes[1], 0.5)])
     assert run(core.value(mixed)).tobytes() == run(core.value(good)).tobytes()
     (record,) = records
-    assert (record.kind, record.fields["device"], record.fields["ref"]) == ("non-finite", 0, wishes[1].name)
+    assert (record.kind, record.fields["device"], record.fields["ref"]) == (
+        "non-finite",
+        0,
+        wishes[1].name,
+    )
 
 
 SIZES = [1, 700, 2, 60, 61, 0, 300, 59, 128, 16, 90, 513, 33, 5]
 
 
 @pytest.mark.parametrize("model", [*VECTORS, CNN5()], ids=lambda model: model.kind)
-def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_for_bit(model: ModelSpec) -> None:
-    """Choices between trained, mixed and chosen models, with lists of models that differ from device to device."""
+def test_a_devices_losses_do_not_depend_on_who_else_is_asked_nor_on_workers_bit_for_bit(
+    model: ModelSpec,
+) -> None:
+    """Choices between trained, mixed and chosen models, with lists of models that differ from
+    device to device.
+    """
     shape = (1, 12, 12) if isinstance(model, CNN5) else (61,)
-    data = federation([min(size, 130) for size in SIZES] if isinstance(model, CNN5) else SIZES, shape=shape, classes=7)
+    data = federation(
+        [min(size, 130) for size in SIZES] if isinstance(model, CNN5) else SIZES,
+        shape=shape,
+        classes=7,
+    )
 
     def play(executor: Any, apart: int) -> list[bytes]:
         core, _ = learning(data, model, executor, l2=0.01)
         starts = [core.initial(at) for at in range(3)]
-        trained = [core.train(Training(start, epochs=2), at, key=at) for at, start in enumerate(starts)]
+        trained = [
+            core.train(Training(start, epochs=2), at, key=at) for at, start in enumerate(starts)
+        ]
         nested = core.best(trained, 4)
         pool = [*starts, *trained, nested, core.mix([(trained[0], 0.5), (nested, 0.5)])]
-        wishes = [core.best(pool[device % 3 :] if device % 2 else pool, device) for device in range(len(SIZES))]
+        wishes = [
+            core.best(pool[device % 3 :] if device % 2 else pool, device)
+            for device in range(len(SIZES))
+        ]
         for part in range(apart - 1, -1, -1):
             run(core.values(wishes[part::apart]))
         executor.close()
         return [wish.losses.tobytes() for wish in wishes if wish.losses is not None]
 
     expected = play(Inline(), 1)
-    assert (len(expected), np.isnan(np.frombuffer(expected[5])).all()) == (len(SIZES), True)  # device 5 has no samples
-    for executor, apart in ((Inline(), len(SIZES)), (Inline(), 2), (Threads(1), 1), (Threads(4), 1), (Threads(2), len(SIZES))):
+    # device 5 has no samples
+    assert (len(expected), np.isnan(np.frombuffer(expected[5])).all()) == (len(SIZES), True)
+    for executor, apart in (
+        (Inline(), len(SIZES)),
+        (Inline(), 2),
+        (Threads(1), 1),
+        (Threads(4), 1),
+        (Threads(2), len(SIZES)),
+    ):
         assert play(executor, apart) == expected
 
 
 def test_a_batch_is_some_of_the_samples_and_another_with_another_key() -> None:
-    """The loss on 2 of 5 samples is the mean of two of the five losses; on 5 or more it is the loss on all."""
+    """The loss on 2 of 5 samples is the mean of two of the five losses; on 5 or more it is the
+    loss on all.
+    """
     data = federation([5])
     core, _ = learning(data, Logistic())
     asked = [core.best([core.initial()], 0, batch=(2, key)) for key in (*range(40), 0)]
-    (whole,), (more,) = _losses(core, [core.best([core.initial()], 0), core.best([core.initial()], 0, batch=(9, 0))])
+    (whole,), (more,) = _losses(
+        core, [core.best([core.initial()], 0), core.best([core.initial()], 0, batch=(9, 0))]
+    )
     x, y = map(torch.from_numpy, data.train_samples(data.shard(0)))
     module = module_of(Logistic().architecture((6,), 3))
     load_weights(list(module.parameters()), run(core.value(core.initial())))
@@ -225,7 +274,8 @@ def test_an_array_becomes_a_model_and_a_function_of_models_another() -> None:
     assert (value == 2).all()
     assert (value.dtype, value.flags.writeable) == (np.float32, False)
     off = Learner(Logistic(), (6,), 3)
-    assert off.apply(middle, [off.given(np.zeros(21))]).value is None  # without learning it is a name
+    # without learning it is a name
+    assert off.apply(middle, [off.given(np.zeros(21))]).value is None
     with pytest.raises(SimulationError, match=r"shape \(3,\) is no model; allowed is \[21\]"):
         core.given(np.zeros(3))
     with pytest.raises(SimulationError, match=r"made an array of shape \(2,\)"):
@@ -265,6 +315,10 @@ def test_only_marked_functions_are_ever_called() -> None:
     inner = pure(lambda models: models[0])
     with pytest.raises(SimulationError, match="top of a module"):
         core.apply(inner, _given(core, 1.0))
-    for path in ("os:system", "tests.learning.test_choices:unmarked", "tests.learning.test_choices:nothing"):
+    for path in (
+        "os:system",
+        "tests.learning.test_choices:unmarked",
+        "tests.learning.test_choices:nothing",
+    ):
         with pytest.raises(SimulationError, match="no function that is marked"):
             function_at(path)

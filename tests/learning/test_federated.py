@@ -1,4 +1,6 @@
-"""Pools and shards: an index and a transform, whose samples come into being when they are asked for."""
+"""Pools and shards: an index and a transform, whose samples come into being when they are asked
+for.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsim.common.training import Part
-from fedsim.learning.data.federated import Dataset, FederatedData, Normalise, Raw, Shard, pooled, stratified_part
+from fedsim.learning.data.federated import (
+    Dataset,
+    FederatedData,
+    Normalise,
+    Raw,
+    Shard,
+    pooled,
+    stratified_part,
+)
 from fedsim.learning.data.transforms import Augmentation, augment, rotate
 from tests.learning.conftest import grey_images, held_out
 
@@ -28,10 +38,13 @@ def test_training_samples_come_first() -> None:
     [
         ("pixel", 16.0, [[0, 16]], [[8, 4]], [[0.0, 1.0], [0.5, 0.25]]),
         ("none", 255.0, [[7]], [[9]], [[7.0], [9.0]]),
-        ("standardise", 255.0, [[5, 5]] * 3, [[5, 5]], [[0.0, 0.0]] * 4),  # pixels that never change
+        # pixels that never change
+        ("standardise", 255.0, [[5, 5]] * 3, [[5, 5]], [[0.0, 0.0]] * 4),
     ],
 )
-def test_normalisation_by_hand(how: Normalise, peak: float, train: Any, test: Any, seen: Any) -> None:
+def test_normalisation_by_hand(
+    how: Normalise, peak: float, train: Any, test: Any, seen: Any
+) -> None:
     x_train, x_test = (np.array(part, dtype=np.uint8) for part in (train, test))
     y_train, y_test = (np.zeros(len(part), int) for part in (train, test))
     pool = pooled(Raw("t", x_train, y_train, x_test, y_test, classes=1, peak=peak), how).pool
@@ -42,9 +55,13 @@ def test_normalisation_by_hand(how: Normalise, peak: float, train: Any, test: An
 def test_standardisation_is_that_of_fedprox(over_test: bool) -> None:
     raw = grey_images(700, 3)
     dataset = pooled(raw, "standardise", over_test=over_test)
-    basis = (np.concatenate([raw.x_train, raw.x_test]) if over_test else raw.x_train).astype(np.float64)
+    basis = (np.concatenate([raw.x_train, raw.x_test]) if over_test else raw.x_train).astype(
+        np.float64
+    )
     expected = (raw.x_test - basis.mean(axis=0)) / (basis.std(axis=0) + 0.001)
-    assert dataset.pool.normalised(raw.x_test.astype(np.float32)) == pytest.approx(expected, abs=1e-4)
+    assert dataset.pool.normalised(raw.x_test.astype(np.float32)) == pytest.approx(
+        expected, abs=1e-4
+    )
 
 
 def index(*numbers: int) -> np.ndarray:
@@ -64,8 +81,13 @@ def test_labels_and_images_turn_in_training_and_test_alike(small: Dataset) -> No
     label_map = np.roll(np.arange(10), 1)
     shard = Shard(index(12, 3), index(700, 701), quarter_turns=1, label_map=label_map)
     data = FederatedData(small.pool, [shard])
-    for mine, (x, y) in ((shard.train, data.train_samples(shard)), (shard.test, data.test_samples(shard))):
-        assert np.array_equal(x, small.pool.normalised(rotate(small.pool.x[mine].astype(np.float32), 1)))
+    for mine, (x, y) in (
+        (shard.train, data.train_samples(shard)),
+        (shard.test, data.test_samples(shard)),
+    ):
+        assert np.array_equal(
+            x, small.pool.normalised(rotate(small.pool.x[mine].astype(np.float32), 1))
+        )
         assert np.array_equal(y, label_map[small.pool.y[mine]])
     assert data.label_counts(shard).nonzero()[0].tolist() == sorted(label_map[[2, 3]])
     assert np.array_equal(data.test_labels(shard), label_map[small.pool.y[[700, 701]]])
@@ -95,9 +117,13 @@ def test_a_device_gets_its_next_version_and_keeps_the_old_ones(small: Dataset) -
     assert data.train_sizes().tolist() == [1, 2], "of version 0"
 
 
-def test_truth_is_a_copy_the_first_stays_known_and_a_copy_of_a_population_has_no_versions(small: Dataset) -> None:
+def test_truth_is_a_copy_the_first_stays_known_and_a_copy_of_a_population_has_no_versions(
+    small: Dataset,
+) -> None:
     given = np.array([5, 6])
-    data = FederatedData(small.pool, [Shard(index(1), index()), Shard(index(2), index())], truth=given)
+    data = FederatedData(
+        small.pool, [Shard(index(1), index()), Shard(index(2), index())], truth=given
+    )
     assert data.truth is not None
     data.truth[0] = 9
     assert (data.truth.tolist(), given.tolist()) == ([9, 6], [5, 6])
@@ -108,7 +134,9 @@ def test_truth_is_a_copy_the_first_stays_known_and_a_copy_of_a_population_has_no
     assert (other.version(0), other.current(0)) == (0, data.shards[0])
 
 
-labels = st.lists(st.integers(0, 4), min_size=1, max_size=200).map(lambda values: np.array(values, dtype=np.int64))
+labels = st.lists(st.integers(0, 4), min_size=1, max_size=200).map(
+    lambda values: np.array(values, dtype=np.int64)
+)
 
 
 def test_a_known_split() -> None:
@@ -118,7 +146,9 @@ def test_a_known_split() -> None:
 
 
 @given(y=labels, splits=st.integers(0, 6))
-def test_parts_are_disjoint_complete_and_alike_and_another_split_halves_each(y: np.ndarray, splits: int) -> None:
+def test_parts_are_disjoint_complete_and_alike_and_another_split_halves_each(
+    y: np.ndarray, splits: int
+) -> None:
     parts = [stratified_part(y, splits, number) for number in range(1, 2**splits + 1)]
     assert np.sort(np.concatenate(parts)).tolist() == list(range(len(y)))
     counts = np.array([np.bincount(y[part], minlength=5) for part in parts])
@@ -135,18 +165,30 @@ STILL = {"max_degrees": 0.0, "flip": 0.0, "shift": 0.0}
 
 
 def pictures(count: int, channels: int = 1, side: int = 9) -> np.ndarray:
-    return np.random.default_rng(0).uniform(0, 255, (count, channels, side, side)).astype(np.float32)
+    return (
+        np.random.default_rng(0).uniform(0, 255, (count, channels, side, side)).astype(np.float32)
+    )
 
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
-def test_without_distortions_nothing_changes_but_a_certain_mirror_image_and_turns_are_exact(flip: float) -> None:
+def test_without_distortions_nothing_changes_but_a_certain_mirror_image_and_turns_are_exact(
+    flip: float,
+) -> None:
     raw = pictures(5, channels=3)
-    assert np.array_equal(augment(raw, Augmentation(**{**STILL, "flip": flip}), seed=1), raw[..., ::-1] if flip else raw)
+    assert np.array_equal(
+        augment(raw, Augmentation(**{**STILL, "flip": flip}), seed=1),
+        raw[..., ::-1] if flip else raw,
+    )
     image = np.array([[[[1, 2], [3, 4]]]], dtype=np.float32)
-    assert [rotate(image, turns)[0, 0].tolist() for turns in (1, 2)] == [[[2, 4], [1, 3]], [[4, 3], [2, 1]]]
+    assert [rotate(image, turns)[0, 0].tolist() for turns in (1, 2)] == [
+        [[2, 4], [1, 3]],
+        [[4, 3], [2, 1]],
+    ]
 
 
-def test_flips_come_with_their_probability_and_a_shift_moves_the_centre_of_mass_by_at_most_its_share_of_the_side() -> None:
+def test_flips_come_with_their_probability_and_a_shift_moves_the_centre_of_mass_by_at_most_its_share_of_the_side() -> (
+    None
+):
     raw = np.zeros((2000, 1, 20, 20), dtype=np.float32)
     raw[:, :, 9:11, 9:11] = 1.0
     moved = augment(raw, Augmentation(**{**STILL, "shift": 0.1}), seed=3)
@@ -157,7 +199,9 @@ def test_flips_come_with_their_probability_and_a_shift_moves_the_centre_of_mass_
     assert 1.9 < offsets.max() <= 2.0
     assert abs(offsets.mean()) < 0.1
     raw = pictures(4000, side=3)
-    flipped = (augment(raw, Augmentation(**{**STILL, "flip": 0.3}), seed=1) != raw).any(axis=(1, 2, 3))
+    flipped = (augment(raw, Augmentation(**{**STILL, "flip": 0.3}), seed=1) != raw).any(
+        axis=(1, 2, 3)
+    )
     assert flipped.mean() == pytest.approx(0.3, abs=0.03)
 
 
@@ -167,7 +211,9 @@ def test_a_rotation_keeps_the_centre_and_turns_a_bar_by_at_most_its_limit() -> N
     turned = augment(raw, Augmentation(max_degrees=15.0, flip=0.0, shift=0.0), seed=3)
     place = np.arange(41) - 20.0
     row, column = place[:, None], place[None, :]
-    inertia = [(turned[:, 0] * weight).sum(axis=(1, 2)) for weight in (row * column, column**2, row**2)]
+    inertia = [
+        (turned[:, 0] * weight).sum(axis=(1, 2)) for weight in (row * column, column**2, row**2)
+    ]
     degrees = np.rad2deg(0.5 * np.arctan2(2 * inertia[0], inertia[1] - inertia[2]))
     assert turned[:, 0, 20, 20] == pytest.approx(1.0)
     assert -15.2 < degrees.min() < -14
@@ -175,10 +221,14 @@ def test_a_rotation_keeps_the_centre_and_turns_a_bar_by_at_most_its_limit() -> N
 
 
 @given(st.sampled_from([1, 3]), st.integers(1, 13), st.integers(0, 2**64 - 1), st.integers(0, 39))
-def test_a_sample_does_not_depend_on_others(channels: int, side: int, seed: int, position: int) -> None:
+def test_a_sample_does_not_depend_on_others(
+    channels: int, side: int, seed: int, position: int
+) -> None:
     raw = pictures(40, channels, side)
     together = augment(raw, Augmentation(), seed)
-    assert np.array_equal(augment(raw[: position + 1], Augmentation(), seed), together[: position + 1])
+    assert np.array_equal(
+        augment(raw[: position + 1], Augmentation(), seed), together[: position + 1]
+    )
     others = raw.copy()
     others[np.arange(40) != position] = 0.0
     assert np.array_equal(augment(others, Augmentation(), seed)[position], together[position])

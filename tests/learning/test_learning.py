@@ -1,4 +1,6 @@
-"""The core as strategies meet it: oracles of federated averaging, laziness, what is not finite, equality over workers."""
+"""The core as strategies meet it: oracles of federated averaging, laziness, what is not finite,
+equality over workers.
+"""
 
 import gc
 import weakref
@@ -24,16 +26,25 @@ from tests.learning.small import Counting, federation, learning, own, run
 FULL = 10**6
 
 
-async def _fedavg(core: Learning, sizes: list[int], rounds: int = 1, **how: Any) -> list[np.ndarray]:
+async def _fedavg(
+    core: Learning, sizes: list[int], rounds: int = 1, **how: Any
+) -> list[np.ndarray]:
     model, models = core.initial(), []
     for number in range(rounds):
-        updates = [core.train(Training(model, **how), device, key=number, round=number) for device in range(len(sizes))]
-        model = core.mix([(update, n / sum(sizes)) for update, n in zip(updates, sizes, strict=True)])
+        updates = [
+            core.train(Training(model, **how), device, key=number, round=number)
+            for device in range(len(sizes))
+        ]
+        model = core.mix(
+            [(update, n / sum(sizes)) for update, n in zip(updates, sizes, strict=True)]
+        )
         models.append(await core.value(model))
     return models
 
 
-@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5])], ids=lambda model: model.kind)
+@pytest.mark.parametrize(
+    "model", [Logistic(), Perceptron(hidden=[5])], ids=lambda model: model.kind
+)
 def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) -> None:
     sizes = [5, 30, 12, 90]
     data = federation(sizes)
@@ -45,7 +56,9 @@ def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) 
     for device, n in enumerate(sizes):
         x, y = map(torch.from_numpy, data.train_samples(data.shard(device)))
         torch.autograd.backward(functional.cross_entropy(module(x), y) * n / sum(sizes))
-    expected = flat_weights(parameters) - 0.2 * flat_weights([p.grad for p in parameters if p.grad is not None])
+    expected = flat_weights(parameters) - 0.2 * flat_weights(
+        [p.grad for p in parameters if p.grad is not None]
+    )
     assert np.allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -53,20 +66,31 @@ def test_one_full_step_each_is_a_step_along_the_mean_gradient(model: ModelSpec) 
 def test_a_clipped_gradient_has_the_norm_given_or_its_own(clip: float) -> None:
     core, _ = learning(federation([30]), Logistic(), lr=0.5, batch_size=FULL, clip=clip)
     plain, _ = learning(federation([30]), Logistic(), lr=0.5, batch_size=FULL)
-    moved, free = (run(_fedavg(one, [30]))[0] - run(one.value(one.initial())) for one in (core, plain))
+    moved, free = (
+        run(_fedavg(one, [30]))[0] - run(one.value(one.initial())) for one in (core, plain)
+    )
     assert np.linalg.norm(moved) == pytest.approx(min(0.5 * clip, np.linalg.norm(free)), rel=1e-4)
     assert moved / np.linalg.norm(moved) == pytest.approx(free / np.linalg.norm(free), abs=1e-3)
 
 
 @pytest.mark.parametrize(
-    ("mu", "anchor", "linear"), [(0, None, None), (0.5, None, None), (4, -2, None), (0, -2, 0.6), (4, 7, -0.9)]
+    ("mu", "anchor", "linear"),
+    [(0, None, None), (0.5, None, None), (4, -2, None), (0, -2, 0.6), (4, 7, -0.9)],
 )
-def test_the_optimum_with_a_proximal_and_a_linear_term(mu: float, anchor: float | None, linear: float | None) -> None:
+def test_the_optimum_with_a_proximal_and_a_linear_term(
+    mu: float, anchor: float | None, linear: float | None
+) -> None:
     data = federation([20], shape=(1,))
     data.pool.x[:] = 1.25
     core, _ = learning(data, own("Quadratic"), lr=0.05, batch_size=5)
-    pulls = {name: core.given(np.array([at])) for name, at in (("anchor", anchor), ("linear", linear)) if at is not None}
-    solved = run(core.value(core.train(Training(core.initial(), epochs=200, mu=mu, **pulls), 0, key=0)))
+    pulls = {
+        name: core.given(np.array([at]))
+        for name, at in (("anchor", anchor), ("linear", linear))
+        if at is not None
+    }
+    solved = run(
+        core.value(core.train(Training(core.initial(), epochs=200, mu=mu, **pulls), 0, key=0))
+    )
     centre = 3.0 if anchor is None else anchor
     assert solved == pytest.approx((1.25 + mu * centre - (linear or 0.0)) / (1 + mu), abs=1e-5)
 
@@ -76,7 +100,10 @@ def test_the_learning_rate_decays_with_the_round() -> None:
     core, _ = learning(data, Logistic(), lr=0.1, lr_decay=0.5, batch_size=FULL)
     slower, _ = learning(data, Logistic(), lr=0.025, batch_size=FULL)
     decayed = run(core.value(core.train(Training(core.initial()), 0, key=0, round=2)))
-    assert decayed.tobytes() == run(slower.value(slower.train(Training(slower.initial()), 0, key=0))).tobytes()
+    assert (
+        decayed.tobytes()
+        == run(slower.value(slower.train(Training(slower.initial()), 0, key=0))).tobytes()
+    )
 
 
 def test_iterations_and_chosen_samples() -> None:
@@ -85,20 +112,29 @@ def test_iterations_and_chosen_samples() -> None:
     shard = data.shards[0]
     later = data._later[0, 2] = Shard(shard.train[::-1].copy(), shard.test)
     for version, whole in ((1, shard), (3, later)):
-        data._later[0, version] = Shard(whole.train[stratified_part(data.train_labels(whole), 1, 2)], whole.test)
+        data._later[0, version] = Shard(
+            whole.train[stratified_part(data.train_labels(whole), 1, 2)], whole.test
+        )
     core, _ = learning(data, Logistic(), batch_size=10)
     start = core.initial()
     asked = [Training(start, epochs=2), Training(start, steps=6), Training(start, steps=5)]
     asked += [Training(start, epochs=2, part=Part(1, 2, 25)), Training(start, epochs=2)] * 2
     versions = (0, 0, 0, 0, 1, 2, 3)
-    refs = [core.train(training, 0, key=1, version=at) for training, at in zip(asked, versions, strict=True)]
-    by_epochs, by_steps, fewer, part, alone, other, other_alone = (value.tobytes() for value in run(core.values(refs)))
+    refs = [
+        core.train(training, 0, key=1, version=at)
+        for training, at in zip(asked, versions, strict=True)
+    ]
+    by_epochs, by_steps, fewer, part, alone, other, other_alone = (
+        value.tobytes() for value in run(core.values(refs))
+    )
     assert by_epochs == by_steps != fewer
     assert part == alone != by_epochs
     assert other == other_alone != part
 
 
-@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)], ids=str)
+@pytest.mark.parametrize(
+    "model", [Logistic(), Perceptron(hidden=[5]), own("Dropping", features=6, classes=3)], ids=str
+)
 def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSpec) -> None:
     data = federation([70])
     usual, huge = (learning(data, model, batch_size=size, momentum=0.5)[0] for size in (7, FULL))
@@ -108,7 +144,10 @@ def test_a_full_batch_is_the_whole_local_set_in_one_step_an_epoch(model: ModelSp
         huge.train(Training(huge.initial(), epochs=3), 0, key=1),
         usual.train(Training(usual.initial(), epochs=3), 0, key=1),
     )
-    values = [run(core.value(ref)).tobytes() for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))]
+    values = [
+        run(core.value(ref)).tobytes()
+        for core, ref in ((usual, whole), (usual, by_steps), (huge, epochs))
+    ]
     assert values[0] == values[1] == values[2] != run(usual.value(small)).tobytes()
     assert whole.train_loss == epochs.train_loss
 
@@ -149,9 +188,15 @@ def test_nobody_asks_nothing_is_trained() -> None:
     assert run(core.values([])) == []
 
 
-@pytest.mark.parametrize("model", [Logistic(), own("Dropping", features=6, classes=3), CNN5()], ids=lambda model: model.kind)
+@pytest.mark.parametrize(
+    "model",
+    [Logistic(), own("Dropping", features=6, classes=3), CNN5()],
+    ids=lambda model: model.kind,
+)
 def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
-    """Whatever the size of the batches, and where a cohort has several rounds and proximal terms."""
+    """Whatever the size of the batches, and where a cohort has several rounds and proximal
+    terms.
+    """
     sizes = np.random.default_rng(3).integers(1, 90, 40).tolist()
     shape: tuple[int, ...] = (6,)
     if isinstance(model, CNN5):
@@ -163,11 +208,19 @@ def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
         async def rounds() -> tuple[bytes, bytes]:
             start = core.initial()
             for number in range(3):
-                how = [Training(start, 2, full_batch=number == 1, mu=0.5 * (device % 3 == 0)) for device in range(40)]
-                trained = [
-                    (training, device, number + device % 2) for device, training in enumerate(how) if device % 2 == number % 2
+                how = [
+                    Training(start, 2, full_batch=number == 1, mu=0.5 * (device % 3 == 0))
+                    for device in range(40)
                 ]
-                updates = [core.train(training, device, key=number, round=at) for training, device, at in trained]
+                trained = [
+                    (training, device, number + device % 2)
+                    for device, training in enumerate(how)
+                    if device % 2 == number % 2
+                ]
+                updates = [
+                    core.train(training, device, key=number, round=at)
+                    for training, device, at in trained
+                ]
                 if force:
                     for update in updates[::-1]:
                         await core.value(update)
@@ -181,7 +234,12 @@ def test_neither_workers_nor_batching_change_a_bit(model: ModelSpec) -> None:
             core._simulation.executor.close()
 
     expected = play(Inline(), force=False)
-    for executor, force in ((Inline(), True), (Threads(1), False), (Threads(2), False), (Threads(4), True)):
+    for executor, force in (
+        (Inline(), True),
+        (Threads(1), False),
+        (Threads(2), False),
+        (Threads(4), True),
+    ):
         assert play(executor, force) == expected
 
 
@@ -198,13 +256,18 @@ def test_an_update_that_is_not_finite_is_left_out_and_recorded() -> None:
     mixed = run(core.value(core.mix([(good[0], 0.2), (bad, 0.5), (good[1], 0.3)])))
     expected = run(core.value(core.mix([(good[0], 0.4), (good[1], 0.6)])))
     assert np.allclose(mixed, expected, atol=1e-7)
-    assert [(record.kind, record.fields) for record in records] == [("non-finite", {"device": 2, "ref": bad.name})]
+    assert [(record.kind, record.fields) for record in records] == [
+        ("non-finite", {"device": 2, "ref": bad.name})
+    ]
 
 
 def test_where_nothing_finite_is_left() -> None:
     core, records = learning(federation([9] * 3), Logistic())
     start, bad = core.initial(), _poisoned(core, 1)
-    assert run(core.value(core.mix([(bad, 1.0)], otherwise=start))).tobytes() == run(core.value(start)).tobytes()
+    assert (
+        run(core.value(core.mix([(bad, 1.0)], otherwise=start))).tobytes()
+        == run(core.value(start)).tobytes()
+    )
     difference = core.mix([(bad, 1.0), (start, -1.0)])
     kept = core.mix([(start, 1.0), (difference, 0.1)], rescale=False)
     assert run(core.value(kept)).tobytes() == run(core.value(start)).tobytes()
@@ -218,10 +281,20 @@ def test_training_loss_and_discrepancy() -> None:
     updates = [core.train(Training(model, epochs=2), device, key=0) for device in range(2)]
     loss = run(core.train_loss([(updates[0], 30.0), (updates[1], 20.0)]))
     assert loss == pytest.approx((30 * updates[0].train_loss + 20 * updates[1].train_loss) / 50)
-    mean = sum(float(np.linalg.norm(run(core.value(update)) - run(core.value(model)))) for update in updates) / 2
+    mean = (
+        sum(
+            float(np.linalg.norm(run(core.value(update)) - run(core.value(model))))
+            for update in updates
+        )
+        / 2
+    )
     pairs, bad = [(update, model) for update in updates], _poisoned(core, 2)
     of = Evaluator(core, StopSpec(rounds=1), EvaluationSpec(), cast("WorldView", None)).discrepancy
-    assert run(of(pairs)) == run(of([*pairs, (bad, model), (model, bad)])) == pytest.approx(mean, rel=1e-5)
+    assert (
+        run(of(pairs))
+        == run(of([*pairs, (bad, model), (model, bad)]))
+        == pytest.approx(mean, rel=1e-5)
+    )
     assert run(of([(bad, model)])) is run(of([])) is run(core.train_loss([(model, 1.0)])) is None
 
 
@@ -250,7 +323,11 @@ def test_a_chain_of_thousands_needs_no_recursion_and_frees_what_nobody_holds() -
     ref = start = Ref("model-0", 0, Initial(0))
     middle: weakref.ref[Ref] | None = None
     for at in range(1, 20_001):
-        ref = _training(ref, at) if at % 2 else Ref(f"model-{at}", at, Mixed(((ref, 1.0),), start, True))
+        ref = (
+            _training(ref, at)
+            if at % 2
+            else Ref(f"model-{at}", at, Mixed(((ref, 1.0),), start, True))
+        )
         if at == 10_000:
             middle = weakref.ref(ref)
     assert len(_play([ref])) == 10_000

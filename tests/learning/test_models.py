@@ -1,4 +1,6 @@
-"""Published parameter counts, FLOPs and bytes of steps; parts of a model against plain torch; what cannot be is named."""
+"""Published parameter counts, FLOPs and bytes of steps; parts of a model against plain torch;
+what cannot be is named.
+"""
 
 import math
 import tomllib
@@ -44,7 +46,9 @@ PUBLISHED: list[tuple[Any, ...]] = [
     (published.CataCNN(), MNIST, 2_125_802, 186),
     (CNN5(), MNIST, 454_922),
 ]
-"""Parameters, and the megaflops of a training step with one sample where a paper's times rest on them."""
+"""Parameters, and the megaflops of a training step with one sample where a paper's times rest on
+them.
+"""
 
 
 @pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: f"{row[0].kind}-{row[1]}")
@@ -63,7 +67,10 @@ def test_published_counts_and_torch_agree_on_shapes_names_and_outputs(row: tuple
 
 def test_a_module_counts_as_its_layers_do() -> None:
     model = own("Dropping", features=6, classes=3)
-    assert (model.parameters((6,), 3), model.flops((6,), 3)) == (6 * 11 + 11 + 11 * 3 + 3, 3 * 2 * (6 * 11 + 11 * 3))
+    assert (model.parameters((6,), 3), model.flops((6,), 3)) == (
+        6 * 11 + 11 + 11 * 3 + 3,
+        3 * 2 * (6 * 11 + 11 * 3),
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,11 +82,17 @@ def test_a_module_counts_as_its_layers_do() -> None:
         ("tests.learning.small:no_module_after_all", {}, "made a int"),
         ("torch.nn:Linear", {}, "failed with model.args = {}: TypeError"),
         ("torch.nn:BatchNorm1d", {"num_features": 6, "momentum": None}, "give it a momentum"),
-        ("torch.nn:LazyLinear", {"out_features": 3}, "'itself' is a LazyLinear, whose size is not known before its first use"),
+        (
+            "torch.nn:LazyLinear",
+            {"out_features": 3},
+            "'itself' is a LazyLinear, whose size is not known before its first use",
+        ),
         ("torch.nn:ReLU", {}, "without trainable parameters"),
     ],
 )
-def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, args: dict[str, Any], says: str) -> None:
+def test_a_module_that_cannot_be_used_is_refused_with_its_reason(
+    factory: str, args: dict[str, Any], says: str
+) -> None:
     with pytest.raises(ScenarioError, match=says) as refusal:
         ModuleModel(factory=factory, args=args).plain_module((1,), 1)
     assert factory in str(refusal.value)
@@ -88,7 +101,9 @@ def test_a_module_that_cannot_be_used_is_refused_with_its_reason(factory: str, a
 def test_building_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
     model = own("Dropping", features=6, classes=3)
-    first, again, other = (next(model.plain_module((6,), 3, seed).parameters()) for seed in (1, 1, 2))
+    first, again, other = (
+        next(model.plain_module((6,), 3, seed).parameters()) for seed in (1, 1, 2)
+    )
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
@@ -106,19 +121,28 @@ def test_models_that_do_not_fit_the_samples() -> None:
 def totals(cost: ModelCost, part: str, samples: int) -> tuple[float, float]:
     """FLOPs and bytes of a part of a step."""
     rows = getattr(cost, part)
-    return float((rows[:, 0] + samples * rows[:, 1]).sum()), float((rows[:, 2] + samples * rows[:, 3]).sum())
+    return float((rows[:, 0] + samples * rows[:, 1]).sum()), float(
+        (rows[:, 2] + samples * rows[:, 3]).sum()
+    )
 
 
 def test_a_dense_layer_by_hand() -> None:
-    """With n samples, 3 inputs, 2 outputs: y = x W' + b reads and writes 3n + 6 + 2 + 2n numbers."""
+    """With n samples, 3 inputs, 2 outputs: y = x W' + b reads and writes 3n + 6 + 2 + 2n
+    numbers.
+    """
     cost = profile(nn.Linear(3, 2), (3,))
     for n in (2, 7, 100):
         flops, _ = totals(cost, "forward", n)
         assert flops == 2 * n * 3 * 2
-        assert cost.forward[0][:6] == pytest.approx([0.0, 12.0, 4 * (6 + 2), 4 * (3 + 2), 1.1 * 32, 1.1 * 20])
-        assert cost.forward[0][6:].tolist() == [0.0, 12.0, 0.0, 0.0]  # on ARM, where a matrix product makes no further pass
-        assert totals(cost, "backward", n)[0] == 2 * n * 3 * 2  # of the weights alone: nobody asks for the samples' gradient
-        assert totals(cost, "update", n) == (0.0, 4 * 3 * (6 + 2))  # w <- w - lr g: two read, one written
+        assert cost.forward[0][:6] == pytest.approx(
+            [0.0, 12.0, 4 * (6 + 2), 4 * (3 + 2), 1.1 * 32, 1.1 * 20]
+        )
+        # on ARM, where a matrix product makes no further pass
+        assert cost.forward[0][6:].tolist() == [0.0, 12.0, 0.0, 0.0]
+        # of the weights alone: nobody asks for the samples' gradient
+        assert totals(cost, "backward", n)[0] == 2 * n * 3 * 2
+        # w <- w - lr g: two read, one written
+        assert totals(cost, "update", n) == (0.0, 4 * 3 * (6 + 2))
     assert cost.weights == 4 * 8
     assert cost.memory == 2 * 4 * 8
 
@@ -131,32 +155,54 @@ def test_a_dense_layer_by_hand() -> None:
         # 24 channels take the room of 32; a first layer's 3 are taken as they are.
         (nn.Conv2d(16, 24, 1), (16, 8, 8), 2 * 16 * 32 * 64, 1024 + 24 * 64, 1024 + 24 * 64),
         (nn.Conv2d(3, 32, 1), (3, 8, 8), 2 * 3 * 32 * 64, 192 + 2048, 192 + 2048),
-        # With a stride of 2 the results' gradient is spread over four times the places, with zeros between.
+        # With a stride of 2 the results' gradient is spread over four times the places, with zeros
+        # between.
         (nn.Conv2d(16, 32, 3, 2, 1), (16, 8, 8), 2 * 9 * 512 * 16, 1024 + 512, 1024 + 2048),
-        # One channel each: no filling, and backward as many FLOPs again (torch's own counter says 16 times as many).
+        # One channel each: no filling, and backward as many FLOPs again (torch's own counter says
+        # 16 times as many).
         (nn.Conv2d(16, 16, 3, padding=1, groups=16), (16, 8, 8), 2 * 9 * 16 * 64, 2048, 2048),
         # The other way round: from 4 x 4 places to 8 x 8, each a sum over 2 x 2 of the kernel.
-        (nn.ConvTranspose2d(32, 16, 2, 2), (32, 4, 4), 2 * 4 * 512 * 16, 1024 + 4 * 512, 1024 + 512),
+        (
+            nn.ConvTranspose2d(32, 16, 2, 2),
+            (32, 4, 4),
+            2 * 4 * 512 * 16,
+            1024 + 4 * 512,
+            1024 + 512,
+        ),
     ],
 )
-def test_convolutions_by_hand(layer: nn.Module, shape: tuple[int, ...], flops: float, forward: int, backward: int) -> None:
-    """A sample's FLOPs, and the numbers that it moves; in its first layer nobody asks for the samples' gradient."""
+def test_convolutions_by_hand(
+    layer: nn.Module, shape: tuple[int, ...], flops: float, forward: int, backward: int
+) -> None:
+    """A sample's FLOPs, and the numbers that it moves; in its first layer nobody asks for the
+    samples' gradient.
+    """
     only, second = (
         profile(nn.Sequential(*before, layer, nn.Flatten()), shape)
         for before in ((), (nn.Conv2d(shape[0], shape[0], 1, groups=shape[0], bias=False),))
     )
-    rows = [max(part, key=lambda row: float(row[5])) for part in (only.forward, only.backward)]  # has further passes
+    # has further passes
+    rows = [max(part, key=lambda row: float(row[5])) for part in (only.forward, only.backward)]
     assert rows[0][[1, 3, 5]] == pytest.approx([flops, 4 * forward, 3.7 * 4 * forward])
     assert rows[1][[1, 3, 5]] == pytest.approx([flops, 4 * backward, 3.7 * 4 * backward])
-    assert 2 * 4 * backward in second.backward[:, 3]  # where it is not the first, both gradients are asked for
+    # where it is not the first, both gradients are asked for
+    assert 2 * 4 * backward in second.backward[:, 3]
 
 
 def test_momentum_has_a_state_and_moves_more() -> None:
-    plain, heavy = (profile(nn.Linear(30, 20), (30,), TrainingSpec(momentum=momentum)) for momentum in (0.0, 0.9))
+    plain, heavy = (
+        profile(nn.Linear(30, 20), (30,), TrainingSpec(momentum=momentum))
+        for momentum in (0.0, 0.9)
+    )
     assert heavy.memory == 1.5 * plain.memory
     assert totals(heavy, "update", 1)[1] > 2 * totals(plain, "update", 1)[1]
-    adam = profile(nn.Linear(30, 20), (30,), TRAINERS.spec("torch").model_validate({"kind": "torch", "optimiser": "Adam"}))
-    assert adam.memory == 2 * plain.memory + 2 * 4  # weights, gradients, two moments, and a count for each of two tensors
+    adam = profile(
+        nn.Linear(30, 20),
+        (30,),
+        TRAINERS.spec("torch").model_validate({"kind": "torch", "optimiser": "Adam"}),
+    )
+    # weights, gradients, two moments, and a count for each of two tensors
+    assert adam.memory == 2 * plain.memory + 2 * 4
 
 
 @pytest.mark.parametrize("model", [Logistic(), CNN5()])
@@ -202,14 +248,21 @@ def test_any_module_against_torchs_counter(module: nn.Module, shape: tuple[int, 
     cost = profile(module, shape)
     for n in (3, 8):
         with FlopCounterMode(display=False) as counter:
-            nn.functional.cross_entropy(module(torch.zeros(n, *shape)), torch.zeros(n, dtype=torch.long)).backward()
+            nn.functional.cross_entropy(
+                module(torch.zeros(n, *shape)), torch.zeros(n, dtype=torch.long)
+            ).backward()
         counted = sum(totals(cost, part, n)[0] for part in ("forward", "backward"))
         assert counted == pytest.approx(counter.get_total_flops(), rel=1e-9)
 
 
 def test_what_is_kept_for_the_backward_pass() -> None:
-    """Of Linear, ReLU, Linear: the samples, the ReLU's result, which the second layer keeps too, and what the loss needs."""
-    wide, wider = (profile(nn.Sequential(nn.Linear(10, h), nn.ReLU(), nn.Linear(h, 2)), (10,)) for h in (100, 300))
+    """Of Linear, ReLU, Linear: the samples, the ReLU's result, which the second layer keeps too,
+    and what the loss needs.
+    """
+    wide, wider = (
+        profile(nn.Sequential(nn.Linear(10, h), nn.ReLU(), nn.Linear(h, 2)), (10,))
+        for h in (100, 300)
+    )
     assert wider.memory_a_sample - wide.memory_a_sample == 4 * 200
 
 
@@ -217,7 +270,9 @@ def test_the_module_and_torchs_generator_are_left_alone() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
     before, state = [parameter.clone() for parameter in module.parameters()], torch.get_rng_state()
     profile(module, (4,))
-    assert all(torch.equal(now, then) for now, then in zip(module.parameters(), before, strict=True))
+    assert all(
+        torch.equal(now, then) for now, then in zip(module.parameters(), before, strict=True)
+    )
     assert torch.equal(torch.get_rng_state(), state)
     assert all(parameter.grad is None for parameter in module.parameters())
 
@@ -231,7 +286,9 @@ def test_samples_that_do_not_fit_are_refused_and_a_size_is_taken_at_its_word() -
 
 
 def test_a_layer_of_lstm_is_one_kernel() -> None:
-    """Four gates of 128 from 32 inputs and 128 of the step before, 20 steps; three times as much for a step of training."""
+    """Four gates of 128 from 32 inputs and 128 of the step before, 20 steps; three times as much
+    for a step of training.
+    """
     cost = profile(Recurrent(nn.LSTM, 32, 128), (20, 32))
     flops, head = 2 * 20 * 4 * 128 * (32 + 128), 2 * 128 * 10
     assert cost.forward[:, 1].sum() == pytest.approx(flops + head)
@@ -240,9 +297,14 @@ def test_a_layer_of_lstm_is_one_kernel() -> None:
 
 
 def test_steps_of_recurrent_layers_cost_something_whatever_the_batch() -> None:
-    """An LSTM's fused kernel by its steps, twice backward; other layers by each of the operations that torch makes of them."""
+    """An LSTM's fused kernel by its steps, twice backward; other layers by each of the
+    operations that torch makes of them.
+    """
     costs = {kind: profile(Recurrent(kind, 3, 5), (7, 3)) for kind in (nn.LSTM, nn.GRU)}
-    fixed = {kind: [part[:, 4].sum() for part in (cost.forward, cost.backward)] for kind, cost in costs.items()}
+    fixed = {
+        kind: [part[:, 4].sum() for part in (cost.forward, cost.backward)]
+        for kind, cost in costs.items()
+    }
     assert fixed[nn.LSTM] == pytest.approx([7 * counted._STEP, 14 * counted._STEP], rel=0.1)
     operations = len(costs[nn.GRU].forward) + len(costs[nn.GRU].backward)
     assert sum(fixed[nn.GRU]) == pytest.approx(operations * counted._CALL, rel=0.02)
@@ -255,11 +317,14 @@ def test_steps_of_recurrent_layers_cost_something_whatever_the_batch() -> None:
 DIGITS = {"source": "digits"}
 MLP: dict[str, Any] = {"kind": "mlp", "hidden": [13]}
 FEDAVG = {"kind": "fedavg", "clients_per_round": 3}
-BASE, SECOND = 64 * 13 + 13 + 13 * 10 + 10, 2 * (13 + 10)  # numbers of the model, and of the upper layer's adapter of rank 2
+# numbers of the model, and of the upper layer's adapter of rank 2
+BASE, SECOND = 64 * 13 + 13 + 13 * 10 + 10, 2 * (13 + 10)
 
 
 def normed() -> nn.Module:
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 10))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(64, 7), nn.BatchNorm1d(7), nn.ReLU(), nn.Linear(7, 10)
+    )
 
 
 @pytest.mark.parametrize("trains", [True, False])
@@ -275,53 +340,89 @@ def test_an_adapted_layer_is_one_with_another_weight(trains: bool) -> None:
             if name.endswith("lora_B"):
                 tensor.normal_()
                 layer = name.removesuffix(".lora_B")
-                module.get_submodule(layer).weight += 2.0 * tensor @ numbers(adapted)[f"{layer}.lora_A"]
+                module.get_submodule(layer).weight += (
+                    2.0 * tensor @ numbers(adapted)[f"{layer}.lora_A"]
+                )
                 moved.append(layer)
-        assert moved == ["layer.linear1", "layer.linear2", "out"]  # attention's own output goes past its module
+        # attention's own output goes past its module
+        assert moved == ["layer.linear1", "layer.linear2", "out"]
         assert torch.allclose(adapted(x), module(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("what", ["lora", "train"])
 def test_one_device_trains_as_a_plain_loop_does(what: str) -> None:
-    model = MLP | ({"lora": {"rank": 2, "where": "3", "alpha": 8.0}} if what == "lora" else {"train": "3.*"})
+    model = MLP | (
+        {"lora": {"rank": 2, "where": "3", "alpha": 8.0}} if what == "lora" else {"train": "3.*"}
+    )
     training = {"lr": 0.3, "batch_size": 10_000, "momentum": 0.5}
-    run, _ = played(world(DIGITS, 1, {"kind": "fedavg", "clients_per_round": 1}, 3, training=training, model=model))
+    run, _ = played(
+        world(
+            DIGITS, 1, {"kind": "fedavg", "clients_per_round": 1}, 3, training=training, model=model
+        )
+    )
     first, found = weights(run, [run.learner.initial(), run.strategy.state["model"]])
-    full, _ = played(world(DIGITS, 1, {"kind": "fedavg", "clients_per_round": 1}, 1, training=training, model=MLP))
+    full, _ = played(
+        world(
+            DIGITS, 1, {"kind": "fedavg", "clients_per_round": 1}, 1, training=training, model=MLP
+        )
+    )
     (drawn,) = weights(full, [full.learner.initial()])
     w1, b1, w2, b2 = (torch.tensor(part) for part in np.split(drawn, np.cumsum([64 * 13, 13, 130])))
     w1, w2 = w1.reshape(13, 64), w2.reshape(10, 13)
-    trained = [torch.tensor(first[:26]).reshape(2, 13), torch.tensor(first[26:]).reshape(10, 2)] if what == "lora" else [w2, b2]
+    trained = (
+        [torch.tensor(first[:26]).reshape(2, 13), torch.tensor(first[26:]).reshape(10, 2)]
+        if what == "lora"
+        else [w2, b2]
+    )
     x, y = map(torch.from_numpy, run.data.train_samples(run.data.shards[0]))  # type: ignore[union-attr]
     for _ in range(3):
         for tensor in trained:
             tensor.requires_grad_().grad = None
         hidden = torch.relu(x.flatten(1) @ w1.T + b1)
-        outputs = hidden @ w2.T + b2 + (4.0 * hidden @ trained[0].T @ trained[1].T if what == "lora" else 0.0)
+        outputs = (
+            hidden @ w2.T
+            + b2
+            + (4.0 * hidden @ trained[0].T @ trained[1].T if what == "lora" else 0.0)
+        )
         nn.functional.cross_entropy(outputs, y).backward()
-        trained = [(tensor - 0.3 * tensor.grad).detach() for tensor in trained]  # momentum begins anew in each round
+        # momentum begins anew in each round
+        trained = [(tensor - 0.3 * tensor.grad).detach() for tensor in trained]
         w2, b2 = (w2, b2) if what == "lora" else trained
-    assert found == pytest.approx(torch.cat([tensor.flatten() for tensor in trained]).numpy(), abs=1e-5)
+    assert found == pytest.approx(
+        torch.cat([tensor.flatten() for tensor in trained]).numpy(), abs=1e-5
+    )
     assert np.abs(found - first).max() > 0.01
 
 
 @pytest.mark.parametrize(
-    ("more", "sent"), [({}, SECOND), ({"train": "*.lora_B"}, 2 * 10), ({"train": ["*.lora_?", "3.bias"]}, 56)]
+    ("more", "sent"),
+    [({}, SECOND), ({"train": "*.lora_B"}, 2 * 10), ({"train": ["*.lora_?", "3.bias"]}, 56)],
 )
-def test_the_base_is_charged_once_and_then_what_is_trained(more: dict[str, Any], sent: int, tmp_path: Path) -> None:
+def test_the_base_is_charged_once_and_then_what_is_trained(
+    more: dict[str, Any], sent: int, tmp_path: Path
+) -> None:
     sections = world(DIGITS, 5, FEDAVG, 4, model=MLP | {"lora": {"rank": 2, "where": "3"}} | more)
     run = ran(sections, tmp_path / "run")
     asked = sum(row["selected"] > 0 for row in run.devices)
     once = asked * 4 * (BASE + SECOND - sent)
-    assert run.summary["bytes"]["by_purpose"] == {"base": once} | dict.fromkeys(["model", "update"], 4 * 3 * 4 * sent)
+    assert run.summary["bytes"]["by_purpose"] == {"base": once} | dict.fromkeys(
+        ["model", "update"], 4 * 3 * 4 * sent
+    )
 
 
 def test_a_base_that_is_cut_off_is_downloaded_again(tmp_path: Path) -> None:
-    """At 1 kB/s the base takes 3.9 s, of which a deadline leaves 2 to devices whose link is slow."""
-    network = {"kind": "star", "device": {"down": {"kind": "list", "values": ["1 kB/s", "10 kB/s"]}, "up": "10 kB/s"}}
+    """At 1 kB/s the base takes 3.9 s, of which a deadline leaves 2 to devices whose link is
+    slow.
+    """
+    network = {
+        "kind": "star",
+        "device": {"down": {"kind": "list", "values": ["1 kB/s", "10 kB/s"]}, "up": "10 kB/s"},
+    }
     strategy = {"kind": "fedavg", "clients_per_round": 2, "deadline": "2 s"}
     model = MLP | {"lora": {"rank": 2, "where": "3"}}
-    purposes = ran(world(DIGITS, 2, strategy, 3, model=model, network=network), tmp_path / "run").summary["bytes"]["by_purpose"]
+    purposes = ran(
+        world(DIGITS, 2, strategy, 3, model=model, network=network), tmp_path / "run"
+    ).summary["bytes"]["by_purpose"]
     assert purposes["update"] == 3 * 4 * SECOND
     assert purposes["base"] == pytest.approx(4 * BASE + 3 * 2000, rel=0.01)
 
@@ -341,8 +442,13 @@ def test_a_run_begins_with_what_another_has_learned(tmp_path: Path) -> None:
     (start,) = weights(second, [second.learner.initial()])
     arrays, names = load_file(file), ("1.weight", "1.bias", "3.weight", "3.bias")
     assert (start == np.concatenate([arrays[name].ravel() for name in names])).all()
-    adapted = ran(world(DIGITS, 4, FEDAVG, 1, model=MLP | {"file": file, "lora": {"rank": 4}}), tmp_path / "adapted")
-    assert adapted.summary["accuracy"]["final"] == pytest.approx(first.summary["accuracy"]["final"], abs=0.15)
+    adapted = ran(
+        world(DIGITS, 4, FEDAVG, 1, model=MLP | {"file": file, "lora": {"rank": 4}}),
+        tmp_path / "adapted",
+    )
+    assert adapted.summary["accuracy"]["final"] == pytest.approx(
+        first.summary["accuracy"]["final"], abs=0.15
+    )
     assert set(adapted.models()["global"]) == {"1.lora_A", "1.lora_B", "3.lora_A", "3.lora_B"}
 
 
@@ -353,7 +459,11 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_models:normed"}
     ("model", "strategy", "says"),
     [
         (MLP | {"train": "3.lora_A"}, FEDAVG, r"model\.train has '3\.lora_A'.*it has 1\.weight"),
-        (MLP | {"lora": {"rank": 2, "where": "2"}}, FEDAVG, r"model\.lora\.where has '2'.*no such layer.*it has 1, 3"),
+        (
+            MLP | {"lora": {"rank": 2, "where": "2"}},
+            FEDAVG,
+            r"model\.lora\.where has '2'.*no such layer.*it has 1, 3",
+        ),
         (MLP | {"keep": "3.wait"}, FEDAVG, r"model\.keep has '3\.wait'.*did you mean '3\.weight'"),
         (MLP | {"keep": "*"}, FEDAVG, "every tensor of the model stays on its device"),
         (MLP | {"keep": "3.*", "send": "1.*"}, FEDAVG, "'keep' and 'send' both say"),
@@ -362,16 +472,34 @@ FACTORY = {"kind": "module", "factory": "tests.learning.test_models:normed"}
             FEDAVG | {"kind": "fedper"},
             r"model\.keep.*'fedper', which says so itself; allowed are fedavg",
         ),
-        (MLP | {"send": "3.*"}, FEDAVG | {"kind": "scaffold"}, r"model\.send.*'scaffold', which sends them all"),
-        (MLP | {"file": "nowhere.safetensors"}, FEDAVG, r"model\.file names '.*nowhere\.safetensors', which does not exist"),
-        (MLP | {"file": __file__}, FEDAVG, r"test_models\.py. cannot be read as a \.safetensors file"),
+        (
+            MLP | {"send": "3.*"},
+            FEDAVG | {"kind": "scaffold"},
+            r"model\.send.*'scaffold', which sends them all",
+        ),
+        (
+            MLP | {"file": "nowhere.safetensors"},
+            FEDAVG,
+            r"model\.file names '.*nowhere\.safetensors', which does not exist",
+        ),
+        (
+            MLP | {"file": __file__},
+            FEDAVG,
+            r"test_models\.py. cannot be read as a \.safetensors file",
+        ),
         (FACTORY | {"train": "2.running_*"}, FEDAVG, "leaves no tensor to be trained by gradients"),
-        ({"kind": "module", "factory": "tests.learning.zoo:Normed", "train": "b.*"}, FEDAVG, r"leaves 'norm\.scale' changed"),
+        (
+            {"kind": "module", "factory": "tests.learning.zoo:Normed", "train": "b.*"},
+            FEDAVG,
+            r"leaves 'norm\.scale' changed",
+        ),
         ({"kind": "size", "bytes": "4 kB", "lora": {"rank": 2}}, FEDAVG, "unknown key 'lora'"),
         ({"kind": "size", "bytes": "4 kB"}, FEDAVG, "which has no weights to learn"),
     ],
 )
-def test_bad_parts_are_refused(model: dict[str, Any], strategy: dict[str, Any], says: str, tmp_path: Path) -> None:
+def test_bad_parts_are_refused(
+    model: dict[str, Any], strategy: dict[str, Any], says: str, tmp_path: Path
+) -> None:
     with pytest.raises(fedsim.FedsimError, match=says):
         fedsim.run(fedsim.Scenario(**world(DIGITS, 6, strategy, 1, model=model)), tmp_path / "run")
 
@@ -380,21 +508,40 @@ def test_a_large_model_by_hand_to_the_byte(tmp_path: Path) -> None:
     """LLaMA-7B, rank 8 beside two of its projections: 4,194,304 numbers, as peft counts them."""
     card = tomllib.loads(Path("scenarios/large_model.toml").read_text(encoding="utf-8"))
     board = card["population"]["kinds"]["board"] | {"batch": "0 s", "latency": "0 s"}
-    population = {"devices": 1, "samples": {"low": 7, "high": 7}, "device": "board", "kinds": {"board": board}}
-    tables = card | {"population": population, "strategy": {"kind": "fedavg", "clients_per_round": 1}, "stop": {"rounds": 3}}
+    population = {
+        "devices": 1,
+        "samples": {"low": 7, "high": 7},
+        "device": "board",
+        "kinds": {"board": board},
+    }
+    tables = card | {
+        "population": population,
+        "strategy": {"kind": "fedavg", "clients_per_round": 1},
+        "stop": {"rounds": 3},
+    }
     run = ran(tables, tmp_path / "run").summary
     base, adapters = 2 * 6_738_415_616, 32 * 2 * 8 * (4096 + 4096)
     assert adapters == 4_194_304
-    assert run["bytes"]["by_purpose"] == {"base": base} | dict.fromkeys(["model", "update"], 3 * 4 * adapters)
+    assert run["bytes"]["by_purpose"] == {"base": base} | dict.fromkeys(
+        ["model", "update"], 3 * 4 * adapters
+    )
     down_s, up_s = 8 / 13e6, 8 / 6e6
-    step = 512 * (2 * 2 * (6_738_415_616 + adapters) + 2 * adapters)  # forward, activations, and the adapters' own gradients
+    # forward, activations, and the adapters' own gradients
+    step = 512 * (2 * 2 * (6_738_415_616 + adapters) + 2 * adapters)
     update_s = (3 * 4 * adapters) / (0.6 * 204.8e9)
     compute_s = 3 * 7 * (step / (0.3 * 42.5e12) + update_s)
     sent = 3 * 4 * adapters
-    assert run["simulated_s"] == pytest.approx((base + sent) * down_s + sent * up_s + compute_s, rel=1e-6)
+    assert run["simulated_s"] == pytest.approx(
+        (base + sent) * down_s + sent * up_s + compute_s, rel=1e-6
+    )
     joules = run["energy"]["by_phase"]
     assert joules["compute"] == pytest.approx(40 * compute_s, rel=1e-6)
     assert joules["receive"] == pytest.approx(0.8 * (base + sent) * down_s, rel=1e-6)
-    scenario = fedsim.Scenario(**tables | {"model": {key: value for key, value in tables["model"].items() if key != "lora"}})
-    with pytest.raises(fedsim.ScenarioError, match=r"training the model takes .* no device has room"):
+    scenario = fedsim.Scenario(
+        **tables
+        | {"model": {key: value for key, value in tables["model"].items() if key != "lora"}}
+    )
+    with pytest.raises(
+        fedsim.ScenarioError, match=r"training the model takes .* no device has room"
+    ):
         fedsim.run(scenario, tmp_path / "full")

@@ -1,4 +1,6 @@
-"""Losses and metrics against plain torch, scikit-learn and least squares; refusals of what does not fit."""
+"""Losses and metrics against plain torch, scikit-learn and least squares; refusals of what does
+not fit.
+"""
 
 import math
 from typing import Any
@@ -22,14 +24,21 @@ from fedsim.toolbox.objectives import METRICS, MaskedToken
 from tests.calls import call
 
 HERE = "tests.learning.test_objectives"
-TOKENS = {"data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"}, "objective": {"kind": "next-token"}}
+TOKENS = {
+    "data": {"source": {"kind": "text", "length": 12}, "partition": "by-label"},
+    "objective": {"kind": "next-token"},
+}
 LINEAR = {"data": {"source": "linear"}, "objective": {"kind": "regression"}}
 SHAPE = TokenShape.of((40,), 90, "next")
 
 
 def scenario(**sections: Any) -> fedsim.Scenario:
     """Of a few fast rounds."""
-    usual = {"population": {"devices": 14}, "strategy": {"kind": "fedavg", "clients_per_round": 5}, "stop": {"rounds": 2}}
+    usual = {
+        "population": {"devices": 14},
+        "strategy": {"kind": "fedavg", "clients_per_round": 5},
+        "stop": {"rounds": 2},
+    }
     return fedsim.Scenario(**(usual | sections))
 
 
@@ -38,13 +47,19 @@ def test_perplexity_is_that_of_plain_torch(tmp_path: Any) -> None:
     result = fedsim.run(scenario(**TOKENS, model=model, training={"lr": 0.5}), tmp_path / "run")
     run = fedsim.load_run(tmp_path / "run")
     raw = SOURCES.find("text")(length=12).load(None)
-    module = CharLSTM(hidden=8).plain_module(TokenShape.of((12,), raw.vocabulary, "next"), raw.vocabulary)
-    module.load_state_dict({name: torch.from_numpy(part) for name, part in run.models()["global"].items()})
+    module = CharLSTM(hidden=8).plain_module(
+        TokenShape.of((12,), raw.vocabulary, "next"), raw.vocabulary
+    )
+    module.load_state_dict(
+        {name: torch.from_numpy(part) for name, part in run.models()["global"].items()}
+    )
     x = torch.from_numpy(raw.x_test)
     with torch.no_grad():
         outputs = module(x[:, :-1]).double()
     loss = functional.cross_entropy(outputs.flatten(0, 1), x[:, 1:].flatten())
-    assert result.summary["metrics"]["perplexity"]["final"] == pytest.approx(math.exp(loss), rel=1e-6)
+    assert result.summary["metrics"]["perplexity"]["final"] == pytest.approx(
+        math.exp(loss), rel=1e-6
+    )
     assert result.rows[-1]["loss"] == pytest.approx(float(loss), rel=1e-6)
     right = (outputs.argmax(dim=2) == x[:, 1:]).double().mean()
     assert result.rows[-1]["accuracy"] == pytest.approx(float(right))
@@ -62,8 +77,13 @@ def test_f1_and_auc_are_those_of_scikit_learn(many: bool) -> None:
     else:
         targets = torch.randint(5, (200,), generator=generator)
         f1 = f1_score(targets, outputs.argmax(dim=1), average="macro")
-        auc = roc_auc_score(targets, outputs.double().softmax(dim=1), multi_class="ovr", average="macro")
-    found = {name: METRICS[name].value(METRICS[name].keep(outputs, targets).double().numpy()) for name in ("f1", "auc")}
+        auc = roc_auc_score(
+            targets, outputs.double().softmax(dim=1), multi_class="ovr", average="macro"
+        )
+    found = {
+        name: METRICS[name].value(METRICS[name].keep(outputs, targets).double().numpy())
+        for name in ("f1", "auc")
+    }
     assert found == pytest.approx({"f1": f1, "auc": auc}, abs=1e-9)
 
 
@@ -73,8 +93,17 @@ def test_a_linear_law_is_learned_to_its_noise() -> None:
     data = {"source": source, "partition": "by-label", "column": "group"}
     objective = {"kind": "regression", "metrics": ["mse", "rmse"]}
     population, stop = {"devices": 10}, {"rounds": 150, "metrics": {"mse": 0.2}}
-    training, strategy = {"lr": 0.1, "batch_size": 1000}, {"kind": "fedavg", "clients_per_round": 10}
-    tables = {"data": data, "objective": objective, "training": training, "population": population, "strategy": strategy}
+    training, strategy = (
+        {"lr": 0.1, "batch_size": 1000},
+        {"kind": "fedavg", "clients_per_round": 10},
+    )
+    tables = {
+        "data": data,
+        "objective": objective,
+        "training": training,
+        "population": population,
+        "strategy": strategy,
+    }
     last = fedsim.run(scenario(**tables, stop=stop)).rows[-1]
     raw = SOURCES.find("linear")(samples=1000, features=8).load(None)
     x, tested = (np.column_stack([part, np.ones(len(part))]) for part in (raw.x_train, raw.x_test))
@@ -92,7 +121,11 @@ def absolute(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_loss_and_a_metric_of_ones_own() -> None:
-    objective = {"kind": "regression", "metrics": ["mse", f"{HERE}:absolute"], "loss": f"{HERE}:absolute"}
+    objective = {
+        "kind": "regression",
+        "metrics": ["mse", f"{HERE}:absolute"],
+        "loss": f"{HERE}:absolute",
+    }
     last = fedsim.run(scenario(**LINEAR | {"objective": objective})).rows[-1]
     assert last["absolute"] == pytest.approx(last["loss"])
     assert last["absolute"] ** 2 < last["mse"]
@@ -110,7 +143,10 @@ def test_masks_hide_a_share_and_ask_for_what_they_hide() -> None:
     assert hidden.any(axis=1).all()
     assert (np.where(hidden, pool.targets, pool.x) == before.x).all()
     assert (pool.targets[~hidden] == -100).all()
-    tables = TOKENS | {"objective": {"kind": "masked-token"}, "model": {"kind": "transformer", "hidden": 8}}
+    tables = TOKENS | {
+        "objective": {"kind": "masked-token"},
+        "model": {"kind": "transformer", "hidden": 8},
+    }
     result = fedsim.run(scenario(**tables))
     assert 1.0 < result.summary["metrics"]["perplexity"]["final"] < raw.vocabulary + 20
 
@@ -120,7 +156,9 @@ def test_built_in_models_have_the_published_size_and_their_cost_is_counted() -> 
     lstm, inner = CharLSTM(hidden=64).plain_module(SHAPE, 90), 2 * 4 * 64 * (8 + 64)
     assert step_flops(lstm, SHAPE) == 3 * 40 * (inner + 2 * 64 * 90)
     blocks = 2 * (2 * (12 * 32 * 32) * 40 + 2 * 2 * 40 * 40 * 32)
-    assert step_flops(Transformer().plain_module(SHAPE, 90), SHAPE) == 3 * (blocks + 2 * 32 * 90 * 40)
+    assert step_flops(Transformer().plain_module(SHAPE, 90), SHAPE) == 3 * (
+        blocks + 2 * 32 * 90 * 40
+    )
     seen = Transformer().plain_module(SHAPE, 90).eval()
     x = torch.arange(40)[None] % 90
     later = x.clone()
@@ -144,10 +182,16 @@ class Endless(IterableDataset[Any]):
 
 
 def test_a_dataset_with_two_labels_and_a_column() -> None:
-    data = {"source": {"kind": "dataset", "factory": f"{HERE}:Pairs"}, "column": "place", "partition": "by-label"}
+    data = {
+        "source": {"kind": "dataset", "factory": f"{HERE}:Pairs"},
+        "column": "place",
+        "partition": "by-label",
+    }
     objective = {"kind": "multi-label", "metrics": ["f1", "auc"]}
     strategy = {"kind": "fedavg", "clients_per_round": 2}
-    run = fedsim.run(scenario(data=data, objective=objective, population={"devices": 4}, strategy=strategy))
+    run = fedsim.run(
+        scenario(data=data, objective=objective, population={"devices": 4}, strategy=strategy)
+    )
     metrics = run.summary["metrics"]
     assert set(metrics) == {"f1", "auc"}
     assert 0.0 <= metrics["auc"]["final"] <= 1.0
@@ -156,21 +200,42 @@ def test_a_dataset_with_two_labels_and_a_column() -> None:
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
-        ({"data": {"source": {"kind": "dataset", "factory": f"{HERE}:Endless"}}}, "an IterableDataset (Endless)"),
+        (
+            {"data": {"source": {"kind": "dataset", "factory": f"{HERE}:Endless"}}},
+            "an IterableDataset (Endless)",
+        ),
         ({"data": {"source": "linear"}}, "objective.kind is 'classification', which needs labels"),
-        ({"objective": {"kind": "regression"}}, "objective.kind is 'regression', which needs targets that are floats"),
-        ({"objective": {"kind": "next-token"}}, "which needs samples that are sequences of two tokens or more"),
+        (
+            {"objective": {"kind": "regression"}},
+            "objective.kind is 'regression', which needs targets that are floats",
+        ),
+        (
+            {"objective": {"kind": "next-token"}},
+            "which needs samples that are sequences of two tokens or more",
+        ),
         (
             {"objective": LINEAR["objective"] | {"metrics": ["perplexity"]}},
             "allowed with objective.kind = 'regression' are mse",
         ),
-        (TOKENS | {"model": {"kind": "mlp"}}, "model.kind is 'mlp', which takes numbers, and samples are tokens"),
+        (
+            TOKENS | {"model": {"kind": "mlp"}},
+            "model.kind is 'mlp', which takes numbers, and samples are tokens",
+        ),
         ({"model": {"kind": "char-lstm"}}, "'char-lstm', which takes sequences of tokens"),
-        ({"data": {"source": "linear", "partition": "dirichlet"}}, "deals by labels, and 'linear' has targets instead"),
+        (
+            {"data": {"source": "linear", "partition": "dirichlet"}},
+            "deals by labels, and 'linear' has targets instead",
+        ),
         ({"data": {"source": "linear", "column": "place"}}, "data.column is 'place'; the columns"),
         ({"stop": {"rounds": 2, "metrics": {"perplexity": 8.0}}}, "stop.metrics has 'perplexity'"),
-        (LINEAR | {"strategy": {"kind": "tifl", "mode": "credits"}}, "strategy.mode is 'credits', which goes by accuracies"),
-        (TOKENS | {"drift": {"kind": "label-permutation"}, "model": {"kind": "char-lstm"}}, "the model learns targets instead"),
+        (
+            LINEAR | {"strategy": {"kind": "tifl", "mode": "credits"}},
+            "strategy.mode is 'credits', which goes by accuracies",
+        ),
+        (
+            TOKENS | {"drift": {"kind": "label-permutation"}, "model": {"kind": "char-lstm"}},
+            "the model learns targets instead",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(sections: dict[str, Any], says: str) -> None:
@@ -180,7 +245,9 @@ def test_what_does_not_fit_is_refused(sections: dict[str, Any], says: str) -> No
 
 
 def test_targets_of_a_metric(tmp_path: Any) -> None:
-    """The least is the best of mse: costs until it was reached, in comparisons too; the names of others are answered."""
+    """The least is the best of mse: costs until it was reached, in comparisons too; the names of
+    others are answered.
+    """
     run = fedsim.run(scenario(**LINEAR, stop={"rounds": 6}), tmp_path / "run")
     errors = [row["mse"] for row in run.rows]
     goal = errors[3] * 1.001
@@ -192,7 +259,11 @@ def test_targets_of_a_metric(tmp_path: Any) -> None:
     assert f"time to target mse {goal:g} (s)" in said
     assert "final mse" in said
     assert f"{errors[-1]:.4f}"[:5] in said
-    for target, hint in (("msd=1", "did you mean 'mse'"), ("mse=few", "such as perplexity=8"), ("1.5", "from 0 to 1")):
+    for target, hint in (
+        ("msd=1", "did you mean 'mse'"),
+        ("mse=few", "such as perplexity=8"),
+        ("1.5", "from 0 to 1"),
+    ):
         answer = call("compare", tmp_path / "run", "--target", target)
         assert (answer.exit_code, hint in answer.output) == (2, True)
 

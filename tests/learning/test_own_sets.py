@@ -1,4 +1,6 @@
-"""Datasets and arrays of one's own: run rightly, or refused with plain words; never read past, never drawn."""
+"""Datasets and arrays of one's own: run rightly, or refused with plain words; never read past,
+never drawn.
+"""
 
 import random
 import warnings
@@ -30,7 +32,9 @@ def shared_generators() -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", sets.ALIKE)
-def test_items_that_follow_from_their_index_are_read_and_no_shared_generator_moves(name: str) -> None:
+def test_items_that_follow_from_their_index_are_read_and_no_shared_generator_moves(
+    name: str,
+) -> None:
     before = shared_generators()
     data = built(dataset(name))
     assert shared_generators() == before
@@ -38,7 +42,9 @@ def test_items_that_follow_from_their_index_are_read_and_no_shared_generator_mov
     assert len(data.pool.y) == size
     assert data.pool.x.dtype == np.float32
     if name in ("Plain", "Tensors", "Mappings", "Double", "Gradients", "tensors"):
-        order = np.concatenate([[place for place in range(size) if place // 3 % 5 != 4], range(12, 15)])
+        order = np.concatenate(
+            [[place for place in range(size) if place // 3 % 5 != 4], range(12, 15)]
+        )
         assert np.array_equal(data.pool.x, sets.images()[order])
 
 
@@ -47,7 +53,9 @@ def test_items_that_draw_or_depend_on_the_order_of_reading_are_refused(name: str
     for seed in range(2):
         random.seed(seed)
         before = shared_generators()
-        with pytest.raises(DataError, match=r"sets:.*fedsim reads a Dataset once.*\[data.augmentation\]"):
+        with pytest.raises(
+            DataError, match=r"sets:.*fedsim reads a Dataset once.*\[data.augmentation\]"
+        ):
             built(dataset(name))
         assert shared_generators() == before
 
@@ -122,9 +130,15 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "bool": ({"x": X > 0, "y": Y}, "type bool"),
     "uint16 images": ({"x": IMAGES[..., 0].astype(np.uint16), "y": Y}, "tokens are integers"),
     "negative labels": ({"x": X, "y": Y - 1}, "has the label -1"),
-    "label 255 for unknown, as int8": ({"x": X, "y": Y.astype(np.uint8).astype(np.int8) - 1}, "the label -1"),
+    "label 255 for unknown, as int8": (
+        {"x": X, "y": Y.astype(np.uint8).astype(np.int8) - 1},
+        "the label -1",
+    ),
     "huge labels": ({"x": X, "y": Y + 10**9}, "has the label 1000000000"),
-    "huge unsigned labels": ({"x": X, "y": Y.astype(np.uint64) + 2**63}, "has the label 92233720368547758"),
+    "huge unsigned labels": (
+        {"x": X, "y": Y.astype(np.uint64) + 2**63},
+        "has the label 92233720368547758",
+    ),
     "no y": ({"x": X}, "has no array 'y'"),
     "no x": ({"y": Y}, "has no array 'x'"),
     "other names": ({"X": X, "Y": Y}, "it has X, Y, and needs"),
@@ -139,12 +153,18 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "other test shape": (SPLIT | {"x_test": X[:8, :5]}, "but x_test of (5,)"),
     "weights": ({"x": X, "y": Y, "weights": np.ones(40)}, "nothing uses the array 'weights'"),
     "a mask": ({"x": X, "y": Y, "train_mask": Y > 1}, "nothing uses the array 'train_mask'"),
-    "indices of another length": ({"x": X, "y": Y, "test_idx": np.arange(5)}, "nothing uses the array 'test_idx'"),
+    "indices of another length": (
+        {"x": X, "y": Y, "test_idx": np.arange(5)},
+        "nothing uses the array 'test_idx'",
+    ),
     "a name nearly right": (SPLIT | {"y_tets": Y[:8]}, "(did you mean 'y_test'?)"),
     "a number": ({"x": X, "y": Y, "version": np.array(3)}, "nothing uses the array 'version'"),
     "a column of one part": (SPLIT | {"place_train": Y}, "there is no 'place_test'"),
     "a column without part": (SPLIT | {"place": np.arange(48)}, "nothing uses the array 'place'"),
-    "a column that nothing uses": ({"x": X, "y": Y, "writer": Y}, "nothing uses the columns writer"),
+    "a column that nothing uses": (
+        {"x": X, "y": Y, "writer": Y},
+        "nothing uses the columns writer",
+    ),
     "a split column": ({"x": X, "y": Y, "is_test": Y // 3}, "nothing uses the columns is_test"),
     "a label a row": ({"x": X, "y": Y[:, None]}, "use y[:, 0]"),
     "one-hot": ({"x": X, "y": np.eye(4, dtype=int)[Y]}, "use y.argmax(axis=1)"),
@@ -160,7 +180,11 @@ def test_arrays_that_are_refused(name: str, tmp_path: Path) -> None:
     arrays, message = WRONG[name]
     np.savez(tmp_path / "a.npz", **arrays)
     data = {"source": {"kind": "npz", "path": str(tmp_path / "a.npz")}}
-    sections = {"population": {"devices": 2}, "strategy": {"clients_per_round": 2}, "stop": {"rounds": 1}}
+    sections = {
+        "population": {"devices": 2},
+        "strategy": {"clients_per_round": 2},
+        "stop": {"rounds": 1},
+    }
     scenario = fedsim.Scenario(data=data, **sections)
     with pytest.raises((DataError, ScenarioError)) as caught:
         fedsim.run(scenario, tmp_path / "run")
@@ -172,7 +196,10 @@ def test_arrays_of_one_name_and_other_files_in_the_archive_are_refused(tmp_path:
     from zipfile import ZipFile
 
     path = tmp_path / "a.npz"
-    for extra, message in (("x.npy", "'x' twice"), ("readme.txt", "'readme.txt' which is no array")):
+    for extra, message in (
+        ("x.npy", "'x' twice"),
+        ("readme.txt", "'readme.txt' which is no array"),
+    ):
         np.savez(path, x=X, y=Y)
         with ZipFile(path, "a") as archive, warnings.catch_warnings(action="ignore"):
             content = archive.read("x.npy") if extra == "x.npy" else b"text"

@@ -1,4 +1,6 @@
-"""The door to the solvers; closed forms against autograd, the reference against a plain loop; compiled loops."""
+"""The door to the solvers; closed forms against autograd, the reference against a plain loop;
+compiled loops.
+"""
 
 import os
 import subprocess
@@ -18,7 +20,15 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedsim.common.training import Batching, Contrast, LastBatch, Training
-from fedsim.learning.architecture import Architecture, Dropout, Flatten, Linear, MaxPool2d, convolution, dense
+from fedsim.learning.architecture import (
+    Architecture,
+    Dropout,
+    Flatten,
+    Linear,
+    MaxPool2d,
+    convolution,
+    dense,
+)
 from fedsim.learning.cohort import last_gradient
 from fedsim.learning.engine import pick
 from fedsim.learning.models import CNN5, MODELS, Layered, Logistic, Perceptron
@@ -27,7 +37,17 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 from fedsim.learning.solvers.dense import Dense, Way
 from fedsim.learning.solvers.dropout import KeyedDropout, step_key, with_keyed_dropout
 from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from tests.learning.small import PULLS, RULES, Dropping, federation, learning, plain_sgd, pulled, run, solve_of
+from tests.learning.small import (
+    PULLS,
+    RULES,
+    Dropping,
+    federation,
+    learning,
+    plain_sgd,
+    pulled,
+    run,
+    solve_of,
+)
 
 WAYS: tuple[Way, ...] = get_args(Way)
 RAGGED = (23, 4, 10, 61, 1, 37)
@@ -46,17 +66,33 @@ def _start(architecture: Architecture, seed: int, dtype: type = np.float32) -> n
     return np.random.default_rng(seed).normal(0, 0.3, architecture.parameters).astype(dtype)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=["float32", "float64"])
-@pytest.mark.parametrize(("rule", "batch_size"), [*((rule, 10) for rule in RULES), (Descent(0.01), 1)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float32, 1e-5), (torch.float64, 1e-12)],
+    ids=["float32", "float64"],
+)
+@pytest.mark.parametrize(
+    ("rule", "batch_size"), [*((rule, 10) for rule in RULES), (Descent(0.01), 1)], ids=str
+)
 @pytest.mark.parametrize("widths", [(7,), (13, 7), (40, 9, 7)], ids=str)
 @pytest.mark.parametrize("way", WAYS)
 def test_closed_form_is_autograd(
-    way: Way, widths: tuple[int, ...], rule: Descent, batch_size: int, dtype: torch.dtype, tolerance: float
+    way: Way,
+    widths: tuple[int, ...],
+    rule: Descent,
+    batch_size: int,
+    dtype: torch.dtype,
+    tolerance: float,
 ) -> None:
     architecture = perceptron(61, *widths)
     number = np.float32 if dtype == torch.float32 else np.float64
     solves = [
-        pulled(solve_of(_start(architecture, 100 + at, number), n, (61,), 7, seed=at, batch_size=batch_size), pull)
+        pulled(
+            solve_of(
+                _start(architecture, 100 + at, number), n, (61,), 7, seed=at, batch_size=batch_size
+            ),
+            pull,
+        )
         for at, n in enumerate(RAGGED)
         for pull in PULLS
     ]
@@ -73,12 +109,21 @@ def test_closed_form_is_autograd(
 
 @pytest.mark.parametrize("way", [*WAYS, None])
 @pytest.mark.parametrize("sizes", [(784, 10), (61, 40, 9, 7), (90, 200, 9)], ids=str)
-def test_a_result_depends_on_no_device_before_it_bit_for_bit(sizes: tuple[int, ...], way: Way | None) -> None:
-    """One solver trains many devices in turn, by rules of all kinds, two of which diverge; a fresh one trains each alone."""
+def test_a_result_depends_on_no_device_before_it_bit_for_bit(
+    sizes: tuple[int, ...], way: Way | None
+) -> None:
+    """One solver trains many devices in turn, by rules of all kinds, two of which diverge; a
+    fresh one trains each alone.
+    """
     architecture = perceptron(*sizes)
     solver = Dense(architecture, way=way)
     work = [
-        (pulled(solve_of(_start(architecture, at), n, sizes[:1], sizes[-1], seed=at), PULLS[at % 4]), RULES[at % len(RULES)])
+        (
+            pulled(
+                solve_of(_start(architecture, at), n, sizes[:1], sizes[-1], seed=at), PULLS[at % 4]
+            ),
+            RULES[at % len(RULES)],
+        )
         for at, n in enumerate((139, 60, 7, 31, 1, 2, 64, 65))
     ]
     for value in (np.nan, np.inf):
@@ -137,7 +182,8 @@ def test_other_threads_go_on_meanwhile() -> None:
 
 def test_a_function_that_cannot_be_kept_is_compiled_all_the_same() -> None:
     space: dict[str, Any] = {}
-    exec("def doubled(number):\n    return 2 * number", space)  # of no file, so there is no folder beside it
+    # of no file, so there is no folder beside it
+    exec("def doubled(number):\n    return 2 * number", space)
     assert compiled_entry(space["doubled"])(21) == 42
 
 
@@ -153,14 +199,22 @@ print(doubled(21), doubled.stats.cache_hits[doubled.signatures[0]] if doubled.st
 
 
 @pytest.mark.parametrize(
-    ("ending", "damage"), [("nbi", lambda kept: kept[:20]), ("nbc", lambda kept: kept[:99] + b"\xff" * 50 + kept[149:])]
+    ("ending", "damage"),
+    [("nbi", lambda kept: kept[:20]), ("nbc", lambda kept: kept[:99] + b"\xff" * 50 + kept[149:])],
 )
-def test_what_is_kept_damaged_is_made_anew(ending: str, damage: Callable[[bytes], bytes], tmp_path: Path) -> None:
+def test_what_is_kept_damaged_is_made_anew(
+    ending: str, damage: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
     (tmp_path / "kept.py").write_text(KEPT)
-    told: dict[str, Any] = {"cwd": tmp_path, "env": os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}}
+    told: dict[str, Any] = {
+        "cwd": tmp_path,
+        "env": os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")},
+    }
 
     def answer() -> list[str]:
-        return subprocess.run([sys.executable, "kept.py"], capture_output=True, text=True, check=True, **told).stdout.split()
+        return subprocess.run(
+            [sys.executable, "kept.py"], capture_output=True, text=True, check=True, **told
+        ).stdout.split()
 
     assert answer() == ["42", "0"]
     (kept,) = tmp_path.rglob(f"*.{ending}")
@@ -176,18 +230,39 @@ BUILT_IN: list[Any] = [found for found in map(MODELS.find, MODELS) if issubclass
 def test_dense_models_have_a_solver_of_their_own_on_a_cpu_all_others_the_reference() -> None:
     for kind in BUILT_IN:
         architecture = kind().architecture((1, 28, 28), 10)
-        assert type(pick(architecture, CPU, "fast")) is (Dense if architecture.is_dense else Reference)
-        assert architecture.is_dense == (kind.__name__ in ("Logistic", "Perceptron", "FemnistPerceptron"))
-    assert type(pick(architecture, CPU, "reference")) is type(pick(Dropping(6, 3), CPU, "fast")) is Reference
-    assert type(pick(Logistic().architecture((1, 8, 8), 10), torch.device("meta"), "fast")) is Reference
-    assert isinstance(learning(federation([9, 5]), Logistic(), solver="reference")[0]._solver, Reference)
+        assert type(pick(architecture, CPU, "fast")) is (
+            Dense if architecture.is_dense else Reference
+        )
+        assert architecture.is_dense == (
+            kind.__name__ in ("Logistic", "Perceptron", "FemnistPerceptron")
+        )
+    assert (
+        type(pick(architecture, CPU, "reference"))
+        is type(pick(Dropping(6, 3), CPU, "fast"))
+        is Reference
+    )
+    assert (
+        type(pick(Logistic().architecture((1, 8, 8), 10), torch.device("meta"), "fast"))
+        is Reference
+    )
+    assert isinstance(
+        learning(federation([9, 5]), Logistic(), solver="reference")[0]._solver, Reference
+    )
 
 
-@given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 4), st.integers(0, 99), st.sampled_from(["drop", "merge"]))
+@given(
+    st.integers(0, 200),
+    st.integers(1, 150),
+    st.integers(0, 4),
+    st.integers(0, 99),
+    st.sampled_from(["drop", "merge"]),
+)
 def test_a_last_partial_batch_may_be_dropped_or_merged(
     n: int, batch_size: int, epochs: int, seed: int, last: LastBatch
 ) -> None:
-    """The batches are those of ``keep`` but for the last one of an epoch, and of that with more batches than one."""
+    """The batches are those of ``keep`` but for the last one of an epoch, and of that with more
+    batches than one.
+    """
     kept = shuffled(np.random.default_rng(seed), n, batch_size, epochs)
     batches = shuffled(np.random.default_rng(seed), n, batch_size, epochs, last=last)
     of_kept = [kept.rows[step, :count].tolist() for step, count in enumerate(kept.counts)]
@@ -196,7 +271,9 @@ def test_a_last_partial_batch_may_be_dropped_or_merged(
         for end in range(epochs * per_epoch, 0, -per_epoch):
             left_over = of_kept.pop(end - 1)
             of_kept[end - 2] += left_over if last == "merge" else []
-    assert [batches.rows[step, :count].tolist() for step, count in enumerate(batches.counts)] == of_kept
+    assert [
+        batches.rows[step, :count].tolist() for step, count in enumerate(batches.counts)
+    ] == of_kept
     assert all((batches.rows[step, count:] == n).all() for step, count in enumerate(batches.counts))
     assert batches.steps == epochs * Batching(batch_size, last).count(n)
     assert batches.last_epoch == max(0, batches.steps - batches.per_epoch)
@@ -218,7 +295,9 @@ def test_closed_forms_take_merged_and_dropped_batches(way: Way, last: LastBatch)
 
 
 @given(st.integers(0, 200), st.integers(1, 150), st.integers(0, 4), st.integers(0, 99))
-def test_each_epoch_is_a_permutation_with_its_last_partial_batch(n: int, batch_size: int, epochs: int, seed: int) -> None:
+def test_each_epoch_is_a_permutation_with_its_last_partial_batch(
+    n: int, batch_size: int, epochs: int, seed: int
+) -> None:
     batches = shuffled(np.random.default_rng(seed), n, batch_size, epochs)
     assert batches.steps == epochs * -(-n // batch_size)
     assert batches.rows.shape == (batches.steps, batch_width(n, batch_size))
@@ -231,12 +310,20 @@ def test_each_epoch_is_a_permutation_with_its_last_partial_batch(n: int, batch_s
 
 
 def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_it_must_be() -> None:
-    assert (batch_width(6, 10), batch_width(6, 10**6), batch_width(70, 10**6), batch_width(100, 100)) == (10, 64, 128, 100)
+    assert (
+        batch_width(6, 10),
+        batch_width(6, 10**6),
+        batch_width(70, 10**6),
+        batch_width(100, 100),
+    ) == (10, 64, 128, 100)
     batches = shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=8)
     assert (batches.rows[0] != batches.rows[3]).any()  # epochs are shuffled anew
     assert batches.counts.tolist() == [10, 10, 5, 10, 10, 5, 10, 10]
     assert batches.last_epoch == 6
-    assert shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=2).counts.tolist() == [10, 10]
+    assert shuffled(np.random.default_rng(1), 25, 10, epochs=1, iterations=2).counts.tolist() == [
+        10,
+        10,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -254,8 +341,12 @@ def test_iterations_cut_the_last_epoch_short_and_a_full_batch_is_no_wider_than_i
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model", [Logistic(), Perceptron(hidden=[9])], ids=lambda model: model.kind)
-def test_both_solvers_train_alike(model: Layered, spec: dict[str, Any], terms: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    "model", [Logistic(), Perceptron(hidden=[9])], ids=lambda model: model.kind
+)
+def test_both_solvers_train_alike(
+    model: Layered, spec: dict[str, Any], terms: tuple[str, ...]
+) -> None:
     if "contrast" in terms and isinstance(model, Logistic):
         pytest.skip("it has no representation")
     found, plain = [], []
@@ -263,11 +354,22 @@ def test_both_solvers_train_alike(model: Layered, spec: dict[str, Any], terms: t
         core, _ = learning(federation([4, 37, 90]), model, solver=solver, lr=0.1, **spec)
         other, linear = core.initial(1), core.given(np.linspace(-0.1, 0.1, core.parameters))
         first = core.tensors(np.zeros(core.parameters, np.float32))["0.weight"].size
-        asked = {"mu": 0.7, "anchor": other, "linear": linear, "contrast": Contrast(other, 1.0, 0.5), "held": ((0, first),)}
+        asked = {
+            "mu": 0.7,
+            "anchor": other,
+            "linear": linear,
+            "contrast": Contrast(other, 1.0, 0.5),
+            "held": ((0, first),),
+        }
         how = {name: asked[name] for name in terms}
         for values, more in ((found, how), (plain, {})):
-            refs = [core.train(Training(core.initial(), epochs=3, **more), device, key=device) for device in range(3)]
-            values.append(np.concatenate([*run(core.values(refs)), [ref.train_loss for ref in refs]]))
+            refs = [
+                core.train(Training(core.initial(), epochs=3, **more), device, key=device)
+                for device in range(3)
+            ]
+            values.append(
+                np.concatenate([*run(core.values(refs)), [ref.train_loss for ref in refs]])
+            )
     assert found[0] == pytest.approx(found[1], abs=2e-5)
     if terms:
         assert np.abs(found[0] - plain[0]).max() > 1e-2  # they do something
@@ -286,7 +388,9 @@ def _weights(module: nn.Module, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("rule", [Descent(0.1), EVERYTHING], ids=["plain", "everything"])
 def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str, convolutions: bool) -> None:
     shape = (1, 12, 12) if convolutions else (6,)
-    module = module_of(CNN5().architecture((1, 12, 12), 3)) if convolutions else Dropping(6, 3, rate=0.0)
+    module = (
+        module_of(CNN5().architecture((1, 12, 12), 3)) if convolutions else Dropping(6, 3, rate=0.0)
+    )
     solver, scale = Reference(module, CPU), 8 if convolutions else 1
     kernels = [name for name, parameter in module.named_parameters() if parameter.ndim > 1]
     for seed, samples in enumerate((23, 4, 10)):
@@ -299,15 +403,33 @@ def test_one_at_a_time_is_a_plain_loop(rule: Descent, pull: str, convolutions: b
 
 
 def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() -> None:
-    """As torch's own loop has them, whatever the rule; in tests they count, for a single sample too; what is held stays."""
+    """As torch's own loop has them, whatever the rule; in tests they count, for a single sample
+    too; what is held stays.
+    """
     norm = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
     solver = Reference(norm, CPU)
     names = [name for name, _ in solver.tensors]
-    assert names == ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "2.weight", "2.bias"]
-    start = np.concatenate([_weights(norm, 1)[:45], [0.5] * 5, [2.0] * 5, _weights(norm, 1)[45:]]).astype(np.float32)
+    assert names == [
+        "0.weight",
+        "0.bias",
+        "1.weight",
+        "1.bias",
+        "1.running_mean",
+        "1.running_var",
+        "2.weight",
+        "2.bias",
+    ]
+    start = np.concatenate(
+        [_weights(norm, 1)[:45], [0.5] * 5, [2.0] * 5, _weights(norm, 1)[45:]]
+    ).astype(np.float32)
     solve = solve_of(start, 23, (6,), 3, seed=1, batch_size=8)  # with a rest of 7
-    plain = {name: torch.tensor(part) for name, part in zip(names, np.split(start, [30, 35, 40, 45, 50, 55, 70]), strict=True)}
-    told = {name: plain[name].view_as(own) for name, own in norm.state_dict().items() if name in plain}
+    plain = {
+        name: torch.tensor(part)
+        for name, part in zip(names, np.split(start, [30, 35, 40, 45, 50, 55, 70]), strict=True)
+    }
+    told = {
+        name: plain[name].view_as(own) for name, own in norm.state_dict().items() if name in plain
+    }
     norm.load_state_dict(told, strict=False)
     steps = torch.optim.SGD(norm.parameters(), lr=0.1, momentum=0.5, weight_decay=0.01)
     for row, count in zip(solve.batches.rows, solve.batches.counts, strict=True):
@@ -319,7 +441,9 @@ def test_running_statistics_are_numbers_of_the_model_that_no_gradient_moves() ->
     solved = solver.solve(solve, rule)
     assert np.allclose(solved.weights, expected, rtol=1e-5, atol=1e-6)
     assert np.abs(solved.weights - start)[45:55].min() > 1e-3
-    assert np.allclose(solver.outputs(solved.weights, solve.x[:1]), norm.eval()(solve.x[:1]).detach(), atol=1e-5)
+    assert np.allclose(
+        solver.outputs(solved.weights, solve.x[:1]), norm.eval()(solve.x[:1]).detach(), atol=1e-5
+    )
     held = solver.solve(solve, replace(rule, held=((35, 55),)))
     assert (held.weights[35:55] == start[35:55]).all()
     start[50:55] = -1.0  # as a server's step may make it
@@ -335,9 +459,11 @@ def test_dropout_keeps_the_mean_and_the_rate() -> None:
         assert out.unique().tolist() == [0.0, pytest.approx(1 / 0.7)]
         kept += out.ne(0)
     assert float(kept.mean() / 20) == pytest.approx(0.7, abs=0.005)
-    assert float(kept.std()) == pytest.approx((20 * 0.7 * 0.3) ** 0.5, rel=0.05)  # masks of different steps are independent
+    # masks of different steps are independent
+    assert float(kept.std()) == pytest.approx((20 * 0.7 * 0.3) ** 0.5, rel=0.05)
     module = Dropping(6, 3)
-    weights, x = flat_weights(list(module.parameters())), torch.ones(5, 6)  # it is off when a model is applied
+    # it is off when a model is applied
+    weights, x = flat_weights(list(module.parameters())), torch.ones(5, 6)
     assert torch.allclose(Reference(module, CPU).outputs(weights, x), module.eval()(x), atol=1e-6)
 
 
@@ -374,21 +500,36 @@ def test_convolutions_depend_on_no_other_device_or_memory_bit_for_bit() -> None:
 
     for turn in range(3):
         for solve, own in zip(solves[::-1], alone[::-1], strict=True):
-            there = replace(solve, weights=moved(solve.weights, turn), x=torch.from_numpy(moved(solve.x.numpy(), turn)))
+            there = replace(
+                solve,
+                weights=moved(solve.weights, turn),
+                x=torch.from_numpy(moved(solve.x.numpy(), turn)),
+            )
             solved = solver.solve(there, EVERYTHING)
-            assert (solved.weights.tobytes(), solved.train_loss) == (own.weights.tobytes(), own.train_loss)
+            assert (solved.weights.tobytes(), solved.train_loss) == (
+                own.weights.tobytes(),
+                own.train_loss,
+            )
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 def test_the_penalty_may_be_on_dense_layers_alone() -> None:
-    """In a single step it takes 2 l2 of each dense kernel off, and nothing of a convolution or a bias."""
+    """In a single step it takes 2 l2 of each dense kernel off, and nothing of a convolution or a
+    bias.
+    """
     architecture, start = _convolutions()
     solver = Reference(module_of(architecture), CPU)
     solve = solve_of(start, 6, architecture.input, 5, seed=2, batch_size=6, epochs=1)
-    plain, less = (solver.solve(solve, rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense")))
-    is_dense = np.concatenate([np.full(np.prod(shape), len(shape) == 2) for _, shape in architecture.tensors])
+    plain, less = (
+        solver.solve(solve, rule) for rule in (Descent(0.5), Descent(0.5, l2=0.1, l2_on="dense"))
+    )
+    is_dense = np.concatenate(
+        [np.full(np.prod(shape), len(shape) == 2) for _, shape in architecture.tensors]
+    )
     assert np.abs(less.weights - plain.weights + 0.5 * 0.2 * solve.weights * is_dense).max() <= 1e-6
-    added = solver.objective(start, solve.x, solve.y, 2.0, "dense") - solver.objective(start, solve.x, solve.y, 0.0)
+    added = solver.objective(start, solve.x, solve.y, 2.0, "dense") - solver.objective(
+        start, solve.x, solve.y, 0.0
+    )
     assert added == pytest.approx(2 * np.square(start[is_dense], dtype=np.float64).sum(), rel=1e-9)
 
 
@@ -399,8 +540,12 @@ def prefix(solve: LocalSolve, steps: int) -> LocalSolve:
 @pytest.mark.parametrize("pull", PULLS)
 @pytest.mark.parametrize("rule", RULES, ids=str)
 @pytest.mark.parametrize("kind", [*WAYS, "reference"])
-def test_the_last_gradient_is_that_of_the_last_mini_batch(kind: str, rule: Descent, pull: str) -> None:
-    """By a plain loop: v_t = (w_(t-1) - w_t) / lr, and g = v_T - momentum v_(T-1); the last batch has 3 of 23 samples."""
+def test_the_last_gradient_is_that_of_the_last_mini_batch(
+    kind: str, rule: Descent, pull: str
+) -> None:
+    """By a plain loop: v_t = (w_(t-1) - w_t) / lr, and g = v_T - momentum v_(T-1); the last
+    batch has 3 of 23 samples.
+    """
     architecture = perceptron(6, 5, 3)
     module = module_of(architecture).double()
     solver: Any = Reference(module, CPU, torch.float64)
@@ -417,11 +562,15 @@ def test_the_last_gradient_is_that_of_the_last_mini_batch(kind: str, rule: Desce
     assert last_gradient(solver, solve, rule).weights == pytest.approx(expected, abs=1e-9)
 
 
-def test_the_last_gradient_is_under_the_masks_of_the_last_step_and_has_no_running_statistics() -> None:
+def test_the_last_gradient_is_under_the_masks_of_the_last_step_and_has_no_running_statistics() -> (
+    None
+):
     module = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
     solver = Reference(module, CPU, torch.float64)
     named = dict(solver.tensors)
-    start = np.random.default_rng(2).normal(0.0, 0.3, sum(int(np.prod(shape)) for shape in named.values()))
+    start = np.random.default_rng(2).normal(
+        0.0, 0.3, sum(int(np.prod(shape)) for shape in named.values())
+    )
     solve = solve_of(np.abs(start), 24, (6,), 3, seed=7, batch_size=8)
     before, after = (solver.solve(prefix(solve, steps), Descent(0.1)).weights for steps in (5, 6))
     places = np.cumsum([0, *(int(np.prod(shape)) for shape in named.values())])

@@ -1,4 +1,6 @@
-"""Published files, archives and folders of the user's own: what was written is read, what is damaged is refused."""
+"""Published files, archives and folders of the user's own: what was written is read, what is
+damaged is refused.
+"""
 
 import gzip
 import io
@@ -21,7 +23,15 @@ from fedsim.learning.data.sources import Digits, Source, Synthetic, _rows, every
 from fedsim.learning.data.spec import DataSpec
 from fedsim.learning.data.transforms import Augmentation
 from fedsim.toolbox.partitions.plain import Dirichlet
-from fedsim.toolbox.sources.images import Cifar10, Emnist, Fashion, Mnist, fetch, read_idx, write_idx
+from fedsim.toolbox.sources.images import (
+    Cifar10,
+    Emnist,
+    Fashion,
+    Mnist,
+    fetch,
+    read_idx,
+    write_idx,
+)
 from fedsim.toolbox.sources.own import HuggingFace, Npz
 from fedsim.world.distributions import FromFile
 
@@ -33,10 +43,13 @@ def refusal(source: Source, root: Path | None) -> str:
 
 
 @pytest.mark.parametrize("found", [True, False])
-def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(
+    found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if not found:
         monkeypatch.setattr("fedsim.learning.data.sources.find_spec", lambda name: None)
-    monkeypatch.setattr("fedsim.learning.data.sources._rows", _rows.__wrapped__)  # not what was read before
+    # not what was read before
+    monkeypatch.setattr("fedsim.learning.data.sources._rows", _rows.__wrapped__)
     raw = Digits().load(None)
     pixels, labels = load_digits(return_X_y=True)
     test = every_fifth(labels)
@@ -48,9 +61,23 @@ def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(found: bool, mo
 
 
 def test_mnist_as_published(mnist_raw: Raw) -> None:
-    assert (mnist_raw.x_train.shape, mnist_raw.x_test.shape) == ((60_000, 1, 28, 28), (10_000, 1, 28, 28))
+    assert (mnist_raw.x_train.shape, mnist_raw.x_test.shape) == (
+        (60_000, 1, 28, 28),
+        (10_000, 1, 28, 28),
+    )
     assert mnist_raw.y_train[:6].tolist() == [5, 0, 4, 1, 9, 2]
-    assert np.bincount(mnist_raw.y_test).tolist() == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
+    assert np.bincount(mnist_raw.y_test).tolist() == [
+        980,
+        1135,
+        1032,
+        1010,
+        982,
+        892,
+        958,
+        1028,
+        974,
+        1009,
+    ]
     assert mnist_raw.x_train.mean() / 255 == pytest.approx(0.1307, abs=1e-4)
     assert Mnist().shape_and_classes(None) == (mnist_raw.x_train.shape[1:], mnist_raw.classes)
 
@@ -64,12 +91,16 @@ def test_missing_files_are_named_with_their_folder(source: Source, tmp_path: Pat
     assert f"`fedsim data fetch {name} --root {tmp_path}`" in message
     if name == "mnist":
         (tmp_path / name).mkdir()
-        write_idx(tmp_path / name / "train-images-idx3-ubyte.gz", np.zeros((1, 28, 28), dtype=np.uint8))
+        write_idx(
+            tmp_path / name / "train-images-idx3-ubyte.gz", np.zeros((1, 28, 28), dtype=np.uint8)
+        )
         lacking = "train-labels-idx1-ubyte, t10k-images-idx3-ubyte, t10k-labels-idx1-ubyte"
         assert f"put {lacking} (plain or .gz)" in refusal(source, tmp_path)
 
 
-def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_checked(tmp_path: Path) -> None:
+def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_checked(
+    tmp_path: Path,
+) -> None:
     folder = tmp_path / "fashion-mnist"
     folder.mkdir()
     x = np.random.default_rng(0).integers(0, 256, (50, 1, 28, 28), dtype=np.uint8)
@@ -80,12 +111,21 @@ def test_files_written_by_fetch_are_read_back_and_their_labels_and_counts_are_ch
     for packed in folder.iterdir():
         packed.unlink()
     for name, wrong, says in (
-        ("t10k-labels-idx1-ubyte", np.full(10, 11), "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9"),
+        (
+            "t10k-labels-idx1-ubyte",
+            np.full(10, 11),
+            "t10k-labels-idx1-ubyte' has the label 11; allowed are 0 to 9",
+        ),
         ("train-labels-idx1-ubyte", np.zeros(19), "has 20 images, but"),
         ("train-images-idx3-ubyte", np.zeros((20, 8, 8)), "8x8 pixels; 28x28 are expected"),
     ):
         rng = np.random.default_rng(0)
-        usual = rng.integers(0, 256, (20, 28, 28)), np.arange(20) % 10, rng.integers(0, 256, (10, 28, 28)), np.arange(10)
+        usual = (
+            rng.integers(0, 256, (20, 28, 28)),
+            np.arange(20) % 10,
+            rng.integers(0, 256, (10, 28, 28)),
+            np.arange(10),
+        )
         for file, array in (dict(zip(Fashion.files, usual, strict=True)) | {name: wrong}).items():
             write_idx(folder / file, array.astype(np.uint8))
         assert says in refusal(Fashion(), tmp_path)
@@ -101,8 +141,13 @@ def test_cifar_batches(tmp_path: Path) -> None:
     assert (np.array_equal(raw.x_train, x[:50]), np.array_equal(raw.y_test, y[50:])) == (True, True)
     batch = folder / "data_batch_3.bin"
     content = batch.read_bytes()
-    damaged = {content[:-100]: "records of 3073 bytes are expected, 30630 bytes are there", b"": "0 bytes are there"}
-    for changed, says in (damaged | {b"\x0a" + content[1:]: "data_batch_3.bin' has the label 10"}).items():
+    damaged = {
+        content[:-100]: "records of 3073 bytes are expected, 30630 bytes are there",
+        b"": "0 bytes are there",
+    }
+    for changed, says in (
+        damaged | {b"\x0a" + content[1:]: "data_batch_3.bin' has the label 10"}
+    ).items():
         batch.write_bytes(changed)
         assert says in refusal(Cifar10(), tmp_path)
 
@@ -123,13 +168,25 @@ def test_emnist_is_put_upright_and_cut_to_its_ten_letters(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shape", [(40, 7), (40, 6, 6), (40, 3, 6, 6)])
-def test_npz_of_two_arrays_is_split_and_of_four_taken_as_it_is(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_npz_of_two_arrays_is_split_and_of_four_taken_as_it_is(
+    tmp_path: Path, shape: tuple[int, ...]
+) -> None:
     np.savez(tmp_path / "mine.npz", x=np.ones(shape), y=np.arange(40) % 4)
     raw = Npz(path="mine.npz").load(tmp_path)
-    assert (len(raw.y_train), np.bincount(raw.y_test).tolist(), raw.classes) == (32, [2, 2, 2, 2], 4)
-    assert (raw.x_train.dtype, raw.x_train.ndim, raw.peak) == (np.float32, 2 if len(shape) == 2 else 4, 1.0)
+    assert (len(raw.y_train), np.bincount(raw.y_test).tolist(), raw.classes) == (
+        32,
+        [2, 2, 2, 2],
+        4,
+    )
+    assert (raw.x_train.dtype, raw.x_train.ndim, raw.peak) == (
+        np.float32,
+        2 if len(shape) == 2 else 4,
+        1.0,
+    )
     x = np.arange(24, dtype=np.uint8).reshape(6, 4)
-    np.savez(tmp_path / "mine.npz", x_train=x, y_train=[0, 1, 2, 0, 1, 2], x_test=x[:2], y_test=[2, 3])
+    np.savez(
+        tmp_path / "mine.npz", x_train=x, y_train=[0, 1, 2, 0, 1, 2], x_test=x[:2], y_test=[2, 3]
+    )
     raw = Npz(path=str(tmp_path / "mine.npz")).load(None)
     assert np.array_equal(raw.x_train, x)
     assert (raw.classes, raw.peak, raw.y_test.dtype) == (4, 255.0, np.int64)
@@ -145,7 +202,10 @@ def test_synthetic_devices_are_unlike_do_not_depend_on_each_other_and_spread_wit
     assert first[:, 0].std() == pytest.approx(1.0, abs=0.15)
     assert first[:, 59].std() == pytest.approx(60**-0.6, rel=0.15)
     assert not np.array_equal(Synthetic().draw(sizes, Streams(5)).pool.x, many.pool.x)
-    for beta, spread in ((0.0, pytest.approx(1 / np.sqrt(60), rel=0.25)), (3.0, pytest.approx(3.0, rel=0.2))):
+    for beta, spread in (
+        (0.0, pytest.approx(1 / np.sqrt(60), rel=0.25)),
+        (3.0, pytest.approx(3.0, rel=0.2)),
+    ):
         x = Synthetic(alpha=0.0, beta=beta).draw(np.full(200, 50), Streams(1)).pool.x
         assert x.reshape(200, 50, 60).mean(axis=(1, 2)).std() == spread
 
@@ -195,19 +255,35 @@ ONE = np.ones((3, 2))
         ({"x": ONE}, "has no array 'y'; it has x"),
         ({"images": ONE}, "has no array 'x_train'; it has images"),
         ({"x": ONE, "y": np.ones((3, 2, 2))}, "'y' is of shape (3, 2, 2) and type float64"),
-        ({"x": -np.ones((3, 2), int), "y": np.arange(3)}, "the least is -1; tokens are integers from 0"),
+        (
+            {"x": -np.ones((3, 2), int), "y": np.arange(3)},
+            "the least is -1; tokens are integers from 0",
+        ),
         ({"x": ONE, "y": np.full(3, np.nan)}, "not finite"),
         ({"x": ONE, "y": np.arange(4)}, "'x' has 3 samples and 'y' 4 labels"),
         ({"x": ONE[:0], "y": np.arange(0)}, "must match and not be empty"),
         ({"x": ONE, "y": np.array([0, -1, 1])}, "has the label -1"),
         ({"x": np.ones(3), "y": np.arange(3)}, "'x' is of shape (3,)"),
-        ({"x": ONE.astype(complex), "y": np.arange(3)}, "type complex128; allowed are uint8 and floats"),
+        (
+            {"x": ONE.astype(complex), "y": np.arange(3)},
+            "type complex128; allowed are uint8 and floats",
+        ),
         ({"x": np.full((3, 2), np.nan), "y": np.arange(3)}, "not finite"),
         ({"x": np.array([[{}]] * 3), "y": np.arange(3)}, "cannot be read as an .npz archive"),
-        ({"x_train": ONE, "y_train": np.arange(3), "x_test": np.ones((3, 5)), "y_test": np.arange(3)}, "but x_test of (5,)"),
+        (
+            {
+                "x_train": ONE,
+                "y_train": np.arange(3),
+                "x_test": np.ones((3, 5)),
+                "y_test": np.arange(3),
+            },
+            "but x_test of (5,)",
+        ),
     ],
 )
-def test_malformed_npz(arrays: dict[str, Any] | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_malformed_npz(
+    arrays: dict[str, Any] | None, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     if arrays is not None:
         np.savez("mine.npz", **arrays)
@@ -225,16 +301,30 @@ def save(folder: Path, columns: dict[str, Any], files: int = 2) -> None:
     names = [f"data-{number:05d}-of-{files:05d}.arrow" for number in range(files)]
     for number, name in enumerate(names):
         size = len(table) // files
-        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        with (
+            pa.OSFile(str(folder / name), "wb") as file,
+            pa.ipc.new_stream(file, table.schema) as writer,
+        ):
             writer.write_table(table.slice(number * size, size))
-    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    (folder / "state.json").write_text(
+        json.dumps({"_data_files": [{"filename": name} for name in names]})
+    )
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.list_(pa.float32())), pa.list_(pa.list_(pa.float32(), 3), 4)], ids=str)
-def test_lists_of_numbers_of_which_every_fifth_is_for_tests(kind: pa.DataType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.list_(pa.float32())), pa.list_(pa.list_(pa.float32(), 3), 4)], ids=str
+)
+def test_lists_of_numbers_of_which_every_fifth_is_for_tests(
+    kind: pa.DataType, tmp_path: Path
+) -> None:
     save(tmp_path / "set", {"x": pa.array(X.tolist(), kind), "label": Y})
     raw = HuggingFace(path="set", x="x").load(tmp_path)
-    assert (raw.x_train.shape, raw.x_test.shape, raw.classes, raw.peak) == ((16, 1, 4, 3), (4, 1, 4, 3), 2, 1.0)
+    assert (raw.x_train.shape, raw.x_test.shape, raw.classes, raw.peak) == (
+        (16, 1, 4, 3),
+        (4, 1, 4, 3),
+        2,
+        1.0,
+    )
     both = np.concatenate([raw.x_train, raw.x_test])[:, 0]
     assert np.array_equal(both[np.argsort(both[:, 0, 0])], X)
 
@@ -249,7 +339,10 @@ def test_images_in_two_splits(tmp_path: Path) -> None:
         return {"bytes": file.getvalue(), "path": None}
 
     for part, last in (("train", 20), ("test", 4)):
-        save(tmp_path / "set" / part, {"image": [written(each) for each in pixels[:last]], "label": Y[:last]})
+        save(
+            tmp_path / "set" / part,
+            {"image": [written(each) for each in pixels[:last]], "label": Y[:last]},
+        )
     (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     raw = HuggingFace(path="set").load(tmp_path)
     assert np.array_equal(raw.x_train, pixels.transpose(0, 3, 1, 2))
@@ -262,10 +355,19 @@ def test_images_in_two_splits(tmp_path: Path) -> None:
     [
         (None, "there is no '.*state.json'; give a folder that datasets' save_to_disk has written"),
         ({"img": X.tolist(), "label": Y}, "has no column 'image'; it has img, label"),
-        ({"image": [[1.0], [1.0, 2.0]], "label": [0, 1]}, "lists of column 'image' are not all of one length"),
-        ({"image": ["a", "b"], "label": [0, 1]}, "column 'image' is of type string; allowed are images, numbers"),
+        (
+            {"image": [[1.0], [1.0, 2.0]], "label": [0, 1]},
+            "lists of column 'image' are not all of one length",
+        ),
+        (
+            {"image": ["a", "b"], "label": [0, 1]},
+            "column 'image' is of type string; allowed are images, numbers",
+        ),
         ({"image": [[1.0], None], "label": [0, 1]}, "column 'image' has no value at 1 places"),
-        ({"image": [{"bytes": b"a"}, {"bytes": b"b"}], "label": [0, 1]}, "has an image that cannot be read"),
+        (
+            {"image": [{"bytes": b"a"}, {"bytes": b"b"}], "label": [0, 1]},
+            "has an image that cannot be read",
+        ),
     ],
 )
 def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_path: Path) -> None:
@@ -289,9 +391,15 @@ def test_mistakes_are_named(columns: dict[str, Any] | None, message: str, tmp_pa
         ({"augmentation": {"flip": 0.0}}, "iid", "pixel", Augmentation(flip=0.0)),
     ],
 )
-def test_what_is_usual_is_written_out(written: dict[str, Any], partition: str, normalise: str, augmentation: object) -> None:
+def test_what_is_usual_is_written_out(
+    written: dict[str, Any], partition: str, normalise: str, augmentation: object
+) -> None:
     spec = DataSpec(**written)
-    assert (spec.partition.kind, spec.normalise, spec.augmentation) == (partition, normalise, augmentation)
+    assert (spec.partition.kind, spec.normalise, spec.augmentation) == (
+        partition,
+        normalise,
+        augmentation,
+    )
     assert DataSpec(**spec.model_dump()) == spec
     if not written:
         data = spec.build(10, Streams(1))
@@ -306,7 +414,9 @@ def test_a_kind_that_is_a_table_is_refused() -> None:
 
 
 def test_augmented_devices_each_draw_their_own_way() -> None:
-    spec = DataSpec(partition={"kind": "class-bias", "sizes": {"kind": "uniform", "low": 20, "high": 30}})
+    spec = DataSpec(
+        partition={"kind": "class-bias", "sizes": {"kind": "uniform", "low": 20, "high": 30}}
+    )
     data = spec.build(6, Streams(1))
     assert len({shard.augment_seed for shard in data.shards}) == 6
     assert data.augmentation == Augmentation()
@@ -315,30 +425,45 @@ def test_augmented_devices_each_draw_their_own_way() -> None:
     assert (x != plain).any()
     assert np.array_equal(x, spec.build(6, Streams(1)).train_samples(data.shards[0])[0])
     assert data.shards[0].augment_seed != spec.build(6, Streams(2)).shards[0].augment_seed
-    with pytest.raises(ScenarioError, match=r"data.augmentation is given for samples of shape \(60,\)"):
+    with pytest.raises(
+        ScenarioError, match=r"data.augmentation is given for samples of shape \(60,\)"
+    ):
         DataSpec(source="synthetic", augmentation={}).build(3, Streams(1))
 
 
-def test_ones_own_files_are_sought_in_the_working_directory_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ones_own_files_are_sought_in_the_working_directory_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for folder in ("shared", "said"):
         (tmp_path / folder).mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("FEDSIM_DATA", raising=False)
     with pytest.raises(DataError, match=r"into 'mnist', or run `fedsim data fetch mnist --root .`"):
         DataSpec(source="mnist").build(10, Streams(1))
-    table = FromFile[SamplesPerSecond](kind="file", file="speeds.csv", column="speed", unit="samples/s")
-    section: dict[str, Any] = {"source": {"kind": "npz", "path": "mine.npz"}, "partition": {"kind": "file", "path": "who.json"}}
+    table = FromFile[SamplesPerSecond](
+        kind="file", file="speeds.csv", column="speed", unit="samples/s"
+    )
+    section: dict[str, Any] = {
+        "source": {"kind": "npz", "path": "mine.npz"},
+        "partition": {"kind": "file", "path": "who.json"},
+    }
 
     def found() -> list[float]:
         data = DataSpec(**section).build(1, Streams(1))
-        speeds = table.by_device("speed", np.random.default_rng(1), 1, DataSpec(**section).own_folder())
+        speeds = table.by_device(
+            "speed", np.random.default_rng(1), 1, DataSpec(**section).own_folder()
+        )
         return [data.pool.x[0, 0], data.train_sizes()[0], speeds[0]]
 
     monkeypatch.setenv("FEDSIM_DATA", "shared")
-    with pytest.raises(DataError, match=r"'shared/mine.npz', which does not exist; .* the working directory and then in"):
+    with pytest.raises(
+        DataError,
+        match=r"'shared/mine.npz', which does not exist; .* the working directory and then in",
+    ):
         found()
     for folder, value in (("shared", 3), (".", 4), ("said", 5)):
-        section |= {"root": folder} if folder == "said" else {}  # it is sought there, and nowhere else
+        # it is sought there, and nowhere else
+        section |= {"root": folder} if folder == "said" else {}
         np.savez(Path(folder, "mine.npz"), x=np.full((20, 3), float(value)), y=np.arange(20) % 2)
         Path(folder, "who.json").write_text(json.dumps({"0": [*range(value)]}))
         Path(folder, "speeds.csv").write_text(f"device,speed\n0,{value}\n")
@@ -346,7 +471,9 @@ def test_ones_own_files_are_sought_in_the_working_directory_first(tmp_path: Path
 
 
 def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None:
-    data = DataSpec(source="mnist", root=str(data_root), partition="power-law").build(1000, Streams(1))
+    data = DataSpec(source="mnist", root=str(data_root), partition="power-law").build(
+        1000, Streams(1)
+    )
     some = np.s_[..., ::3, ::3]  # pixels; of all samples
     x = data.pool.normalised(data.pool.x.astype(np.float32))[some]
     changing = data.pool.x[some].std(axis=0) > 5
@@ -355,20 +482,32 @@ def test_fedprox_mnist_is_standardised_over_all_samples(data_root: Path) -> None
 
 
 def test_what_cannot_be_fetched_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FedsimError, match=r"'mnits' is unknown; allowed are .*did you mean 'mnist'"):
+    with pytest.raises(
+        FedsimError, match=r"'mnits' is unknown; allowed are .*did you mean 'mnist'"
+    ):
         fetch("mnits", tmp_path)
-    with pytest.raises(FedsimError, match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*emnist'; .*nist"):
+    with pytest.raises(
+        FedsimError,
+        match=r"by hand: put emnist-byclass-train-images-idx3-ubyte, .* into '.*emnist'; .*nist",
+    ):
         fetch("emnist", tmp_path)
 
 
 def test_a_table_of_openml_becomes_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table, labels = np.arange(3 * 784.0).reshape(3, 784) % 256, np.array(["3", "9", "1"], dtype=object)
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table, target=labels))
+    table, labels = (
+        np.arange(3 * 784.0).reshape(3, 784) % 256,
+        np.array(["3", "9", "1"], dtype=object),
+    )
+    monkeypatch.setattr(
+        "sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table, target=labels)
+    )
     monkeypatch.setattr(Mnist, "train_size", 2)
     assert fetch("mnist", tmp_path) == tmp_path / "mnist"
     raw = Mnist().load(tmp_path)
     assert np.array_equal(raw.x_train.reshape(2, 784), table[:2])
     assert (raw.y_train.tolist(), raw.y_test.tolist()) == ([3, 9], [1])
-    monkeypatch.setattr("sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table[:, 1:], target=labels))
+    monkeypatch.setattr(
+        "sklearn.datasets.fetch_openml", lambda *_, **__: Bunch(data=table[:, 1:], target=labels)
+    )
     with pytest.raises(DataError, match=r"a table of shape \(3, 783\), not rows of 784 bytes"):
         fetch("mnist", tmp_path)

@@ -1,4 +1,6 @@
-"""Trainers: torch's optimisers against a plain loop in torch, a trainer of one's own, and what each refuses."""
+"""Trainers: torch's optimisers against a plain loop in torch, a trainer of one's own, and what
+each refuses.
+"""
 
 from collections.abc import Callable
 from contextlib import closing
@@ -29,7 +31,9 @@ DATA = federation([23, 9])
 LR, BATCH, EPOCHS = 0.05, 5, 3
 
 
-def core(executor: Any = None, listener: Callable[[Record], object] = lambda _: None, **training: Any) -> Learning:
+def core(
+    executor: Any = None, listener: Callable[[Record], object] = lambda _: None, **training: Any
+) -> Learning:
     told = {"kind": "torch", "lr": LR, "batch_size": BATCH} | training
     trainer = TRAINERS.spec(told["kind"]).model_validate(told)
     simulation = Simulation(executor=executor)
@@ -41,7 +45,9 @@ def batches(key: int, size: int = BATCH, epochs: int = EPOCHS) -> list[tuple[Ten
     """Those of device 0 in a task."""
     x, y = (torch.from_numpy(part) for part in DATA.train_samples(DATA.shard(0, 0)))
     order = shuffled(Streams(1).generator("learning/shuffle", 0, key), len(y), size, epochs)
-    rows = [torch.from_numpy(row[:count]) for row, count in zip(order.rows, order.counts, strict=True)]
+    rows = [
+        torch.from_numpy(row[:count]) for row, count in zip(order.rows, order.counts, strict=True)
+    ]
     return [(x[row], y[row]) for row in rows]
 
 
@@ -74,7 +80,11 @@ def looped(
 
 
 ADAM: dict[str, Any] = {"optimiser": "Adam", "args": {"betas": [0.8, 0.99]}}
-ADAMW: dict[str, Any] = {"optimiser": "AdamW", "args": {"weight_decay": 0.1}, "schedule": {"name": "CosineAnnealingLR"}}
+ADAMW: dict[str, Any] = {
+    "optimiser": "AdamW",
+    "args": {"weight_decay": 0.1},
+    "schedule": {"name": "CosineAnnealingLR"},
+}
 NO_DECAY = {"groups": [{"match": ["*.bias"], "args": {"weight_decay": 0.0}}]}
 NORM = {"clip": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.1)}
 VALUE = {"clip": lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01)}
@@ -115,8 +125,15 @@ def test_one_client_is_a_plain_loop_in_torch(training: Any, optimiser: Any, how:
     update = learning.train(Training(start, EPOCHS), 0, key=4)
     made = module(run(learning.value(start)))
     opt = optimiser(made)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=15) if "schedule" in training else None
-    assert np.abs(run(learning.value(update)) - looped(made, batches(4), opt, schedule, **how)).max() < 1e-6
+    schedule = (
+        torch.optim.lr_scheduler.CosineAnnealingLR(opt, T_max=15)
+        if "schedule" in training
+        else None
+    )
+    assert (
+        np.abs(run(learning.value(update)) - looped(made, batches(4), opt, schedule, **how)).max()
+        < 1e-6
+    )
 
 
 def test_its_terms_are_those_of_sgd_and_it_clips_what_all_terms_add_up_to() -> None:
@@ -134,20 +151,31 @@ def test_its_terms_are_those_of_sgd_and_it_clips_what_all_terms_add_up_to() -> N
             Training(one, steps=3, full_batch=True),
             Training(one, steps=4, only_batch=2, lr=0.5),
         ]
-        updates = [learning.train(training, 0, key=number) for number, training in enumerate(trainings)]
+        updates = [
+            learning.train(training, 0, key=number) for number, training in enumerate(trainings)
+        ]
         values = run(learning.values(updates))
         found[kind] = [*values, np.array([update.train_loss for update in updates])]
         assert (values[2][:30] == run(learning.value(one))[:30]).all()
-    assert all(np.allclose(one, other, atol=1e-6, rtol=1e-5) for one, other in zip(*found.values(), strict=True))
+    assert all(
+        np.allclose(one, other, atol=1e-6, rtol=1e-5)
+        for one, other in zip(*found.values(), strict=True)
+    )
 
     learning = core(clip_norm=0.1)
     start, linear = learning.initial(), learning.initial(1)
     update = learning.train(Training(start, EPOCHS, mu=0.7, linear=linear), 0, key=1)
-    made, begin, along = module(run(learning.value(start))), run(learning.value(start)), run(learning.value(linear))
+    made, begin, along = (
+        module(run(learning.value(start))),
+        run(learning.value(start)),
+        run(learning.value(linear)),
+    )
 
     def term() -> Tensor:
         flat = torch.cat([part.reshape(-1) for part in made.parameters()])
-        return 0.35 * (flat - torch.tensor(begin)).square().sum() + (flat * torch.tensor(along)).sum()
+        return (
+            0.35 * (flat - torch.tensor(begin)).square().sum() + (flat * torch.tensor(along)).sum()
+        )
 
     expected = looped(made, batches(1), sgd(made), term=term, **NORM)
     assert np.abs(run(learning.value(update)) - expected).max() < 1e-6
@@ -159,7 +187,10 @@ def test_accumulated_batches_are_larger_ones() -> None:
     start = learning.initial()
     update = learning.train(Training(start, EPOCHS), 0, key=1)
     made = module(run(learning.value(start)))
-    assert np.abs(run(learning.value(update)) - looped(made, batches(1, 3 * BATCH), adam(made))).max() < 1e-6
+    assert (
+        np.abs(run(learning.value(update)) - looped(made, batches(1, 3 * BATCH), adam(made))).max()
+        < 1e-6
+    )
 
 
 def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
@@ -169,7 +200,8 @@ def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
     first = learning.train(Training(start, EPOCHS), 0, key=0, round=0)
     second = learning.train(Training(first, EPOCHS), 0, key=1, round=1, before=first)
     fresh = learning.train(Training(first, EPOCHS), 0, key=1, round=1)
-    values = run(learning.values([second, fresh]))  # the first, whose state is wanted, is computed for them
+    # the first, whose state is wanted, is computed for them
+    values = run(learning.values([second, fresh]))
     made = module(run(learning.value(start)))
     optimiser = adam(made)
     looped(made, batches(0), optimiser)
@@ -181,26 +213,45 @@ def test_a_kept_state_goes_on_and_a_schedule_may_count_rounds() -> None:
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({"optimiser": "AdmaW"}, r"'optimiser' is 'AdmaW'; allowed are torch's .*did you mean 'AdamW'"),
-        ({"args": {"momentun": 0.9}}, r"'args' has 'momentun', which SGD does not take.*did you mean 'momentum'"),
+        (
+            {"optimiser": "AdmaW"},
+            r"'optimiser' is 'AdmaW'; allowed are torch's .*did you mean 'AdamW'",
+        ),
+        (
+            {"args": {"momentun": 0.9}},
+            r"'args' has 'momentun', which SGD does not take.*did you mean 'momentum'",
+        ),
         ({"args": {"lr": 0.1}}, r"'args' has 'lr', which is said by training\.lr"),
-        (ADAM | {"args": {"betas": [2.0, 0.9]}}, "torch takes no step as asked: Invalid beta parameter"),
+        (
+            ADAM | {"args": {"betas": [2.0, 0.9]}},
+            "torch takes no step as asked: Invalid beta parameter",
+        ),
         ({"optimiser": "LBFGS"}, "'LBFGS', with which torch takes no step"),
-        ({"schedule": {"name": "CosineAnealingLR"}}, r"'schedule\.name' is .*did you mean 'CosineAnnealingLR'"),
+        (
+            {"schedule": {"name": "CosineAnealingLR"}},
+            r"'schedule\.name' is .*did you mean 'CosineAnnealingLR'",
+        ),
         ({"schedule": {"name": "StepLR"}}, "missing 1 required positional argument: 'step_size'"),
         ({"momentum": 0.9}, "training has the unknown key 'momentum'"),
     ],
 )
-def test_a_scenario_with_what_torch_does_not_take_is_refused(training: dict[str, Any], message: str) -> None:
+def test_a_scenario_with_what_torch_does_not_take_is_refused(
+    training: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ScenarioError, match=message):
         Scenario(training={"kind": "torch"} | training)
 
 
 def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
-    with pytest.raises(ScenarioError, match=r"the pattern '\*\.bais', which matches no parameter .*did you mean '2\.bias'"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"the pattern '\*\.bais', which matches no parameter .*did you mean '2\.bias'",
+    ):
         core(groups=[{"match": ["*.bais"], "args": {"weight_decay": 0.0}}])
     smoothing = TRAINERS.spec("torch").model_validate({"kind": "torch", "label_smoothing": 0.1})
-    with pytest.raises(ScenarioError, match=r"label_smoothing is 0\.1, .* the loss is another one; allowed is 0"):
+    with pytest.raises(
+        ScenarioError, match=r"label_smoothing is 0\.1, .* the loss is another one; allowed is 0"
+    ):
         Learning(Simulation(), own("Quadratic"), smoothing, DATA, Streams(1))
 
 
@@ -208,21 +259,38 @@ def test_patterns_match_and_a_smoothed_loss_is_no_modules_own() -> None:
     ("how", "message"),
     [
         ("shape", r"gave back '0\.weight' in the shape \[1, 6\]; it must be \[5, 6\]"),
-        ("few", r"gave back no tensor '0\.weight' of the model; it gave 0\.bias.*did you mean '2\.weight'"),
-        ("random", r"draws from the global generator of Python's random, .* seeded by context\.seed"),
+        (
+            "few",
+            r"gave back no tensor '0\.weight' of the model; it gave 0\.bias.*did you mean "
+            r"'2\.weight'",
+        ),
+        (
+            "random",
+            r"draws from the global generator of Python's random, .* seeded by context\.seed",
+        ),
         ("numpy", r"draws from the global generator of numpy\.random"),
         ("torch", r"draws from the global generator of torch"),
         ("gpu", r"failed on device 0 in round 2: .*own_trainers\.py, line \d+"),
-        ("forever", r"still trains on device 0 in round 2 after 0\.3 s .*own_trainers\.py, line \d+.*training\.real_limit"),
+        (
+            "forever",
+            r"still trains on device 0 in round 2 after 0\.3 s .*own_trainers\.py, line "
+            r"\d+.*training\.real_limit",
+        ),
         ("none", "gave back None, .*; it must give back two mappings: .*: cannot unpack"),
-        ("text", r"gave back .*; it must give back .* numbers by name, .*: could not convert string to float: 'large'"),
+        (
+            "text",
+            r"gave back .*; it must give back .* numbers by name, .*: could not convert string "
+            r"to float: 'large'",
+        ),
         ("kept", r"its state is \{'mean': 3\.0\}; .* the state has tensors"),
     ],
 )
 def test_a_trainers_mistakes_are_named(how: str, message: str) -> None:
     learning = core(kind="tests.own_trainers:Wrong", how=how, state="kept", real_limit="0.3 s")
     update = learning.train(Training(learning.initial()), 0, key=0, round=2)
-    with pytest.raises(SimulationError, match=f"training.kind 'tests.own_trainers:Wrong' .*{message}"):
+    with pytest.raises(
+        SimulationError, match=f"training.kind 'tests.own_trainers:Wrong' .*{message}"
+    ):
         run(learning.value(update))
 
 
@@ -230,7 +298,10 @@ def test_what_is_not_finite_is_left_out_and_reported_numbers_stay_with_the_updat
     learning = core(kind="tests.own_trainers:Wrong", how="nan")
     start = learning.initial()
     update = learning.train(Training(start), 0, key=0)
-    assert (run(learning.value(learning.mix([(update, 0.5), (start, 0.5)]))) == run(learning.value(start))).all()
+    assert (
+        run(learning.value(learning.mix([(update, 0.5), (start, 0.5)])))
+        == run(learning.value(start))
+    ).all()
     records: list[Record] = []
     learning = core(None, records.append, kind="tests.own_trainers:Steady", state="kept")
     update = learning.train(Training(learning.initial()), 0, key=0, round=3)
@@ -252,7 +323,9 @@ class Elsewhere(WorkerProcesses):
         pass
 
 
-@pytest.mark.parametrize("training", [ADAMW, {"kind": "tests.own_trainers:Steady", "noise": 0.2}], ids=["torch", "own"])
+@pytest.mark.parametrize(
+    "training", [ADAMW, {"kind": "tests.own_trainers:Steady", "noise": 0.2}], ids=["torch", "own"]
+)
 def test_another_process_trains_to_the_same_bits(training: dict[str, Any]) -> None:
     found = []
     with closing(Elsewhere(1)) as elsewhere:
@@ -270,5 +343,8 @@ def test_terms_of_a_strategy_are_refused_by_a_trainer_that_does_not_apply_them()
     learning = core(kind="tests.own_trainers:Ignorant")
     start = learning.initial()
     learning.train(Training(start, mu=0.0), 0, key=0)
-    with pytest.raises(ScenarioError, match=r"'tests\.own_trainers:Ignorant', and .* asks for a proximal and a linear"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"'tests\.own_trainers:Ignorant', and .* asks for a proximal and a linear",
+    ):
         learning.train(Training(start, mu=0.1, linear=start), 0, key=1)

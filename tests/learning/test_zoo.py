@@ -1,4 +1,6 @@
-"""Modules as users bring them: the same to the bit on any number of threads, or refused by the name of what is wrong."""
+"""Modules as users bring them: the same to the bit on any number of threads, or refused by the
+name of what is wrong.
+"""
 
 import asyncio
 import random
@@ -41,7 +43,9 @@ def core_of(name: str) -> Learning:
 
 
 def outcome(core: Learning, order: Sequence[int]) -> list[bytes]:
-    """Bits of the updates of devices that train in an order, by device, and of a test of their mean."""
+    """Bits of the updates of devices that train in an order, by device, and of a test of their
+    mean.
+    """
     start = core.initial()
     updates = {device: core.train(Training(start, 2), device, key=device) for device in order}
     mean = core.mix([(updates[device], 1 / 3) for device in sorted(updates)])
@@ -87,8 +91,14 @@ def test_ordinary_modules_keep_their_copies() -> None:
 
 
 def test_a_loss_uses_the_tensors_that_are_trained() -> None:
-    """A parameter and a buffer that only the module's loss uses are moved in a training, and judge its tests."""
-    for name, tensor in {"loss by a parameter": "log_t", "loss by a buffer": "centre", "loss by centres": "centres"}.items():
+    """A parameter and a buffer that only the module's loss uses are moved in a training, and
+    judge its tests.
+    """
+    for name, tensor in {
+        "loss by a parameter": "log_t",
+        "loss by a buffer": "centre",
+        "loss by centres": "centres",
+    }.items():
         core = core_of(name)
         start = core.initial()
         update = core.train(Training(start, 2), 0, key=1)
@@ -105,7 +115,9 @@ SURPRISES = {
 
 @pytest.mark.parametrize("name", SURPRISES)
 def test_what_only_some_samples_bring_about_is_refused_in_the_run(name: str) -> None:
-    """The trial sees the first samples of the largest device; here those of another one are far away."""
+    """The trial sees the first samples of the largest device; here those of another one are far
+    away.
+    """
     zoo.RUNS[name] = zoo.made(
         lambda self, h: SURPRISES[name][0](self, h) if bool((h.abs() > 0.999).all()) else h,
         lambda self: setattr(self, "steps", []),
@@ -114,7 +126,8 @@ def test_what_only_some_samples_bring_about_is_refused_in_the_run(name: str) -> 
     _, device, _ = DATA.shards
     DATA.pool.x[device.train] += 1e4
     try:
-        # Python's generator is the process's: a training beside it on another thread may notice the draw first.
+        # Python's generator is the process's: a training beside it on another thread may notice the
+        # draw first.
         device_named = r"\d" if name == "late draws" else "1"
         with pytest.raises(FedsimError, match=rf"{SURPRISES[name][1]}.* device {device_named}"):
             outcome(core, (1, 0, 2))
@@ -143,12 +156,19 @@ def saved(folder: Path, name: str, change: Any = None) -> str:
         ("mask of -inf", None),
         ("integers", None),
         ("old spectral norm", None),
-        ("unused", lambda tensors: tensors.update({key: each.bfloat16() for key, each in tensors.items()})),
+        (
+            "unused",
+            lambda tensors: tensors.update({key: each.bfloat16() for key, each in tensors.items()}),
+        ),
         ("complex", lambda tensors: tensors.update(w=torch.view_as_real(tensors["w"]).clone())),
     ],
 )
-def test_weights_as_users_save_them_are_those_that_training_begins_with(name: str, change: Any, tmp_path: Path) -> None:
-    model = ModuleModel(factory="tests.learning.zoo:build", args={"name": name}, file=saved(tmp_path, name, change))
+def test_weights_as_users_save_them_are_those_that_training_begins_with(
+    name: str, change: Any, tmp_path: Path
+) -> None:
+    model = ModuleModel(
+        factory="tests.learning.zoo:build", args={"name": name}, file=saved(tmp_path, name, change)
+    )
     core = learning(DATA, model, batch_size=4)[0]
     tensors = load_file(tmp_path / "m.safetensors")
     initial = core.tensors(run(core.value(core.initial())))
@@ -173,12 +193,19 @@ def _spoilt(value: float) -> Any:
             lambda tensors: tensors.update({"a.bias": torch.ones(3)}),
             r"of shape \(3,\), for which the model has one of shape \(8,\)",
         ),
-        (lambda tensors: tensors.update({"a.bias": torch.ones(8, dtype=torch.long)}), "of torch.int64, for which"),
+        (
+            lambda tensors: tensors.update({"a.bias": torch.ones(8, dtype=torch.long)}),
+            "of torch.int64, for which",
+        ),
         (lambda tensors: tensors.clear(), "has no tensors"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(change: Any, says: str, tmp_path: Path) -> None:
-    model = ModuleModel(factory="tests.learning.zoo:build", args={"name": "unused"}, file=saved(tmp_path, "unused", change))
+    model = ModuleModel(
+        factory="tests.learning.zoo:build",
+        args={"name": "unused"},
+        file=saved(tmp_path, "unused", change),
+    )
     with pytest.raises(DataError, match=says):
         learning(DATA, model)
 
@@ -198,8 +225,12 @@ PARTS = [
 
 
 @pytest.mark.parametrize(("strategy", "more"), PARTS, ids=str)
-def test_an_own_buffer_goes_with_the_model_in_every_part(strategy: Any, more: Any, tmp_path: Path) -> None:
-    """A normalisation of a user's, whose buffer is sent, moved, saved; with one worker and three, and after an interruption."""
+def test_an_own_buffer_goes_with_the_model_in_every_part(
+    strategy: Any, more: Any, tmp_path: Path
+) -> None:
+    """A normalisation of a user's, whose buffer is sent, moved, saved; with one worker and
+    three, and after an interruption.
+    """
     model = {"kind": "module", "factory": "tests.learning.zoo:Normed"} | more.get("model", {})
     strategy = {"clients_per_round": 3} | strategy
     sections = world({"source": "digits"}, 4, strategy, 2, **more | {"model": model})

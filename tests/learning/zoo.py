@@ -1,4 +1,5 @@
-"""Small modules as users bring them, each an instance of a class of trouble; they map [n, 6] to [n, 3].
+"""Small modules as users bring them, each an instance of a class of trouble; they map [n, 6] to
+[n, 3].
 
 ``RUNS`` are the same again on any number of threads; those of ``zoo_refused`` are refused.
 """
@@ -37,7 +38,9 @@ class Base(nn.Module):
 
 
 def made(hidden: Any = None, begin: Any = None, *, train: bool = True) -> Any:
-    """A subclass whose hidden layer is changed by ``hidden(module, h)``, with ``train`` in training alone."""
+    """A subclass whose hidden layer is changed by ``hidden(module, h)``, with ``train`` in
+    training alone.
+    """
 
     class Made(Base):
         def begin(self) -> None:
@@ -52,7 +55,9 @@ def made(hidden: Any = None, begin: Any = None, *, train: bool = True) -> Any:
 
 def _attention(self: Any, h: Tensor) -> Tensor:
     q = h.view(len(h), 1, 4, 2)
-    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.3 if self.training else 0.0).reshape(len(h), 8)
+    return F.scaled_dot_product_attention(q, q, q, dropout_p=0.3 if self.training else 0.0).reshape(
+        len(h), 8
+    )
 
 
 def _buffer(name: str, value: Tensor, **options: Any) -> Any:
@@ -170,7 +175,9 @@ class Tied(nn.Module):
 
 class Checkpointed(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda x: self.b(self.drop(torch.tanh(self.a(x)))), x, use_reentrant=False)
+        return checkpoint(
+            lambda x: self.b(self.drop(torch.tanh(self.a(x)))), x, use_reentrant=False
+        )
 
     def begin(self) -> None:
         self.drop = nn.Dropout(0.3)
@@ -178,7 +185,11 @@ class Checkpointed(Base):
 
 class CheckpointedDraws(Base):
     def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(lambda x: self.b(F.dropout(torch.tanh(self.a(x)), 0.5, self.training)), x, use_reentrant=False)
+        return checkpoint(
+            lambda x: self.b(F.dropout(torch.tanh(self.a(x)), 0.5, self.training)),
+            x,
+            use_reentrant=False,
+        )
 
 
 class Outputs(Base):
@@ -236,7 +247,9 @@ class LossByCentres(LossByBuffer):
         if self.training or self.always:
             with torch.no_grad():
                 self.centres[y] = self.centres[y] * 0.9 + 0.1 * outputs
-        return F.cross_entropy(outputs, y, reduction="none") + 0.1 * (outputs - self.centres[y]).square().sum(1)
+        return F.cross_entropy(outputs, y, reduction="none") + 0.1 * (
+            outputs - self.centres[y]
+        ).square().sum(1)
 
 
 class LossByDraws(Base):
@@ -281,7 +294,10 @@ def _dropouts() -> dict[str, Any]:
         "depth": lambda h: h if float(torch.rand(())) < 0.5 else 2 * h,
         "inference": lambda h: h + _drawn_in_inference(h),
     }
-    return {f"F.{name}": made(lambda self, h, draw=draw: draw(h).reshape(len(h), 8)) for name, draw in drawn.items()}
+    return {
+        f"F.{name}": made(lambda self, h, draw=draw: draw(h).reshape(len(h), 8))
+        for name, draw in drawn.items()
+    }
 
 
 def _drawn_in_inference(h: Tensor) -> Tensor:
@@ -352,15 +368,23 @@ RUNS: dict[str, Any] = {
     "features": made(_features, _set("features", list)),
     "unused": made(None, lambda self: setattr(self, "extra", nn.Linear(2, 2))),
     "checkpoint": Checkpointed,
-    "mask of -inf": made(lambda self, h: h + self.mask.clamp(min=-1), _buffer("mask", torch.full((8,), -np.inf)), train=False),
-    "constant": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False),
+    "mask of -inf": made(
+        lambda self, h: h + self.mask.clamp(min=-1),
+        _buffer("mask", torch.full((8,), -np.inf)),
+        train=False,
+    ),
+    "constant": made(
+        lambda self, h: h * self.c, _buffer("c", torch.arange(8.0), persistent=False), train=False
+    ),
     "integers": made(lambda self, h: h * self.c, _buffer("c", torch.arange(8)), train=False),
     "loss by a parameter": LossByParameter,
     "loss by a buffer": LossByBuffer,
     "loss by centres": LossByCentres,
     "loss by draws": LossByDraws,
     "cached table": made(lambda self, h: h + cached_table(len(h)), train=False),
-    "frozen integers": made(None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))),
+    "frozen integers": made(
+        None, lambda self: setattr(self, "n", nn.Parameter(torch.arange(3), requires_grad=False))
+    ),
 }
 """Name -> a class or function that makes the module."""
 

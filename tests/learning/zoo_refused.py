@@ -176,17 +176,35 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "numpy": (made(lambda self, h: h * np.random.rand()), "numpy.random"),  # noqa: NPY002
     "torch.manual_seed": (made(lambda self, h: (torch.manual_seed(0), h)[1]), "generator of torch"),
     "default_rng": (made(lambda self, h: h * np.random.default_rng().random()), "other numbers"),
-    "rng coin": (made(lambda self, h: h * (np.random.default_rng().random() < 0.5)), "other numbers"),
-    "urandom": (made(lambda self, h: h * os.urandom(1)[0]), "other numbers"),
-    "clock": (made(lambda self, h: h * (time.perf_counter_ns() % 1000)), "other numbers"),
-    "random in tests": (made(lambda self, h: h if self.training else h * random.random(), train=False), "Python's random"),
-    "unseeded tests": (
-        made(lambda self, h: h if self.training else h * np.random.default_rng().random(), train=False),
+    "rng coin": (
+        made(lambda self, h: h * (np.random.default_rng().random() < 0.5)),
         "other numbers",
     ),
-    "own rng": (made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))), "'rng'"),
-    "own generator": (made(lambda self, h: h * torch.rand(8, generator=self.g), _set("g", torch.Generator)), "'g'"),
-    "own random": (made(lambda self, h: h * self.r.random(), _set("r", lambda: random.Random(0))), "'r'"),
+    "urandom": (made(lambda self, h: h * os.urandom(1)[0]), "other numbers"),
+    "clock": (made(lambda self, h: h * (time.perf_counter_ns() % 1000)), "other numbers"),
+    "random in tests": (
+        made(lambda self, h: h if self.training else h * random.random(), train=False),
+        "Python's random",
+    ),
+    "unseeded tests": (
+        made(
+            lambda self, h: h if self.training else h * np.random.default_rng().random(),
+            train=False,
+        ),
+        "other numbers",
+    ),
+    "own rng": (
+        made(lambda self, h: h * self.rng.random(), _set("rng", lambda: np.random.default_rng(0))),
+        "'rng'",
+    ),
+    "own generator": (
+        made(lambda self, h: h * torch.rand(8, generator=self.g), _set("g", torch.Generator)),
+        "'g'",
+    ),
+    "own random": (
+        made(lambda self, h: h * self.r.random(), _set("r", lambda: random.Random(0))),
+        "'r'",
+    ),
     "helper counter": (made(_bump_helper), "zoo_state.STEPS"),
     "function counter": (made(_bump_attribute), r"_bump_attribute|hidden\(\)"),
     "nested counter": (made(_bump_nested), "NESTED"),
@@ -196,12 +214,18 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "dict's attribute": (made(_bump_mapping, _set("c", Dict)), "'c'"),
     "mapping's attribute": (made(_bump_mapping, _set("c", Mapped)), "'c'"),
     "long list": (made(_bump_middle, _set("use", lambda: [0] * 300)), "'use'"),
-    "cached noise": (made(lambda self, h: h * cached_noise(len(h))), "cached_noise.*the cache of a function"),
+    "cached noise": (
+        made(lambda self, h: h * cached_noise(len(h))),
+        "cached_noise.*the cache of a function",
+    ),
     "threads": (made(lambda self, h: (torch.set_num_threads(2), h)[1]), "torch.set_num_threads"),
     "dtype": (made(lambda self, h: (_set_dtype(), h)[1]), "torch.set_default_dtype"),
     "dtype at first": (made(None, lambda self: _set_dtype()), "torch.set_default_dtype"),
     "counter": (made(_bump, _set("steps", int)), "'steps'"),
-    "class counter": (type("Shared", (made(_bump_class),), {"steps": 0, "__module__": __name__}), "steps"),
+    "class counter": (
+        type("Shared", (made(_bump_class),), {"steps": 0, "__module__": __name__}),
+        "steps",
+    ),
     "global counter": (made(_bump_global), "STEPS"),
     "state": (made(_state, _set("state", lambda: None)), "'state'"),
     "history": (made(_history, _set("history", list)), "'history'"),
@@ -213,23 +237,36 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "hidden buffer": (made(_ema, _buffer("mean", torch.zeros(8), persistent=False)), "'mean'"),
     "plain tensor": (made(_ema, _set("mean", lambda: torch.zeros(8))), "'mean'"),
     "partial": (
-        made(lambda self, h: (self.f(1.0), h)[1], lambda self: setattr(self, "f", functools.partial(list.append, []))),
+        made(
+            lambda self, h: (self.f(1.0), h)[1],
+            lambda self: setattr(self, "f", functools.partial(list.append, [])),
+        ),
         "'f'",
     ),
     "ema in tests": (made(_ema, _buffer("mean", torch.zeros(8)), train=False), "'mean'"),
     "history in tests": (
-        made(lambda self, h: h if self.training else _history(self, h), _set("history", list), train=False),
+        made(
+            lambda self, h: h if self.training else _history(self, h),
+            _set("history", list),
+            train=False,
+        ),
         "'history'",
     ),
     "checkpoint and draws": (CheckpointedDraws, "backward pass"),
     "scalar loss": (Loss, "one loss a sample"),
     "loss moves in tests": (lambda: LossByCentres(True), "'centres' in a test"),
-    "script": (lambda: _compiled(lambda: torch.jit.script(nn.Linear(F_, C_))), "made by torch.jit.script"),
+    "script": (
+        lambda: _compiled(lambda: torch.jit.script(nn.Linear(F_, C_))),
+        "made by torch.jit.script",
+    ),
     "script within": (
         _norm(lambda: _compiled(lambda: torch.jit.script(nn.Linear(8, 8)))),
         "'norm' is a .*made by torch.jit.script",
     ),
-    "trace": (lambda: _compiled(lambda: torch.jit.trace(nn.Linear(F_, C_), torch.zeros(2, F_))), "made by torch.jit.script or"),
+    "trace": (
+        lambda: _compiled(lambda: torch.jit.trace(nn.Linear(F_, C_), torch.zeros(2, F_))),
+        "made by torch.jit.script or",
+    ),
     **{
         f"outputs {how}": ((lambda how=how: Outputs(how)), says)
         for how, says in {
@@ -244,14 +281,19 @@ REFUSED: dict[str, tuple[Any, str]] = {
     },
     "grows": (
         made(
-            lambda self, h: (setattr(self, "q", torch.cat([self.q, h.detach().mean(0)[None]])), h)[1],
+            lambda self, h: (setattr(self, "q", torch.cat([self.q, h.detach().mean(0)[None]])), h)[
+                1
+            ],
             _buffer("q", torch.zeros(1, 8)),
         ),
         "'q'",
     ),
     "meta": (lambda: made()().to("meta"), "'meta'"),
     "fails": (made(lambda self, h: h @ torch.ones(3)), "mat|size"),
-    "random init": (made(None, lambda self: self.a.weight.data.mul_(np.random.default_rng().random())), "begins with other"),
+    "random init": (
+        made(None, lambda self: self.a.weight.data.mul_(np.random.default_rng().random())),
+        "begins with other",
+    ),
     "lock": (made(None, _set("lock", __import__("threading").Lock)), "'lock'"),
 }
 """Name -> the same, and a pattern of the message."""

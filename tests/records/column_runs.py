@@ -7,10 +7,20 @@ from tests.lab.test_forgeries import ENERGY, WORLD
 _COSTS = {"device": {"per_hour": 1.0, "per_gigabyte": 3.0}, "server": {"per_request": 0.01}}
 _FEW = {"rounds": 3, "simulated_time": "1 h"}
 _STAY = {"devices": 6, "speed": {"kind": "lognormal", "median": "40 samples/s", "spread": 2.0}}
-_OUTAGE = {"kind": "link-outage", "link": "server up", "every": "20 s", "lasts": "5 s", "rate": "1 kbit/s"}
+_OUTAGE = {
+    "kind": "link-outage",
+    "link": "server up",
+    "every": "20 s",
+    "lasts": "5 s",
+    "rate": "1 kbit/s",
+}
 RUNS: dict[str, dict[str, Any]] = {
     "energy": WORLD
-    | {"strategy": {"kind": "fedavg", "clients_per_round": 6, "deadline": "60 s"}, "energy": ENERGY, "stop": _FEW},
+    | {
+        "strategy": {"kind": "fedavg", "clients_per_round": 6, "deadline": "60 s"},
+        "energy": ENERGY,
+        "stop": _FEW,
+    },
     "costs": WORLD
     | {
         "strategy": {"kind": "fedprox", "clients_per_round": 6, "aggregation": "mean"},
@@ -38,6 +48,8 @@ RUNS: dict[str, dict[str, Any]] = {
         "strategy": {"kind": "hierfavg", "clients_per_round": 6, "kappa2": 2},
         "stop": _FEW,
     },
-    "versions": WORLD | {"strategy": {"kind": "fedbuff", "concurrency": 6, "buffer": 3}, "stop": _FEW},
-    "peers": WORLD | {"population": _STAY, "strategy": {"kind": "d-psgd", "topology": "ring"}, "stop": _FEW},
+    "versions": WORLD
+    | {"strategy": {"kind": "fedbuff", "concurrency": 6, "buffer": 3}, "stop": _FEW},
+    "peers": WORLD
+    | {"population": _STAY, "strategy": {"kind": "d-psgd", "topology": "ring"}, "stop": _FEW},
 }

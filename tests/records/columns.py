@@ -1,4 +1,6 @@
-"""Forgeries of one column, key or entry of a run folder at a time, in memory and as if sealed again."""
+"""Forgeries of one column, key or entry of a run folder at a time, in memory and as if sealed
+again.
+"""
 
 import copy
 import json
@@ -17,11 +19,21 @@ from fedsim.lab.audited import VALID
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
-SEALS = ("every file is there, whole and as it was sealed", "the records are those that were fingerprinted")
+SEALS = (
+    "every file is there, whole and as it was sealed",
+    "the records are those that were fingerprinted",
+)
 SEALS += ("the models are those that were fingerprinted",)
 """Checks of fingerprints, which a forger makes anew."""
 
-TABLES = (files.EVENTS, files.TRANSFERS, files.ROUNDS, files.DEVICES, files.AVAILABILITY, "energy.parquet")
+TABLES = (
+    files.EVENTS,
+    files.TRANSFERS,
+    files.ROUNDS,
+    files.DEVICES,
+    files.AVAILABILITY,
+    "energy.parquet",
+)
 
 
 class Forged(RunFolder):
@@ -98,7 +110,9 @@ def other(value: Any) -> Any:
 
 
 def _cell(table: Any, name: str) -> Any:
-    """A column with another value in one of its middle rows, or in an empty one where all are empty."""
+    """A column with another value in one of its middle rows, or in an empty one where all are
+    empty.
+    """
     place = table.schema.get_field_index(name)
     field = table.schema.field(place)
     values = table[name].to_pylist()
@@ -134,15 +148,24 @@ def of_records(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each field of each kind of record, and of each of its data."""
     table = run.table(files.EVENTS)
     rows = table.to_pylist()
-    kinds = dict.fromkeys((row["kind"], row["step"] if row["kind"] == "step-end" else None) for row in rows)
+    kinds = dict.fromkeys(
+        (row["kind"], row["step"] if row["kind"] == "step-end" else None) for row in rows
+    )
     for kind, step in kinds:
-        own = [at for at, row in enumerate(rows) if row["kind"] == kind and (step is None or row["step"] == step)]
+        own = [
+            at
+            for at, row in enumerate(rows)
+            if row["kind"] == kind and (step is None or row["step"] == step)
+        ]
         full = [at for at in own if rows[at]["data"] is not None]
         at = (full or own)[len(full or own) // 2]
         what = kind if step is None else f"{kind} of {step}"
         for column, value in rows[at].items():
             if column not in ("kind", "data") and value is not None:
-                yield f"{what}: {column}", partial(_with_row, run, table, rows, at, column, _near(column, value, rows))
+                yield (
+                    f"{what}: {column}",
+                    partial(_with_row, run, table, rows, at, column, _near(column, value, rows)),
+                )
         data = json.loads(rows[at]["data"] or "{}")
         for key, value in data.items():
             changed = json.dumps(data | {key: other(value)}, sort_keys=True, separators=(",", ":"))
@@ -161,14 +184,18 @@ def _with_row(run: RunFolder, table: Any, rows: Any, at: int, column: str, value
     field = table.schema.field(place)
     values = [row[column] for row in rows]
     values[at] = value
-    return Forged(run, tables={files.EVENTS: table.set_column(place, field, pa.array(values, field.type))})
+    return Forged(
+        run, tables={files.EVENTS: table.set_column(place, field, pa.array(values, field.type))}
+    )
 
 
 def leaves(section: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Keys and values of a tree of tables."""
     for name, value in section.items() if isinstance(section, dict) else enumerate(section):
         path = f"{key}{name}"
-        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+        if isinstance(value, dict) or (
+            isinstance(value, list) and value and isinstance(value[0], dict)
+        ):
             yield from leaves(value, f"{path}.")
         else:
             yield path, value
@@ -204,7 +231,12 @@ def _quantity(value: Any) -> Any:
 def of_scenario(run: RunFolder) -> Iterator[Forgery]:
     """A forgery of each key of the scenario."""
     for key, value in leaves(run.scenario):
-        yield f"scenario: {key}", partial(_with_key, run, key, _quantity(value) if isinstance(value, str) else other(value))
+        yield (
+            f"scenario: {key}",
+            partial(
+                _with_key, run, key, _quantity(value) if isinstance(value, str) else other(value)
+            ),
+        )
 
 
 def _with_key(run: RunFolder, key: str, value: Any) -> RunFolder | None:

@@ -1,4 +1,6 @@
-"""The table of availability: what the paths say, compact, the same however the run went, and watched by the audit."""
+"""The table of availability: what the paths say, compact, the same however the run went, and
+watched by the audit.
+"""
 
 import math
 from collections.abc import Callable
@@ -26,17 +28,26 @@ CHECK = "devices worked only while they could be reached"
 
 @pytest.fixture
 def world() -> dict[str, Any]:
-    """Devices that come, go, arrive and leave for good, for 40 rounds at most; time and bytes only."""
-    sections = eventful_world({"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}, seed=4, rounds=12)
+    """Devices that come, go, arrive and leave for good, for 40 rounds at most; time and bytes
+    only.
+    """
+    sections = eventful_world(
+        {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 2}, seed=4, rounds=12
+    )
     return sections | {"learning": "off"}
 
 
 def test_the_changes_of_a_trace_worked_out_by_hand() -> None:
     paths = Traces([(10.0, [2.0, 4.0]), (math.inf, [0.0, 3.0]), (10.0, [])], [0, 1, 2, 0])
-    within = Bounded(paths, np.array([0.0, 0.0, 1.0, 13.0]), np.array([math.inf, 2.0, math.inf, 33.0]))
+    within = Bounded(
+        paths, np.array([0.0, 0.0, 1.0, 13.0]), np.array([math.inf, 2.0, math.inf, 33.0])
+    )
     table = changes(within.spans, np.arange(4), 25.0, 1000)
     rows = list(zip(*(table[name].tolist() for name in ("device", "time", "on")), strict=True))
-    off_and_on = [(0, 0.0, False), *((0, 10.0 * lap + at, at == 2) for lap in range(3) for at in (2, 4))]
+    off_and_on = [
+        (0, 0.0, False),
+        *((0, 10.0 * lap + at, at == 2) for lap in range(3) for at in (2, 4)),
+    ]
     assert rows == [
         *off_and_on,
         (1, 0.0, True),
@@ -91,10 +102,16 @@ def test_of_many_devices_only_those_asked(world: dict[str, Any], tmp_path: Path)
 
 class TestAudit:
     @pytest.fixture
-    def folder(self, world: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]) -> Path:
+    def folder(
+        self, world: dict[str, Any], tmp_path: Path, made: Callable[[dict[str, Any], Path], Path]
+    ) -> Path:
         made(world, tmp_path / "r")
         assert audit(tmp_path / "r")[CHECK] == []
-        outcomes = {event["outcome"] for event in RunFolder(tmp_path / "r").events if event["kind"] == "task-end"}
+        outcomes = {
+            event["outcome"]
+            for event in RunFolder(tmp_path / "r").events
+            if event["kind"] == "task-end"
+        }
         assert {"done", "lost"} <= outcomes
         return tmp_path / "r"
 
@@ -112,16 +129,29 @@ class TestAudit:
         assert len(found) <= len(steps)
 
     def test_devices_that_are_said_to_be_there_all_the_time(self, folder: Path) -> None:
-        lost = [e for e in RunFolder(folder).events if e["kind"] == "task-end" and e["outcome"] == "lost"]
+        lost = [
+            e
+            for e in RunFolder(folder).events
+            if e["kind"] == "task-end" and e["outcome"] == "lost"
+        ]
         found = self.changed(folder, device=list(range(24)), time=[0.0] * 24, on=[True] * 24)
-        assert found == [f"task {e['task']} was lost at {e['time']!r} s, when its device was there" for e in lost]
+        assert found == [
+            f"task {e['task']} was lost at {e['time']!r} s, when its device was there" for e in lost
+        ]
 
     def test_a_table_out_of_order(self, folder: Path) -> None:
         table = pq.read_table(folder / "availability.parquet").to_pydict()
-        assert "is no change after the row before" in self.changed(folder, time=table["time"][::-1])[0]
+        assert (
+            "is no change after the row before" in self.changed(folder, time=table["time"][::-1])[0]
+        )
 
-    def test_a_folder_without_one_is_of_an_older_version_or_breaks_its_seal(self, folder: Path) -> None:
+    def test_a_folder_without_one_is_of_an_older_version_or_breaks_its_seal(
+        self, folder: Path
+    ) -> None:
         (folder / "availability.parquet").unlink()
         found = audit(folder)
         assert found[CHECK] == []
-        assert any("availability.parquet" in text for text in found["every file is there, whole and as it was sealed"])
+        assert any(
+            "availability.parquet" in text
+            for text in found["every file is there, whole and as it was sealed"]
+        )

@@ -1,4 +1,6 @@
-"""Each column, field of a record, entry and key of a folder is checked, or declared as unchecked in one place."""
+"""Each column, field of a record, entry and key of a folder is checked, or declared as unchecked
+in one place.
+"""
 
 from itertools import count
 from pathlib import Path
@@ -27,7 +29,9 @@ _ONE_OF = 24
 
 
 def missed(of: str, folder: Path, every: int = 1) -> list[str]:
-    """What is forged without a check that fires, and without being declared, in one of ``every`` forgeries of a run."""
+    """What is forged without a check that fires, and without being declared, in one of ``every``
+    forgeries of a run.
+    """
     run(RUNS[of], folder)
     honest = Cached(folder)
     assert finder(honest, of) is None
@@ -53,7 +57,16 @@ def test_the_guide_has_the_list() -> None:
     assert sum(line.startswith("| `") for line in text.splitlines()) == len(rows)
 
 
-_FAMILIES = (STRATEGIES, AGGREGATIONS, CODECS, PROCESSES, DEADLINES, SELECTIONS, OPTIMISERS, ATTACKS)
+_FAMILIES = (
+    STRATEGIES,
+    AGGREGATIONS,
+    CODECS,
+    PROCESSES,
+    DEADLINES,
+    SELECTIONS,
+    OPTIMISERS,
+    ATTACKS,
+)
 
 
 @pytest.mark.parametrize("family", _FAMILIES, ids=lambda family: family.called)

@@ -1,4 +1,6 @@
-"""What strategies with groups move, against the figures of FlexCFL's Fig. 6 (T = 300 rounds of K = 20 clients)."""
+"""What strategies with groups move, against the figures of FlexCFL's Fig. 6 (T = 300 rounds of K
+= 20 clients).
+"""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,9 @@ D = (64 * 10 + 10) * 4.0
 FEDAVG = 2 * K * T * D
 
 
-def scenario(devices: int, strategy: dict[str, Any], rounds: int = T, **others: Any) -> fedsim.Scenario:
+def scenario(
+    devices: int, strategy: dict[str, Any], rounds: int = T, **others: Any
+) -> fedsim.Scenario:
     sections = {
         "learning": "off",
         "population": {"devices": devices},
@@ -45,7 +49,9 @@ def test_fedavg_and_fesem_move_a_model_each_way(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["flexcfl", "fedgroup"])
 def test_flexcfl_on_mnist(kind: str) -> None:
-    """1.26 times FedAvg: each device receives m directions once, and alpha m of them the initial model for an update."""
+    """1.26 times FedAvg: each device receives m directions once, and alpha m of them the initial
+    model for an update.
+    """
     n, m, alpha = 1000, 3, 20
     found = moved(n, flexcfl(m) | {"kind": kind})
     assert found["paper"] / FEDAVG == 1.26
@@ -95,7 +101,8 @@ SWAPS = {"kind": "swap-all", "probability": 0.05, "among": "selected", "at": {"e
 
 
 def expected_swaps(devices: int, rounds: int, probability: float = 0.05) -> tuple[float, float]:
-    """Mean and standard deviation of how many devices swap: K more have been selected after each round of the sweep.
+    """Mean and standard deviation of how many devices swap: K more have been selected after each
+    round of the sweep.
 
     Of 1,000 devices in 300 rounds 13,725, which makes 5.43 times FedAvg's traffic.
     """
@@ -118,17 +125,26 @@ def test_every_device_that_swaps_receives_all_models_again(tmp_path: Path, seed:
     assert run.summary["bytes"]["by_purpose"]["id"] == 4 * (K * rounds + swapped)
 
 
-@pytest.mark.parametrize(("metric", "least", "most"), [("aligned_l1", 0.92, 0.97), ("sorted_counts", 0.74, 0.84)])
+@pytest.mark.parametrize(
+    ("metric", "least", "most"), [("aligned_l1", 0.92, 0.97), ("sorted_counts", 0.74, 0.84)]
+)
 def test_how_many_swaps_two_digits_a_device_show(
     data_folder: Path, tmp_path: Path, metric: str, least: float, most: float
 ) -> None:
-    """MNIST by the power law: about 94 % of the swaps pass the test of Eq. 9, label by label; sorted, about 79 %."""
+    """MNIST by the power law: about 94 % of the swaps pass the test of Eq. 9, label by label;
+    sorted, about 79 %.
+    """
     strategy = {"kind": "ifca-mig", "groups": 3, "moment": {"shift": metric}}
-    data = {"source": "mnist", "root": str(data_folder), "partition": {"kind": "power-law", "classes_per_device": 2}}
+    data = {
+        "source": "mnist",
+        "root": str(data_folder),
+        "partition": {"kind": "power-law", "classes_per_device": 2},
+    }
     fedsim.run(scenario(1000, strategy, 70, drift=SWAPS, data=data), tmp_path / "run")
     run = RunFolder(tmp_path / "run")
     tests = of_kind(run, "shift-test")
-    assert len(tests) == pytest.approx(len(of_kind(run, "shift")), rel=0.01)  # some shift again before they are through
+    # some shift again before they are through
+    assert len(tests) == pytest.approx(len(of_kind(run, "shift")), rel=0.01)
     fired = sum(event["data"]["fired"] for event in tests)
     assert least < fired / len(tests) < most
     d = (784 * 10 + 10) * 4

@@ -1,4 +1,6 @@
-"""Run folders of other versions, damaged ones (each error names the file), and of runs that go on."""
+"""Run folders of other versions, damaged ones (each error names the file), and of runs that go
+on.
+"""
 
 import asyncio
 import os
@@ -42,12 +44,16 @@ def copied(folder: Path, tmp_path: Path) -> RunFolder:
     return RunFolder(shutil.copytree(folder, tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("name", "other"), [(name, other) for name in TABLES for other in TABLES if name != other])
+@pytest.mark.parametrize(
+    ("name", "other"), [(name, other) for name in TABLES for other in TABLES if name != other]
+)
 def test_a_table_in_the_place_of_another_is_named(
     name: str, other: str, folder: Path, copied: RunFolder, tmp_path: Path
 ) -> None:
     shutil.copy(folder / f"{other}.parquet", copied.path / f"{name}.parquet")
-    with pytest.raises(RunFolderError, match=rf"{name}\.parquet of .* is missing or damaged: it has no column"):
+    with pytest.raises(
+        RunFolderError, match=rf"{name}\.parquet of .* is missing or damaged: it has no column"
+    ):
         copied.rows(f"{name}.parquet")
     for words in (["report", "--out", tmp_path / "report.html"], ["trace"], ["compare"], ["audit"]):
         told = CliRunner().invoke(main, [words[0], str(copied.path), *map(str, words[1:])])
@@ -60,25 +66,41 @@ def test_a_table_in_the_place_of_another_is_named(
 
 def test_a_column_of_another_type_is_named(copied: RunFolder) -> None:
     table = pq.read_table(copied.path / "rounds.parquet")
-    pq.write_table(table.set_column(1, "time", table["time"].cast(pa.string())), copied.path / "rounds.parquet")
+    pq.write_table(
+        table.set_column(1, "time", table["time"].cast(pa.string())), copied.path / "rounds.parquet"
+    )
     with pytest.raises(RunFolderError, match="its column time is string, not double"):
         copied.rows("rounds.parquet")
 
 
 def test_a_folder_of_a_version_without_later_columns_is_read(copied: RunFolder) -> None:
-    for name, later in (("rounds", ["epsilon", "bytes_peer", "mean_accuracy", "consensus"]), ("transfers", ["wire_bytes"])):
+    for name, later in (
+        ("rounds", ["epsilon", "bytes_peer", "mean_accuracy", "consensus"]),
+        ("transfers", ["wire_bytes"]),
+    ):
         path = copied.path / f"{name}.parquet"
         pq.write_table(pq.read_table(path).drop(later), path)
     assert copied.rounds[0]["epsilon"] is None is copied.rounds[0]["consensus"]
     table = copied.table("transfers.parquet", ["wire_bytes", "device"])
     assert table.column_names == ["wire_bytes", "device"]
-    assert table["wire_bytes"].to_pylist() == copied.table("transfers.parquet")["delivered"].to_pylist()
+    assert (
+        table["wire_bytes"].to_pylist()
+        == copied.table("transfers.parquet")["delivered"].to_pylist()
+    )
     copied.summary.pop("summary_sha256")
     (copied.path / "availability.parquet").unlink()
     files_now = {name: own for name, own in fingerprints(copied.path).items() if name != SUMMARY}
-    (copied.path / SUMMARY).write_text(summary_text(copied.summary | {"fedsim": "0.1.0", "files_sha256": files_now}))
+    (copied.path / SUMMARY).write_text(
+        summary_text(copied.summary | {"fedsim": "0.1.0", "files_sha256": files_now})
+    )
     assert not [*changes(copied.path)]
-    for words in (["report", "--out", f"{copied.path}.html"], ["trace"], ["audit"], ["compare"], ["why"]):
+    for words in (
+        ["report", "--out", f"{copied.path}.html"],
+        ["trace"],
+        ["audit"],
+        ["compare"],
+        ["why"],
+    ):
         told = CliRunner().invoke(main, [words[0], str(copied.path), *words[1:]])
         assert told.exit_code == 0, told.output
 
@@ -101,15 +123,23 @@ def emptied(path: Path) -> None:
     (path / "summary.json").write_text("{}")
 
 
-@pytest.mark.parametrize(("change", "name"), [(dropped, "devices.parquet"), (emptied, "summary.json")])
+@pytest.mark.parametrize(
+    ("change", "name"), [(dropped, "devices.parquet"), (emptied, "summary.json")]
+)
 def test_a_changed_file_that_no_reader_makes_sense_of_is_named(
-    change: Callable[[Path], None], name: str, copied: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Path], None],
+    name: str,
+    copied: RunFolder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     change(copied.path)
     refused = 0
     for verb, *words in VERBS:
-        called, words = (draw, ["run", *words]) if verb == "analysis" else (main, [verb, "run", *words])
+        called, words = (
+            (draw, ["run", *words]) if verb == "analysis" else (main, [verb, "run", *words])
+        )
         told = CliRunner().invoke(called, words)
         assert told.exit_code in (0, 2), told.output
         assert told.exit_code == 0 or name in told.output
@@ -128,8 +158,12 @@ def test_a_model_that_is_a_pipe_is_not_waited_for(copied: RunFolder) -> None:
 
 
 @pytest.mark.parametrize("learning", ["on", "off"])
-def test_tables_are_those_of_the_run_up_to_then(small: dict[str, Any], tmp_path: Path, learning: str) -> None:
-    """Read after every round, and a report and a loaded run of it; in the end all is as if nobody had looked."""
+def test_tables_are_those_of_the_run_up_to_then(
+    small: dict[str, Any], tmp_path: Path, learning: str
+) -> None:
+    """Read after every round, and a report and a loaded run of it; in the end all is as if
+    nobody had looked.
+    """
     small |= {"learning": learning, "energy": {"preset": "smartphone-wifi"}}
     seen: list[tuple[dict[str, Any], list[dict[str, Any]], int]] = []
 
@@ -171,22 +205,29 @@ ODD_NUMBERS = [float("nan"), 1e300, -1e300, float("inf")]
 
 @pytest.mark.parametrize("odd", ODD_NUMBERS)
 @pytest.mark.parametrize(
-    ("table", "column"), [("events", "time"), ("transfers", "start"), ("transfers", "bytes"), ("rounds", "time")]
+    ("table", "column"),
+    [("events", "time"), ("transfers", "start"), ("transfers", "bytes"), ("rounds", "time")],
 )
-def test_times_and_sizes_that_no_run_writes_are_refused(tiny_run: Path, table: str, column: str, odd: float) -> None:
+def test_times_and_sizes_that_no_run_writes_are_refused(
+    tiny_run: Path, table: str, column: str, odd: float
+) -> None:
     path = tiny_run / f"{table}.parquet"
     content = pq.read_table(path)
     cells = content.column(column).to_pylist()
     place = content.column_names.index(column)
     field = content.field(place)
     pq.write_table(content.set_column(place, field, pa.array([*cells[:-1], odd], field.type)), path)
-    with pytest.raises(RunFolderError, match=f"{table}.parquet .* damaged: its column {column} holds"):
+    with pytest.raises(
+        RunFolderError, match=f"{table}.parquet .* damaged: its column {column} holds"
+    ):
         RunFolder(tiny_run).table(path.name)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "9" * 5000])
 def test_a_summary_with_numbers_that_are_none_is_refused(tiny_run: Path, number: str) -> None:
     summary = (tiny_run / "summary.json").read_text()
-    (tiny_run / "summary.json").write_text(summary.replace('"simulated_s": ', f'"simulated_s": {number}, "was": ', 1))
+    (tiny_run / "summary.json").write_text(
+        summary.replace('"simulated_s": ', f'"simulated_s": {number}, "was": ', 1)
+    )
     with pytest.raises(RunFolderError, match=r"summary\.json of .* is missing or damaged"):
         _ = RunFolder(tiny_run).summary

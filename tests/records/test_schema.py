@@ -1,4 +1,6 @@
-"""Records as rows and as what is fingerprinted, columns as those of ``pyarrow``, and tables that grow in parts."""
+"""Records as rows and as what is fingerprinted, columns as those of ``pyarrow``, and tables that
+grow in parts.
+"""
 
 import hashlib
 from pathlib import Path
@@ -22,16 +24,40 @@ from fedsim.world.task import Payload
 @pytest.mark.parametrize(
     ("kind", "fields", "row"),
     [
-        ("task-start", {"device": 3, "round": 0, "group": None, "task": 7}, (3, 0, None, 7, None, None, None)),
+        (
+            "task-start",
+            {"device": 3, "round": 0, "group": None, "task": 7},
+            (3, 0, None, 7, None, None, None),
+        ),
         (
             "step-end",
-            {"outcome": "done", "task": 7, "payloads": (Payload('a"b', 8), Payload("id", 4.0)), "bytes": 9.0, "step": "upload"},
-            (None, None, None, 7, "upload", "done", '{"bytes":9.0,"payloads":[["a\\"b",8],["id",4.0]]}'),
+            {
+                "outcome": "done",
+                "task": 7,
+                "payloads": (Payload('a"b', 8), Payload("id", 4.0)),
+                "bytes": 9.0,
+                "step": "upload",
+            },
+            (
+                None,
+                None,
+                None,
+                7,
+                "upload",
+                "done",
+                '{"bytes":9.0,"payloads":[["a\\"b",8],["id",4.0]]}',
+            ),
         ),
-        ("aggregate", {"tasks": [7], "group": 1}, (None, None, 1, None, None, None, '{"tasks":[7]}')),
+        (
+            "aggregate",
+            {"tasks": [7], "group": 1},
+            (None, None, 1, None, None, None, '{"tasks":[7]}'),
+        ),
     ],
 )
-def test_a_field_without_a_column_stands_in_the_data(kind: str, fields: dict[str, Any], row: tuple[Any, ...]) -> None:
+def test_a_field_without_a_column_stands_in_the_data(
+    kind: str, fields: dict[str, Any], row: tuple[Any, ...]
+) -> None:
     kept = dict(fields)
     assert event_row(Record(1.5, kind, fields)) == (1.5, kind, *row)
     assert fields == kept
@@ -39,7 +65,8 @@ def test_a_field_without_a_column_stands_in_the_data(kind: str, fields: dict[str
 
 def test_the_chain_is_over_the_rows_as_python_writes_them_wherever_it_was_saved() -> None:
     rows: list[EventRow] = [
-        (number / 3, "it's é", None, number, None, None, '"', None, "{}" if number else None) for number in range(4)
+        (number / 3, "it's é", None, number, None, None, '"', None, "{}" if number else None)
+        for number in range(4)
     ]
     state = b""
     for row in rows:
@@ -80,13 +107,22 @@ def test_a_number_that_is_too_large_for_its_column_is_refused() -> None:
         column([2**40, None], pa.int32())
 
 
-SCHEMA = pa.schema([("time", pa.float64()), ("kind", pa.dictionary(pa.int16(), pa.string())), ("data", pa.string())])
+SCHEMA = pa.schema(
+    [
+        ("time", pa.float64()),
+        ("kind", pa.dictionary(pa.int16(), pa.string())),
+        ("data", pa.string()),
+    ]
+)
 Row = tuple[Any, ...]
 
 
 def rows(count: int) -> list[Row]:
     """Rows whose names change on the way: a group of rows has some that another has not."""
-    return [(number / 3, None if number % 7 == 0 else f"kind {number // 10 % 13}", f"{{{number}}}") for number in range(count)]
+    return [
+        (number / 3, None if number % 7 == 0 else f"kind {number // 10 % 13}", f"{{{number}}}")
+        for number in range(count)
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -139,7 +175,9 @@ def test_it_goes_on_after_some_parts_and_forgets_the_rest(tmp_path: Path) -> Non
     again.extend([content[0]])  # what it held is forgotten too
     again.adopt(parts)
     again.copy_to(tmp_path / "copy")
-    assert [tuple(row.values()) for row in pq.read_table(tmp_path / "copy").to_pylist()] == content[:70]
+    assert [tuple(row.values()) for row in pq.read_table(tmp_path / "copy").to_pylist()] == content[
+        :70
+    ]
     again.extend(content[70:])
     again.copy_to(tmp_path / "t.parquet")
     assert (tmp_path / "t.parquet").read_bytes() == whole

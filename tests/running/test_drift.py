@@ -24,13 +24,18 @@ def swapping(at: Sections, probability: float = 1.0, **others: Any) -> Sections:
     return {"kind": "swap-all", "probability": probability, "at": at} | others
 
 
-def drifting(drift: Sections, rounds: int = 6, strategy: Sections = FEDAVG, devices: int = 10, **others: Any) -> Sections:
+def drifting(
+    drift: Sections, rounds: int = 6, strategy: Sections = FEDAVG, devices: int = 10, **others: Any
+) -> Sections:
     return world(PAIRED, devices, strategy, rounds, drift=drift, **others)
 
 
 def shifts(run: RunFolder) -> list[tuple[float, int, int]]:
     """(time, device, occasion) of every shift."""
-    return [(event["time"], event["device"], event["data"]["occasion"]) for event in of_kind(run, "shift")]
+    return [
+        (event["time"], event["device"], event["data"]["occasion"])
+        for event in of_kind(run, "shift")
+    ]
 
 
 class HeardClient(SynchronousClient[FedAvgParams]):
@@ -39,7 +44,9 @@ class HeardClient(SynchronousClient[FedAvgParams]):
 
 
 class Heard(FedAvg):
-    """FedAvg that writes down whose shifts it hears of, and what such a device then knows of its labels."""
+    """FedAvg that writes down whose shifts it hears of, and what such a device then knows of its
+    labels.
+    """
 
     Client = HeardClient
 
@@ -50,9 +57,15 @@ class Heard(FedAvg):
 class TestSchedules:
     @pytest.mark.parametrize(
         ("at", "expected"),
-        [({"rounds": [0, 3, 5]}, [0, 3, 5]), ({"every_rounds": 2}, [0, 2, 4]), ({"every_rounds": 1}, list(range(6)))],
+        [
+            ({"rounds": [0, 3, 5]}, [0, 3, 5]),
+            ({"every_rounds": 2}, [0, 2, 4]),
+            ({"every_rounds": 1}, list(range(6))),
+        ],
     )
-    def test_at_rounds_before_anybody_is_asked_in_them(self, tmp_path: Path, at: Sections, expected: list[int]) -> None:
+    def test_at_rounds_before_anybody_is_asked_in_them(
+        self, tmp_path: Path, at: Sections, expected: list[int]
+    ) -> None:
         run = ran(drifting(swapping(at)), tmp_path / "run")
         started, found, asked = -1, {}, set()
         for event in run.events:
@@ -65,25 +78,44 @@ class TestSchedules:
                 assert started + 1 not in asked
         assert found == dict(enumerate(expected))
         assert len(shifts(run)) == 10 * len(expected)
-        exchanged = {(event["data"]["occasion"], event["device"], event["data"]["partner"]) for event in of_kind(run, "shift")}
+        exchanged = {
+            (event["data"]["occasion"], event["device"], event["data"]["partner"])
+            for event in of_kind(run, "shift")
+        }
         assert exchanged == {(occasion, partner, device) for occasion, device, partner in exchanged}
 
     @pytest.mark.parametrize(
-        ("at", "expected"), [({"times": ["0 s", "250 ms", "1 s"]}, [0.0, 0.25, 1.0]), ({"every": "500 ms"}, [0.5, 1.0, 1.5])]
+        ("at", "expected"),
+        [
+            ({"times": ["0 s", "250 ms", "1 s"]}, [0.0, 0.25, 1.0]),
+            ({"every": "500 ms"}, [0.5, 1.0, 1.5]),
+        ],
     )
-    def test_at_times_wherever_a_round_may_be(self, tmp_path: Path, at: Sections, expected: list[float]) -> None:
-        sections = drifting(swapping(at), learning="off", rounds=1000) | {"stop": {"simulated_time": "1800 ms"}}
+    def test_at_times_wherever_a_round_may_be(
+        self, tmp_path: Path, at: Sections, expected: list[float]
+    ) -> None:
+        sections = drifting(swapping(at), learning="off", rounds=1000) | {
+            "stop": {"simulated_time": "1800 ms"}
+        }
         run = ran(sections, tmp_path / "run")
-        assert sorted({(occasion, time) for time, _, occasion in shifts(run)}) == list(enumerate(expected))
+        assert sorted({(occasion, time) for time, _, occasion in shifts(run)}) == list(
+            enumerate(expected)
+        )
         assert len(shifts(run)) == 30
 
     def test_a_round_that_waits_for_clients_shifts_once(self, tmp_path: Path) -> None:
-        """The round begins when somebody can be asked, however often it was looked for clients before."""
+        """The round begins when somebody can be asked, however often it was looked for clients
+        before.
+        """
         population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "60 s"}}
         strategy = FEDAVG | {"retry": "1 s"}
-        sections = drifting(swapping({"every_rounds": 1}), 12, strategy, population=population, learning="off")
+        sections = drifting(
+            swapping({"every_rounds": 1}), 12, strategy, population=population, learning="off"
+        )
         run = ran(sections, tmp_path / "run")
-        assert [occasion for _, _, occasion in shifts(run)] == [occasion for occasion in range(12) for _ in range(10)]
+        assert [occasion for _, _, occasion in shifts(run)] == [
+            occasion for occasion in range(12) for _ in range(10)
+        ]
 
     def test_without_rounds_a_version_is_one(self, tmp_path: Path) -> None:
         strategy = {"kind": "fedbuff", "concurrency": 6, "buffer": 3}
@@ -106,7 +138,11 @@ class TestWho:
     def test_of_those_who_are_there(self, tmp_path: Path) -> None:
         population = {
             "arrivals": {"kind": "schedule", "times": ["1 s", "1 s"], "devices": [2, 6]},
-            "departures": {"kind": "schedule", "times": ["1 s", "1 s", "1 s"], "devices": [1, 5, 9]},
+            "departures": {
+                "kind": "schedule",
+                "times": ["1 s", "1 s", "1 s"],
+                "devices": [1, 5, 9],
+            },
         }
         drift = swapping({"times": ["500 ms", "1500 ms"]})
         run = ran(drifting(drift, 20, population=population), tmp_path / "run")
@@ -122,39 +158,64 @@ class TestWhatItDoes:
         run = ran(drifting(drift, 4), tmp_path / "run")
         full = ran(drifting(drift, 4) | {"drift": None}, tmp_path / "full")
         assert all("partner" not in event["data"] for event in of_kind(run, "shift"))
-        assert [row["samples"] for row in run.devices] == [row["samples"] // 2 for row in full.devices]
-        assert [row["test_samples"] for row in run.devices] == [row["test_samples"] for row in full.devices]
+        assert [row["samples"] for row in run.devices] == [
+            row["samples"] // 2 for row in full.devices
+        ]
+        assert [row["test_samples"] for row in run.devices] == [
+            row["test_samples"] for row in full.devices
+        ]
         length = {event["round"]: event["time"] for event in of_kind(run, "round-start")}
         whole = {event["round"]: event["time"] for event in of_kind(full, "round-start")}
         assert length[1] - length[0] == pytest.approx((whole[1] - whole[0]) / 4, rel=0.05)
         assert length[3] - length[2] == pytest.approx((whole[3] - whole[2]) / 2, rel=0.05)
 
     def test_devices_are_tested_on_what_they_hold_now(self, tmp_path: Path) -> None:
-        """All labels change in round 3. A model that learns nothing is as good as before in all other rounds."""
+        """All labels change in round 3.
+
+        A model that learns nothing is as good as before in all other rounds.
+        """
         drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [3]}}
-        still = ran(world(PAIRED, 10, FEDAVG, 5, drift=drift, training={"lr": 1e-12}), tmp_path / "still")
+        still = ran(
+            world(PAIRED, 10, FEDAVG, 5, drift=drift, training={"lr": 1e-12}), tmp_path / "still"
+        )
         accuracies = [row["accuracy"] for row in still.rounds]
         assert accuracies[0] == accuracies[1] == accuracies[2] != accuracies[3] == accuracies[4]
-        own = ran(world(PAIRED, 10, {"kind": "local", "local_epochs": 20}, 5, drift=drift), tmp_path / "own")
-        assert min(own.rounds[2]["accuracy"], own.rounds[4]["accuracy"]) > 0.9  # they have learnt the new labels
+        own = ran(
+            world(PAIRED, 10, {"kind": "local", "local_epochs": 20}, 5, drift=drift),
+            tmp_path / "own",
+        )
+        # they have learnt the new labels
+        assert min(own.rounds[2]["accuracy"], own.rounds[4]["accuracy"]) > 0.9
 
-    def test_who_trains_when_the_shift_comes_goes_on_and_who_downloads_trains_on_what_it_then_holds(self) -> None:
-        """The shift comes after 0.05 s. An epoch takes everybody about 0.14 s; over the slow link a download takes 0.1 s."""
-        slow: Sections = {"network": {"kind": "star", "device": {"down": "26 kB/s", "up": "1 MB/s"}}}
+    def test_who_trains_when_the_shift_comes_goes_on_and_who_downloads_trains_on_what_it_then_holds(
+        self,
+    ) -> None:
+        """The shift comes after 0.05 s.
+
+        An epoch takes everybody about 0.14 s; over the slow link a download takes 0.1 s.
+        """
+        slow: Sections = {
+            "network": {"kind": "star", "device": {"down": "26 kB/s", "up": "1 MB/s"}}
+        }
         models = []
         for network in ({}, slow):
             none, first, later = (
-                drifting(swapping({"times": [time]}), 1, **network) | ({"drift": None} if time == "9 h" else {})
+                drifting(swapping({"times": [time]}), 1, **network)
+                | ({"drift": None} if time == "9 h" else {})
                 for time in ("9 h", "0 s", "50 ms")
             )
             runs = [played(sections)[0] for sections in (none, first, later)]
-            models.append([weights(run, [run.strategy.state["model"]])[0].tobytes() for run in runs])
+            models.append(
+                [weights(run, [run.strategy.state["model"]])[0].tobytes() for run in runs]
+            )
         (none, first, later), (slow_none, slow_first, slow_later) = models
         assert none == later != first
         assert slow_later == slow_first != slow_none
 
     def test_a_rule_that_does_not_go_with_the_data_is_refused_before_anything_happens(self) -> None:
-        sections = world(ROTATED, 8, FEDAVG, 2, drift={"kind": "swap-part", "at": {"every_rounds": 1}})
+        sections = world(
+            ROTATED, 8, FEDAVG, 2, drift={"kind": "swap-part", "at": {"every_rounds": 1}}
+        )
         with pytest.raises(fedsim.ScenarioError, match=r"drift\.kind is 'swap-part'"):
             Simulation(fedsim.Scenario(**sections))
 
@@ -173,24 +234,42 @@ class TestWhatItDoes:
 
 
 class TestWhoHears:
-    def test_those_who_are_there_hear_of_it_at_once_before_the_round_asks_them(self, tmp_path: Path) -> None:
+    def test_those_who_are_there_hear_of_it_at_once_before_the_round_asks_them(
+        self, tmp_path: Path
+    ) -> None:
         run = ran(drifting(swapping({"rounds": [1]}), 3, FEDAVG | HEARD), tmp_path / "run")
         kinds = [(event["kind"], event["round"]) for event in run.events]
-        first, last = kinds.index(("shift", None)), len(kinds) - 1 - kinds[::-1].index(("heard", None))
+        first, last = (
+            kinds.index(("shift", None)),
+            len(kinds) - 1 - kinds[::-1].index(("heard", None)),
+        )
         assert kinds[first:last] == [("shift", None)] * 10 + [("heard", None)] * 9
         assert kinds[last + 1][0] == "round-start"
-        assert [event["device"] for event in of_kind(run, "heard")] == [device for _, device, _ in shifts(run)]
+        assert [event["device"] for event in of_kind(run, "heard")] == [
+            device for _, device, _ in shifts(run)
+        ]
         for event in of_kind(run, "heard"):
             place = event["device"] % 5
-            assert sum(event["data"]["first"][2 * place : 2 * place + 2]) == sum(event["data"]["first"])
+            assert sum(event["data"]["first"][2 * place : 2 * place + 2]) == sum(
+                event["data"]["first"]
+            )
 
-    def test_who_is_away_hears_of_it_when_it_is_back_and_who_never_comes_back_never(self, tmp_path: Path) -> None:
+    def test_who_is_away_hears_of_it_when_it_is_back_and_who_never_comes_back_never(
+        self, tmp_path: Path
+    ) -> None:
         population = {
             "availability": {"kind": "renewal", "mean_on": "2 s", "mean_off": "2 s"},
             "departures": {"kind": "schedule", "times": ["4100 ms"] * 3, "devices": [0, 1, 2]},
         }
         strategy = FEDAVG | HEARD | {"retry": "1 s"}
-        sections = drifting(swapping({"times": ["4 s"]}), 1000, strategy, population=population, devices=40, learning="off")
+        sections = drifting(
+            swapping({"times": ["4 s"]}),
+            1000,
+            strategy,
+            population=population,
+            devices=40,
+            learning="off",
+        )
         run = ran(sections | {"stop": {"simulated_time": "20 s"}}, tmp_path / "run")
         built: Run = Simulation(fedsim.Scenario(**sections)).installed
         expected = {device: built.tasks.next_on(device, 4.0) for device in range(40)}
@@ -216,7 +295,9 @@ def test_impossible_schedules_are_refused(at: Sections, says: str) -> None:
 
 
 def test_sizes_without_data_cannot_shift() -> None:
-    sections = drifting(swapping({"rounds": [1]}), learning="off", population={"samples": {"low": 1, "high": 9}})
+    sections = drifting(
+        swapping({"rounds": [1]}), learning="off", population={"samples": {"low": 1, "high": 9}}
+    )
     with pytest.raises(fedsim.ScenarioError, match=r"nothing for \[drift\] to change"):
         fedsim.Scenario(**sections)
 

@@ -45,7 +45,9 @@ def played(sections: Sections) -> tuple[Run, list[Record]]:
 
 def weights(run: Run, models: Sequence[Any] | None = None) -> list[Weights]:
     """The values of models, by default those of the strategy's groups."""
-    return asyncio.run(run.learner.values(run.strategy.state["models"] if models is None else models))
+    return asyncio.run(
+        run.learner.values(run.strategy.state["models"] if models is None else models)
+    )
 
 
 def model_of(run: Run) -> Weights:
@@ -59,7 +61,9 @@ def model_after(sections: Sections) -> Weights:
 
 
 def all_after(sections: Sections) -> tuple[Weights, Weights]:
-    """The global model at the end of a run, [d], and those of the devices that have one of their own, [devices, d]."""
+    """The global model at the end of a run, [d], and those of the devices that have one of their
+    own, [devices, d].
+    """
     run, _ = played(sections)
     own = run.strategy.state["own"]
     return model_of(run), np.array(weights(run, [own[device] for device in sorted(own)]))
@@ -86,7 +90,10 @@ def trainings(run: RunFolder) -> list[dict[str, Any]]:
 
 def ends_of(run: RunFolder) -> list[str]:
     """The outcome of each device's only task, by device."""
-    return [event["outcome"] for event in sorted(of_kind(run, "task-end"), key=lambda event: event["device"])]
+    return [
+        event["outcome"]
+        for event in sorted(of_kind(run, "task-end"), key=lambda event: event["device"])
+    ]
 
 
 def moved(run: RunFolder) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""FlexCFL and FedGroup against known answers: group and client cold start, rounds, groups' influence on each other."""
+"""FlexCFL and FedGroup against known answers: group and client cold start, rounds, groups'
+influence on each other.
+"""
 
 import asyncio
 import math
@@ -48,21 +50,31 @@ FULL = {"batch_size": 10_000}  # every step on all samples: no order of batches
 
 
 def flexcfl(groups: int, clients: int, **others: Any) -> Sections:
-    return {"kind": "flexcfl", "groups": groups, "clients_per_round": clients, "local_epochs": 2} | others
+    return {
+        "kind": "flexcfl",
+        "groups": groups,
+        "clients_per_round": clients,
+        "local_epochs": 2,
+    } | others
 
 
 def pretrained(sections: Sections) -> list[Weights]:
     """What every device makes of the initial model in 50 steps in its first task."""
     run = made(sections)
     start, devices = run.learner.initial(), sections["population"]["devices"]
-    return weights(run, [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)])
+    return weights(
+        run,
+        [run.learner.train(Training(start, steps=50), device, key=0) for device in range(devices)],
+    )
 
 
 class TestClustering:
     """What makes the groups."""
 
     @pytest.mark.parametrize("measure", ["edc", "madc"])
-    def test_the_groups_of_rotated_and_of_paired_digits_are_found(self, tmp_path: Path, measure: str) -> None:
+    def test_the_groups_of_rotated_and_of_paired_digits_are_found(
+        self, tmp_path: Path, measure: str
+    ) -> None:
         for number, (data, kinds) in enumerate([(ROTATED, 4), (PAIRED, 5)]):
             strategy = flexcfl(kinds, 5, measure=measure)
             run = ran(world(data, 6 * kinds, strategy, 2), tmp_path / str(number))
@@ -75,7 +87,9 @@ class TestClustering:
         trained = np.array(pretrained(sections), dtype=np.float64)
         for group, direction in enumerate(weights(run, run.strategy.state["directions"])):
             members = np.array(made["devices"])[np.array(made["groups"]) == group]
-            assert direction == pytest.approx(trained[members].mean(axis=0) - initial_weights(sections), abs=1e-6)
+            assert direction == pytest.approx(
+                trained[members].mean(axis=0) - initial_weights(sections), abs=1e-6
+            )
 
 
 class TestTheGroupColdStart:
@@ -84,7 +98,10 @@ class TestTheGroupColdStart:
     def without(self, folder: Path, *away: int, **strategy: Any) -> RunFolder:
         """Pre-training takes half a second; some leave before."""
         leaves = {"kind": "schedule", "times": ["300 ms"] * len(away), "devices": list(away)}
-        return ran(world(PAIRED, 20, flexcfl(5, 4, **strategy), 3, population={"departures": leaves}), folder)
+        return ran(
+            world(PAIRED, 20, flexcfl(5, 4, **strategy), 3, population={"departures": leaves}),
+            folder,
+        )
 
     def test_groups_are_made_from_those_who_came_back(self, tmp_path: Path) -> None:
         run = self.without(tmp_path / "run", 0, 6, 13)
@@ -93,7 +110,9 @@ class TestTheGroupColdStart:
         assert run.rounds[-1]["ari"] == 1.0
 
     def test_with_fewer_than_groups_it_is_repeated(self, tmp_path: Path) -> None:
-        """Five are asked for five groups and one leaves: four are too few, so five of the others are asked again."""
+        """Five are asked for five groups and one leaves: four are too few, so five of the others
+        are asked again.
+        """
         run = self.without(tmp_path / "run", *range(0, 20, 2), moment={"devices": 1}, retry="2 s")
         asked = [event for event in of_kind(run, "task-start") if event["round"] is None]
         assert len({event["time"] for event in asked}) == 2
@@ -103,35 +122,56 @@ class TestTheGroupColdStart:
 
     def test_when_too_few_will_ever_be_there_the_run_ends_and_says_so(self, tmp_path: Path) -> None:
         summary = self.without(tmp_path / "run", *range(16)).summary
-        assert (summary["rounds"], summary["stopped"]) == (0, "fewer than 5 devices will ever be there again")
+        assert (summary["rounds"], summary["stopped"]) == (
+            0,
+            "fewer than 5 devices will ever be there again",
+        )
 
     def test_updates_that_are_not_finite_are_left_out(self, tmp_path: Path) -> None:
         draw = np.random.default_rng(1)
-        shards = [(draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1]) for device in range(6)]
-        run = ran(world(file_data(tmp_path / "data", shards), 6, flexcfl(2, 2), 3), tmp_path / "run")
+        shards = [
+            (draw.normal(size=(6, 4)) * (1e30 if device == 3 else 1.0), [0, 1, 0, 1, 0, 1])
+            for device in range(6)
+        ]
+        run = ran(
+            world(file_data(tmp_path / "data", shards), 6, flexcfl(2, 2), 3), tmp_path / "run"
+        )
         (event,) = of_kind(run, "clustering")
         assert sorted(event["data"]["devices"]) == [0, 1, 2, 4, 5]
-        with pytest.raises(fedsim.SimulationError, match=r"6 devices gave 5 finite updates, fewer than the 6 groups .*\.lr"):
-            fedsim.run(fedsim.Scenario(**world(file_data(tmp_path / "data", shards), 6, flexcfl(6, 2), 3)))
+        with pytest.raises(
+            fedsim.SimulationError,
+            match=r"6 devices gave 5 finite updates, fewer than the 6 groups .*\.lr",
+        ):
+            fedsim.run(
+                fedsim.Scenario(**world(file_data(tmp_path / "data", shards), 6, flexcfl(6, 2), 3))
+            )
 
 
 class TestNewcomers:
     def test_who_moves_like_a_group_joins_it(self, tmp_path: Path) -> None:
-        """Groups of one device each; the others hold the same data as one of them, so their updates are its direction."""
+        """Groups of one device each; the others hold the same data as one of them, so their
+        updates are its direction.
+        """
         draw = np.random.default_rng(5)
         kinds = [(draw.normal(size=(12, 4)), draw.integers(0, 3, 12)) for _ in range(3)]
         kinds = [(x, np.concatenate([[0, 1, 2], y[3:]])) for x, y in kinds]
         data = file_data(tmp_path / "data", [kinds[device % 3] for device in range(12)])
         times = [f"{1000 + 200 * number} ms" for number in range(9)]
-        population = {"arrivals": {"kind": "schedule", "times": times, "devices": list(range(3, 12))}}
+        population = {
+            "arrivals": {"kind": "schedule", "times": times, "devices": list(range(3, 12))}
+        }
         strategy = flexcfl(3, 3, clusterer="random")
-        run = ran(world(data, 12, strategy, 180, population=population, training=FULL), tmp_path / "run")
+        run = ran(
+            world(data, 12, strategy, 180, population=population, training=FULL), tmp_path / "run"
+        )
         found = groups_of(run)
         assert sorted(found[:3]) == [0, 1, 2]  # type: ignore[type-var]
         assert found == [found[device % 3] for device in range(12)]
         assert len(moves(run, "cold-start")) == 9
 
-    def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(self, tmp_path: Path) -> None:
+    def test_random_groups_for_newcomers_where_there_are_none_is_flexcfl(
+        self, tmp_path: Path
+    ) -> None:
         """alpha m = n: RAC is undefined in the paper's Table III for this very reason."""
         runs = []
         for newcomers in ("arrival", "random"):
@@ -141,7 +181,10 @@ class TestNewcomers:
         assert moved(runs[1]).keys() == {"model", "update", "pre-training"}
 
     def test_random_groups_for_newcomers_spread_them(self, tmp_path: Path) -> None:
-        run = ran(world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5), tmp_path / "run")
+        run = ran(
+            world(PAIRED, 60, flexcfl(5, 12, moment={"devices": 2, "newcomers": "random"}), 5),
+            tmp_path / "run",
+        )
         assert {event["group"] for event in moves(run, "cold-start")} == set(range(5))
         assert run.rounds[-1]["ari"] < 0.3
 
@@ -150,19 +193,33 @@ class TestNewcomers:
         for newcomers in ("arrival", "selection"):
             strategy = flexcfl(5, 2, moment={"newcomers": newcomers})
             run = ran(world(PAIRED, 20, strategy, 40, population=population), tmp_path / newcomers)
-            tasks = {event["task"]: event["round"] for event in of_kind(run, "task-start") if event["device"] in (4, 7)}
+            tasks = {
+                event["task"]: event["round"]
+                for event in of_kind(run, "task-start")
+                if event["device"] in (4, 7)
+            }
             asides = [task for task, number in tasks.items() if number is None]
             assert len(asides) == (2 if newcomers == "arrival" else 0)
             assert groups_of(run)[4] is not None
 
     def test_epochs_after_a_cold_start(self, tmp_path: Path) -> None:
         for source, first in (("published-code", 3), ("paper", 2)):
-            strategy = flexcfl(5, 4, local_epochs=3, moment={"devices": 1, "steps": 50}) | {"as": source}
+            strategy = flexcfl(5, 4, local_epochs=3, moment={"devices": 1, "steps": 50}) | {
+                "as": source
+            }
             run = ran(world(PAIRED, 20, strategy, 60), tmp_path / source)
-            continued = {event["task"] for event in of_kind(run, "task-start") if "continues" in event["data"]}
+            continued = {
+                event["task"]
+                for event in of_kind(run, "task-start")
+                if "continues" in event["data"]
+            }
             assert len(continued) == 15
             for event in of_kind(run, "step-end"):
-                if event["step"] == "train" and event["round"] is not None and event["data"]["asked"] > 1:
+                if (
+                    event["step"] == "train"
+                    and event["round"] is not None
+                    and event["data"]["asked"] > 1
+                ):
                     assert event["data"]["asked"] == (first if event["task"] in continued else 3)
 
 
@@ -170,7 +227,9 @@ class TestNewcomers:
 def test_one_group_is_fedavg_from_the_mean_of_what_was_pretrained(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha: int
 ) -> None:
-    """With the same cohorts; devices without a group are pre-trained on the way, and no round is lost by it."""
+    """With the same cohorts; devices without a group are pre-trained on the way, and no round is
+    lost by it.
+    """
     monkeypatch.setattr(FlexCFLParams, "sweeps", False)
     data = opposite_groups(tmp_path, [5, 12, 30, 8, 21, 9])
     sections = world(data, 6, flexcfl(1, 3, moment={"devices": alpha}), 6, training=FULL)
@@ -201,18 +260,28 @@ class TestBetweenGroups:
     def test_two_groups(self, tmp_path: Path) -> None:
         """And a group without devices neither gives nor takes."""
         members = [0, 1, 0, -1]
-        assert self.mixed(tmp_path, members)[:2] == [pytest.approx([2.4, 0.8]), pytest.approx([0.75, 3.0])]
+        assert self.mixed(tmp_path, members)[:2] == [
+            pytest.approx([2.4, 0.8]),
+            pytest.approx([0.75, 3.0]),
+        ]
         literal = self.mixed(tmp_path, members, **{"as": "paper"})
         assert literal == [pytest.approx([3, 1]), pytest.approx([1, 4]), [100, 100]]
-        assert self.mixed(tmp_path, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]  # one alone is left as it is
+        # one alone is left as it is
+        assert self.mixed(tmp_path, [1, 1, -1, 1]) == [[3, 0], [0, 4], [100, 100]]
 
     @pytest.mark.parametrize("learning", ["on", "off"])
-    def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(self, tmp_path: Path, learning: str) -> None:
-        run = ran(world(PAIRED, 10, flexcfl(5, 4, eta_g=0.1), 6, learning=learning), tmp_path / "run")
+    def test_each_inhabited_group_sends_its_model_to_the_auxiliary_server(
+        self, tmp_path: Path, learning: str
+    ) -> None:
+        run = ran(
+            world(PAIRED, 10, flexcfl(5, 4, eta_g=0.1), 6, learning=learning), tmp_path / "run"
+        )
         sent = [row for row in run.transfers if row["sender"] is not None]
         assert len({*groups_of(run)} - {None}) == 5
         assert [row["sender"] for row in sent] == [f"group-{group}" for group in range(5)] * 6
-        assert {(row["receiver"], row["purpose"], row["bytes"]) for row in sent} == {("auxiliary", "group-exchange", 2600.0)}
+        assert {(row["receiver"], row["purpose"], row["bytes"]) for row in sent} == {
+            ("auxiliary", "group-exchange", 2600.0)
+        }
         assert {(row["direction"], row["device"]) for row in sent} == {("up", None)}
         assert all(row["start"] == row["end"] for row in sent)
 
@@ -221,10 +290,14 @@ class TestBetweenGroups:
 
 
 @pytest.mark.parametrize(("other", "seen"), [(40, False), (39, True), (60, False), (61, True)])
-def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(tmp_path: Path, other: int, seen: bool) -> None:
-    """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange their data: tau = 10.
+def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(
+    tmp_path: Path, other: int, seen: bool
+) -> None:
+    """Two devices with 50 samples of each of two classes, and (other, 100 - other), exchange
+    their data: tau = 10.
 
-    There and back: both shifts are seen. Without a migration the reference stays, and coming back is no shift.
+    There and back: both shifts are seen. Without a migration the reference stays, and coming
+    back is no shift.
     """
     draw = np.random.default_rng(1)
     labels = [[0] * zeros + [1] * (100 - zeros) for zeros in (50, other)]
@@ -236,15 +309,21 @@ def test_a_shift_is_seen_beyond_eq_9_and_is_the_next_reference(tmp_path: Path, o
         assert own == [{"distance": far, "threshold": 10.0, "fired": fires} for far, fires in found]
 
 
-def test_the_sorted_distance_is_scipys_of_the_counts_as_samples_and_does_not_see_labels_that_change_places() -> None:
+def test_the_sorted_distance_is_scipys_of_the_counts_as_samples_and_does_not_see_labels_that_change_places() -> (
+    None
+):
     from scipy.stats import wasserstein_distance
 
     draw = np.random.default_rng(1)
     for _ in range(20):
         one, other = draw.integers(0, 40, (2, 10))
-        assert distance(one, other, "sorted_counts") == pytest.approx(wasserstein_distance(one, other))
+        assert distance(one, other, "sorted_counts") == pytest.approx(
+            wasserstein_distance(one, other)
+        )
     before = np.array([50, 50, *[0] * 8])
-    assert [distance(before[::-1], before, metric) for metric in ("aligned_l1", "sorted_counts")] == [20, 0]
+    assert [
+        distance(before[::-1], before, metric) for metric in ("aligned_l1", "sorted_counts")
+    ] == [20, 0]
     assert distance(before, before, "oracle") == math.inf
 
 
@@ -256,7 +335,9 @@ class TestAfterASwap:
         run = ran(world(PAIRED, 20, flexcfl(5, 5) | {"kind": kind}, 8, **swap(rounds=[4])), folder)
         partners = {event["device"]: event["data"]["partner"] for event in of_kind(run, "shift")}
         assert len(partners) == 20
-        return run, [(one, other) for one, other in partners.items() if one < other and (one - other) % 5]
+        return run, [
+            (one, other) for one, other in partners.items() if one < other and (one - other) % 5
+        ]
 
     def test_flexcfl_ends_with_them_exchanged(self, tmp_path: Path) -> None:
         run, crossed = self.swapped(tmp_path / "run", "flexcfl")
@@ -272,18 +353,32 @@ class TestAfterASwap:
         tests = of_kind(run, "shift-test")
         assert len(tests) == 20
         for event in tests:
-            assert event["data"]["fired"] == (event["data"]["distance"] > event["data"]["threshold"])
+            assert event["data"]["fired"] == (
+                event["data"]["distance"] > event["data"]["threshold"]
+            )
         fired = {event["device"] for event in tests if event["data"]["fired"]}
         assert fired >= {device for pair in crossed for device in pair}
         (at,) = {event["time"] for event in tests}
         ids = [row for row in run.transfers if row["purpose"] == "id" and row["start"] >= at]
         assert (len(ids), {row["bytes"] for row in ids}) == (len(fired), {4.0})
-        assert not [row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at]
+        assert not [
+            row for row in run.transfers if "directions" in row["purpose"] and row["start"] >= at
+        ]
 
     def test_all_members_of_a_group_may_migrate_away(self, tmp_path: Path) -> None:
         """The labels of all change places: who was of one group is of the other."""
-        drift = {"kind": "label-permutation", "probability": 1.0, "at": {"rounds": [4]}, "among": "selected"}
-        sections = world(opposite_groups(tmp_path / "data", [40] * 8), 8, flexcfl(2, 4, moment={"shift": "oracle"}), 8)
+        drift = {
+            "kind": "label-permutation",
+            "probability": 1.0,
+            "at": {"rounds": [4]},
+            "among": "selected",
+        }
+        sections = world(
+            opposite_groups(tmp_path / "data", [40] * 8),
+            8,
+            flexcfl(2, 4, moment={"shift": "oracle"}),
+            8,
+        )
         run = ran(sections | {"drift": drift}, tmp_path / "run")
         migrated = {event["device"]: event["group"] for event in moves(run, "migration")}
         assert migrated == {device: 1 - group for device, group in self.before(run).items()}
@@ -291,7 +386,11 @@ class TestAfterASwap:
     def before(self, run: RunFolder) -> dict[int, int]:
         """The group of each device before the shift."""
         (first,) = {event["time"] for event in of_kind(run, "shift")}
-        return {event["device"]: event["group"] for event in of_kind(run, "assign") if event["time"] < first}
+        return {
+            event["device"]: event["group"]
+            for event in of_kind(run, "assign")
+            if event["time"] < first
+        }
 
     def test_fedgroup_does_not(self, tmp_path: Path) -> None:
         run, crossed = self.swapped(tmp_path / "run", "fedgroup")
@@ -301,15 +400,25 @@ class TestAfterASwap:
 
 
 @given(
-    arrays(np.float64, st.tuples(st.integers(1, 5), st.just(3)), elements=st.floats(-100, 100).map(lambda x: round(x, 3))),
+    arrays(
+        np.float64,
+        st.tuples(st.integers(1, 5), st.just(3)),
+        elements=st.floats(-100, 100).map(lambda x: round(x, 3)),
+    ),
     st.floats(0, 10),
 )
-def test_normalised_models_never_grow_and_literal_ones_add_directions(models: np.ndarray, eta: float) -> None:
+def test_normalised_models_never_grow_and_literal_ones_add_directions(
+    models: np.ndarray, eta: float
+) -> None:
     norms = np.linalg.norm(models, axis=1)
-    new, literally = (inter_group_coefficients(norms, eta, literal=form) @ models for form in (False, True))
+    new, literally = (
+        inter_group_coefficients(norms, eta, literal=form) @ models for form in (False, True)
+    )
     assert (np.linalg.norm(new, axis=1) <= norms.max() * (1 + 1e-12)).all()
     for j in range(len(models)):
         others = [l for l in range(len(models)) if l != j and norms[l] > 0]  # noqa: E741
         literal = models[j] + eta * sum((models[l] / norms[l] for l in others), np.zeros(3))  # noqa: E741
         assert literally[j] == pytest.approx(literal, abs=1e-9)
-        assert new[j] * (1 + sum(eta / norms[l] for l in others)) == pytest.approx(literal, rel=1e-9, abs=1e-9)  # noqa: E741
+        assert new[j] * (1 + sum(eta / norms[k] for k in others)) == pytest.approx(
+            literal, rel=1e-9, abs=1e-9
+        )

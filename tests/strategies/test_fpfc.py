@@ -1,4 +1,6 @@
-"""FPFC against known answers: the proximal step, the rounds of its ADMM, and the groups that it finds."""
+"""FPFC against known answers: the proximal step, the rounds of its ADMM, and the groups that it
+finds.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,9 @@ def scad(t: Matrix, lam: float, a: float, xi: float) -> Matrix:
     return first + second + third
 
 
-@pytest.mark.parametrize(("lam", "rho", "a", "xi"), [(1.0, 1.0, 3.7, 1e-2), (0.5, 2.0, 2.5, 0.1), (2.0, 0.5, 4.0, 0.3)])
+@pytest.mark.parametrize(
+    ("lam", "rho", "a", "xi"), [(1.0, 1.0, 3.7, 1e-2), (0.5, 2.0, 2.5, 0.1), (2.0, 0.5, 4.0, 0.3)]
+)
 def test_the_proximal_step_by_brute_force(lam: float, rho: float, a: float, xi: float) -> None:
     grid = np.linspace(0, 2 * a * lam, 200_001)
     penalty = scad(grid, lam, a, xi)
@@ -46,7 +50,9 @@ RHO = 0.8
 
 def step_by_hand(w: dict[int, float], theta: Matrix, v: Matrix, cohort: list[int]) -> None:
     """A round of the ADMM with the devices of a cohort: new models, then new thetas and duals."""
-    anchors = {i: np.mean([w[j] + theta[i, j] - v[i, j] / RHO for j in w]) for i in cohort if i in w}
+    anchors = {
+        i: np.mean([w[j] + theta[i, j] - v[i, j] / RHO for j in w]) for i in cohort if i in w
+    }
     for i in cohort:
         x = w.get(i, 5.0)
         for _ in range(2):
@@ -77,7 +83,9 @@ def test_three_rounds_by_hand_with_two_of_the_devices_each(tmp_path: Path) -> No
 
 
 def test_it_finds_two_groups_and_the_optimum_of_each(tmp_path: Path) -> None:
-    """A pair is fused where lambda / m is above the force by which both pull apart; beyond a lambda nothing is drawn."""
+    """A pair is fused where lambda / m is above the force by which both pull apart; beyond a
+    lambda nothing is drawn.
+    """
     sections = pulled(tmp_path, {"lam": 1.0}, 40, 10)
     run = ran(sections, tmp_path / "run")
     assert groups_of(run) == [0, 0, 2, 2]
@@ -87,7 +95,9 @@ def test_it_finds_two_groups_and_the_optimum_of_each(tmp_path: Path) -> None:
 
 
 class TwoLayers(Centre):
-    """The loss of a sample (a, b) is ((v - a)^2 + (w - b)^2) / 2, with v in the first layer and w in the last."""
+    """The loss of a sample (a, b) is ((v - a)^2 + (w - b)^2) / 2, with v in the first layer and
+    w in the last.
+    """
 
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
@@ -99,18 +109,30 @@ class TwoLayers(Centre):
 
 
 @pytest.mark.parametrize(("layers", "groups"), [("all", [0, 1, 2, 3]), ("last", [0, 0, 2, 2])])
-def test_by_the_last_layer_alone_it_finds_what_whole_models_hide(tmp_path: Path, layers: str, groups: list[int]) -> None:
-    shards = [(np.repeat([[50.0 * at, center]], 10, axis=0), [0, 1] * 5) for at, center in enumerate(CENTERS)]
+def test_by_the_last_layer_alone_it_finds_what_whole_models_hide(
+    tmp_path: Path, layers: str, groups: list[int]
+) -> None:
+    shards = [
+        (np.repeat([[50.0 * at, center]], 10, axis=0), [0, 1] * 5)
+        for at, center in enumerate(CENTERS)
+    ]
     sections = curved(tmp_path, {"kind": "fpfc", "layers": layers}, 40, 10)
-    sections |= {"model": module(TwoLayers), "data": file_data(tmp_path, shards) | {"normalise": "none"}}
+    sections |= {
+        "model": module(TwoLayers),
+        "data": file_data(tmp_path, shards) | {"normalise": "none"},
+    }
     assert groups_of(ran(sections, tmp_path / "run")) == groups
 
 
 def test_the_step_of_a_pair_by_hand() -> None:
-    """The last layers are 3 apart: their difference shrinks to 2.588..., and the first by the same share."""
+    """The last layers are 3 apart: their difference shrinks to 2.588..., and the first by the
+    same share.
+    """
     models = [np.array([9.0, 3.0], np.float32), np.array([1.0, 0.0], np.float32)]
     share = shrunk(3.0, 1.0, 1.0, 3.7, 1e-4) / 3.0
-    assert fused(models, 1, 1.0, 1.0, 3.7, 1e-4) == pytest.approx([8 * share, 3 * share, 8 * (1 - share), 3 * (1 - share)])
+    assert fused(models, 1, 1.0, 1.0, 3.7, 1e-4) == pytest.approx(
+        [8 * share, 3 * share, 8 * (1 - share), 3 * (1 - share)]
+    )
 
 
 def test_without_a_penalty_it_is_local_training_towards_the_mean_of_all(tmp_path: Path) -> None:

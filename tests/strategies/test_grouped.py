@@ -1,4 +1,6 @@
-"""What strategies with groups have in common: the sweep, preparation beside and within rounds, and devices that vanish."""
+"""What strategies with groups have in common: the sweep, preparation beside and within rounds,
+and devices that vanish.
+"""
 
 from itertools import pairwise
 from pathlib import Path
@@ -50,7 +52,9 @@ def test_devices_are_asked_in_turn_until_each_was(tmp_path: Path, kind: str) -> 
 def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_path: Path) -> None:
     run = twenty(tmp_path, grouped("ifca-mig", moment={"shift": "oracle"}), 8, **swap(rounds=[6]))
     (at,) = {event["time"] for event in of_kind(run, "shift")}
-    prepared = [event for event in tasks(run) if event["time"] == at and event["round"] in (None, 6)]
+    prepared = [
+        event for event in tasks(run) if event["time"] == at and event["round"] in (None, 6)
+    ]
     within = {event["device"] for event in prepared if event["round"] == 6}
     beside = {event["device"] for event in prepared if event["round"] is None}
     assert (len(within), len(beside)) == (4, 16)
@@ -66,7 +70,12 @@ def test_of_the_cohort_happens_within_the_round_and_of_the_others_beside_it(tmp_
 def test_who_works_when_its_data_shift_is_prepared_when_it_is_through(tmp_path: Path) -> None:
     run = twenty(tmp_path, grouped("flexcfl", clients_per_round=20), 9, **swap(times=["1 s"]))
     fired = [event["device"] for event in of_kind(run, "shift-test") if event["data"]["fired"]]
-    busy = [event for device in fired for event in tasks(run, device) if event["time"] < 1 < event["end"]]
+    busy = [
+        event
+        for device in fired
+        for event in tasks(run, device)
+        if event["time"] < 1 < event["end"]
+    ]
     assert len(busy) > 10
     for event in busy:
         (after,) = (later for later in tasks(run, event["device"]) if later["time"] == event["end"])
@@ -75,19 +84,29 @@ def test_who_works_when_its_data_shift_is_prepared_when_it_is_through(tmp_path: 
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["beside the rounds", "in a round"])
-def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(tmp_path: Path, within: bool) -> None:
-    """Beside the rounds a pre-training of half a second is lost, and in a round the training in which the data shifted."""
+def test_who_is_lost_after_its_data_have_shifted_is_prepared_when_it_is_back(
+    tmp_path: Path, within: bool
+) -> None:
+    """Beside the rounds a pre-training of half a second is lost, and in a round the training in
+    which the data shifted.
+    """
     population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
     strategy = grouped("flexcfl", clients_per_round=2, moment={"shift": "oracle"}, retry="500 ms")
     strategy |= {"clients_per_round": 10, "local_epochs": 20} if within else {}
     at, rounds = (8, 12) if within else (6, 40)
-    sections = world(PAIRED, 20, strategy, rounds, population=population, seed=5, **swap(times=[f"{at} s"]))
+    sections = world(
+        PAIRED, 20, strategy, rounds, population=population, seed=5, **swap(times=[f"{at} s"])
+    )
     run = ran(sections, tmp_path / "run")
     built = made(sections)
     tested = {test["device"] for test in of_kind(run, "shift-test") if test["time"] == at}
     lost = [event for event in tasks(run) if event["outcome"] == "lost" and event["end"] > at]
     in_round = [event for event in lost if event["time"] < at and event["device"] in tested]
-    lost = in_round if within else [event for event in lost if event["round"] is None and event["time"] > at]
+    lost = (
+        in_round
+        if within
+        else [event for event in lost if event["round"] is None and event["time"] > at]
+    )
     back = [(event["device"], built.tasks.next_on(event["device"], event["end"])) for event in lost]
     back = [(device, time) for device, time in back if time < run.rounds[-1]["time"]]
     assert back
@@ -101,30 +120,51 @@ def test_a_newcomer_that_shifts_while_it_looks_for_its_group_looks_again(tmp_pat
     (event,) = (event for event in of_kind(run, "shift") if event["device"] == 19)
     assert (event["data"]["partner"] - 19) % 5
     assert run.rounds[-1]["ari"] == 1.0
-    assert [move["data"]["why"] for move in of_kind(run, "assign") if move["device"] == 19] == ["cold-start", "migration"]
+    assert [move["data"]["why"] for move in of_kind(run, "assign") if move["device"] == 19] == [
+        "cold-start",
+        "migration",
+    ]
 
 
 def test_who_shifts_while_it_is_prepared_is_tested_again(tmp_path: Path) -> None:
-    """Pre-training for the groups takes half a second: in the midst of it nobody has a group that it could leave."""
+    """Pre-training for the groups takes half a second: in the midst of it nobody has a group
+    that it could leave.
+    """
     run = twenty(tmp_path, grouped("flexcfl"), 4, **swap(times=["100 ms"]))
-    assert {event["time"] for event in of_kind(run, "shift-test")} == {of_kind(run, "clustering")[0]["time"]}
-    crossed = [event for event in of_kind(run, "shift") if (event["device"] - event["data"]["partner"]) % 5]
-    assert {event["device"] for event in moves(run, "migration")} == {event["device"] for event in crossed}
+    assert {event["time"] for event in of_kind(run, "shift-test")} == {
+        of_kind(run, "clustering")[0]["time"]
+    }
+    crossed = [
+        event for event in of_kind(run, "shift") if (event["device"] - event["data"]["partner"]) % 5
+    ]
+    assert {event["device"] for event in moves(run, "migration")} == {
+        event["device"] for event in crossed
+    }
     assert run.rounds[-1]["ari"] == 1.0
 
 
-def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(tmp_path: Path) -> None:
+def test_who_shifts_again_while_it_looks_for_its_group_is_tested_once_it_has_found_it(
+    tmp_path: Path,
+) -> None:
     strategy = grouped("flexcfl", clients_per_round=1, moment={"shift": "oracle"})
     run = twenty(tmp_path, strategy, 40, **swap(times=["3 s", "3100 ms"]))
-    first = {event["device"]: event["end"] for event in tasks(run) if event["time"] == 3 and event["round"] is None}
+    first = {
+        event["device"]: event["end"]
+        for event in tasks(run)
+        if event["time"] == 3 and event["round"] is None
+    }
     assert len(first) >= 18
     for device, end in first.items():
         assert 3.1 < end < 3.6
-        assert [event["time"] for event in of_kind(run, "shift-test") if event["device"] == device] == [3.0, end]
+        assert [
+            event["time"] for event in of_kind(run, "shift-test") if event["device"] == device
+        ] == [3.0, end]
     assert run.rounds[-1]["ari"] == 1.0
 
 
-def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(tmp_path: Path) -> None:
+def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(
+    tmp_path: Path,
+) -> None:
     population = {"availability": {"kind": "renewal", "mean_on": "3 s", "mean_off": "1 s"}}
     strategy = grouped("flexcfl", moment={"devices": 1}, retry="500 ms", clients_per_round=8)
     run = twenty(tmp_path, strategy, 30, population=population)
@@ -140,27 +180,48 @@ def test_lost_in_its_cold_start_a_device_repeats_it_when_it_is_selected_again(tm
 
 
 def test_even_if_it_was_prepared_in_the_instant_in_which_enough_had_come(tmp_path: Path) -> None:
-    """A pre-training takes as long as a round's training, so all with a group come at once, and nobody else is needed."""
-    strategy = grouped("flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"})
+    """A pre-training takes as long as a round's training, so all with a group come at once, and
+    nobody else is needed.
+    """
+    strategy = grouped(
+        "flexcfl", groups=2, moment={"devices": 5}, over_selection=1.5, **{"as": "paper"}
+    )
     run = twenty(tmp_path, strategy, 20, learning="off")
     seen: set[int] = set()
     for row in run.rounds:
         own = [event for event in tasks(run) if event["round"] == row["round"]]
-        ready = sum(event["group"] is not None and "continues" not in event["data"] for event in own)
+        ready = sum(
+            event["group"] is not None and "continues" not in event["data"] for event in own
+        )
         seen.add(ready)
         assert (row["selected"], row["valid"]) == (6, ready if ready >= 4 else 6)
     assert seen.intersection((4, 5))
     assert seen.intersection((1, 2, 3))
 
 
-def test_who_is_prepared_in_the_instant_in_which_a_round_asks_it_has_a_group_by_then(tmp_path: Path) -> None:
-    """Pre-training takes half a second, a round a whole one: newcomers find theirs when a round has just ended."""
+def test_who_is_prepared_in_the_instant_in_which_a_round_asks_it_has_a_group_by_then(
+    tmp_path: Path,
+) -> None:
+    """Pre-training takes half a second, a round a whole one: newcomers find theirs when a round
+    has just ended.
+    """
     population = {"speed": "128 samples/s", "arrivals": scheduled(d7="3 s", d8="4500 ms")}
     strategy = grouped("flexcfl", groups=2, clients_per_round=10, moment={"epochs": 1})
-    run = ran(world(opposite_groups(tmp_path / "data", [64] * 10), 10, strategy, 8, population=population), tmp_path / "run")
-    assert fedsim.load(run.path / "scenario.toml").strategy == fedsim.Scenario(strategy=strategy).strategy
+    run = ran(
+        world(
+            opposite_groups(tmp_path / "data", [64] * 10), 10, strategy, 8, population=population
+        ),
+        tmp_path / "run",
+    )
+    assert (
+        fedsim.load(run.path / "scenario.toml").strategy
+        == fedsim.Scenario(strategy=strategy).strategy
+    )
     for device, arrival, first in ((7, 3.0, 3.5), (8, 4.5, 5.5)):
-        begins = [(event["time"], event["round"] is None, event["group"] is None) for event in tasks(run, device)]
+        begins = [
+            (event["time"], event["round"] is None, event["group"] is None)
+            for event in tasks(run, device)
+        ]
         assert begins[0] == (arrival, True, True)
         assert begins[1:] == [(first + number, False, False) for number in range(len(begins) - 1)]
         assert len(begins) > 2
@@ -172,12 +233,17 @@ def test_at_its_deadline_a_round_ends_whoever_still_prepares(tmp_path: Path) -> 
     found = {}
     for deadline in ("800 ms", "2 s"):
         strategy = grouped("flexcfl", moment={"devices": 1}, deadline=deadline)
-        run = ran(world(PAIRED, 20, strategy, 3, population=population, learning="off"), tmp_path / deadline)
+        run = ran(
+            world(PAIRED, 20, strategy, 3, population=population, learning="off"),
+            tmp_path / deadline,
+        )
         old = {event["device"] for event in moves(run, "pre-training")}
         fresh = [event for event in tasks(run) if "continues" in event["data"]]
         assert len(fresh) + len(old.intersection(range(12))) == 12
         found[deadline] = {event["outcome"] for event in fresh}
-        assert sum(row["slow"] for row in run.rounds) == sum(event["outcome"] == "late" for event in fresh)
+        assert sum(row["slow"] for row in run.rounds) == sum(
+            event["outcome"] == "late" for event in fresh
+        )
     assert found == {"800 ms": {"late"}, "2 s": {"done"}}
 
 
@@ -189,7 +255,9 @@ def test_a_deadline_shorter_than_any_pretraining_ends_the_run(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["fesem", "flexcfl", "ifca"])
-def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(tmp_path: Path, kind: str) -> None:
+def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(
+    tmp_path: Path, kind: str
+) -> None:
     """All devices of the fifth true group leave for good after some rounds."""
     gone = [4, 9, 14, 19]
     population = {"departures": scheduled(**{f"d{device}": "1500 ms" for device in gone})}
@@ -200,7 +268,11 @@ def test_a_group_without_devices_keeps_its_model_and_is_tested_on_nobody(tmp_pat
     if kind == "flexcfl":
         group = groups_of(run)[4]
         assert [groups_of(run)[device] for device in gone] == [group] * 4
-        late = [event for event in of_kind(run, "aggregate") if event["group"] == group and event["time"] > 1.8]
+        late = [
+            event
+            for event in of_kind(run, "aggregate")
+            if event["group"] == group and event["time"] > 1.8
+        ]
         assert not late
 
 
@@ -219,15 +291,28 @@ def test_a_device_may_lose_its_only_class(tmp_path: Path, kind: str) -> None:
 
 # Devices that join and leave while a run goes on.
 
-INTRODUCED: list[Sections] = [{"kind": "cata-fed", "clusters": 2, "deadline": "500 ms", "smallest_part": 10}]
-INTRODUCED += [{"kind": "tifl", "tiers": 2, "tiers_from": tiers_from} for tiers_from in ("size", "latency")]
+INTRODUCED: list[Sections] = [
+    {"kind": "cata-fed", "clusters": 2, "deadline": "500 ms", "smallest_part": 10}
+]
+INTRODUCED += [
+    {"kind": "tifl", "tiers": 2, "tiers_from": tiers_from} for tiers_from in ("size", "latency")
+]
 
 
-@pytest.mark.parametrize("strategy", INTRODUCED, ids=lambda strategy: strategy.get("tiers_from", strategy["kind"]))
-def test_a_newcomer_is_introduced_when_it_arrives_and_trains_from_then_on(tmp_path: Path, strategy: Sections) -> None:
+@pytest.mark.parametrize(
+    "strategy", INTRODUCED, ids=lambda strategy: strategy.get("tiers_from", strategy["kind"])
+)
+def test_a_newcomer_is_introduced_when_it_arrives_and_trains_from_then_on(
+    tmp_path: Path, strategy: Sections
+) -> None:
     population = {"arrivals": scheduled(d3="1 s", d11="2 s")}
-    run = twenty(tmp_path, strategy | {"clients_per_round": 4}, 60, population=population, learning="off")
-    sorted_in = [sum(event["data"]["members"]) for event in [*of_kind(run, "cluster"), *of_kind(run, "tiers")]]
+    run = twenty(
+        tmp_path, strategy | {"clients_per_round": 4}, 60, population=population, learning="off"
+    )
+    sorted_in = [
+        sum(event["data"]["members"])
+        for event in [*of_kind(run, "cluster"), *of_kind(run, "tiers")]
+    ]
     assert sorted_in == ([18, 19, 20] if strategy["kind"] == "cata-fed" else [18])
     for device in range(20):
         own = tasks(run, device)
@@ -239,8 +324,16 @@ def test_a_newcomer_is_introduced_when_it_arrives_and_trains_from_then_on(tmp_pa
 
 def test_once_the_last_newcomer_has_come_and_gone_nobody_is_waited_for(tmp_path: Path) -> None:
     population = {"arrivals": scheduled(d1="20 s"), "departures": scheduled(d0="10 s", d1="21 s")}
-    strategy = {"kind": "cata-fed", "clients_per_round": 1, "clusters": 1, "deadline": "1 s", "smallest_part": 10}
+    strategy = {
+        "kind": "cata-fed",
+        "clients_per_round": 1,
+        "clusters": 1,
+        "deadline": "1 s",
+        "smallest_part": 10,
+    }
     data = {"source": "digits", "partition": "iid"}
-    run = ran(world(data, 2, strategy, 10_000, population=population, learning="off"), tmp_path / "run")
+    run = ran(
+        world(data, 2, strategy, 10_000, population=population, learning="off"), tmp_path / "run"
+    )
     assert run.summary["stopped"] == "no client is connected any more"
     assert 20 < run.events[-1]["time"] < 30

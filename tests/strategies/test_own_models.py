@@ -1,4 +1,6 @@
-"""Strategies with models or layers of a device's own, against known answers: Ditto, pFedMe, MOON; FedPer, FedRep, FedBN."""
+"""Strategies with models or layers of a device's own, against known answers: Ditto, pFedMe,
+MOON; FedPer, FedRep, FedBN.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,16 @@ from tests.strategies.runs import (
     ran,
     weights,
 )
-from tests.strategies.worlds import CENTER, ROTATED, STRENGTH, Curved, curved, file_data, module, world
+from tests.strategies.worlds import (
+    CENTER,
+    ROTATED,
+    STRENGTH,
+    Curved,
+    curved,
+    file_data,
+    module,
+    world,
+)
 
 DITTO: dict[str, Any] = {"kind": "ditto", "clients_per_round": 12, "local_epochs": 2}
 
@@ -43,10 +54,21 @@ def test_two_rounds_of_ditto_by_hand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ditto", "fedper"])
-def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global_one(kind: str, tmp_path: Path) -> None:
-    sections = world(ROTATED, 12, {"kind": kind, "clients_per_round": 3}, 2, model={"kind": "mlp", "hidden": [13]})
+def test_only_who_was_ever_asked_has_a_model_and_others_are_served_by_the_global_one(
+    kind: str, tmp_path: Path
+) -> None:
+    sections = world(
+        ROTATED,
+        12,
+        {"kind": kind, "clients_per_round": 3},
+        2,
+        model={"kind": "mlp", "hidden": [13]},
+    )
     run, _ = played(sections)
-    models, asked = run.strategy.models(), {device for device in range(12) if run.tasks.times_selected[device]}
+    models, asked = (
+        run.strategy.models(),
+        {device for device in range(12) if run.tasks.times_selected[device]},
+    )
     assert set(models) == {"global", *(f"device/{device}" for device in asked)}
     assert models["global"][1] == [device for device in range(12) if device not in asked]
     states = {device: state for device, state in run.dispatch.devices.states.items() if state}
@@ -64,7 +86,9 @@ def test_own_models_cost_time_and_no_bytes(tmp_path: Path) -> None:
     sections = world(ROTATED, 12, DITTO, 1, population={"speed": "100 samples/s"})
     run = ran(sections, tmp_path / "run")
     ends = {event["device"]: event["time"] for event in of_kind(run, "task-end")}
-    assert [ends[row["device"]] for row in run.devices] == pytest.approx([4 * row["samples"] / 100 for row in run.devices])
+    assert [ends[row["device"]] for row in run.devices] == pytest.approx(
+        [4 * row["samples"] / 100 for row in run.devices]
+    )
     assert moved(run) == dict.fromkeys(["model", "update"], 12 * 650 * 4)
 
 
@@ -92,7 +116,9 @@ def test_three_rounds_of_pfedme_by_hand(tmp_path: Path) -> None:
 def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -> None:
     pfedme = {"kind": "pfedme", "clients_per_round": 8, "local_rounds": 3, "steps": 4}
     run = ran(world(ROTATED, 8, pfedme, 1, population={"speed": "100 samples/s"}), tmp_path / "run")
-    assert [event["time"] for event in of_kind(run, "task-end")] == pytest.approx([3 * 4 * 10 / 100] * 8)
+    assert [event["time"] for event in of_kind(run, "task-end")] == pytest.approx(
+        [3 * 4 * 10 / 100] * 8
+    )
 
 
 # MOON.
@@ -100,11 +126,16 @@ def test_a_local_round_of_pfedme_is_so_many_steps_on_one_batch(tmp_path: Path) -
 MU, TAU, LR = 3.0, 0.25, 0.2
 
 
-def two_devices(folder: Path, strategy: dict[str, Any], rounds: int, **others: Any) -> dict[str, Any]:
+def two_devices(
+    folder: Path, strategy: dict[str, Any], rounds: int, **others: Any
+) -> dict[str, Any]:
     """Two devices that differ, each of whose epochs is one step."""
     draw = np.random.default_rng(5)
     shards = [(draw.normal(size=(6, 4)) + shift, draw.integers(0, 2, 6)) for shift in (-1.0, 1.0)]
-    sections = {"model": {"kind": "mlp", "hidden": [5]}, "training": {"lr": LR, "batch_size": 6}} | others
+    sections = {
+        "model": {"kind": "mlp", "hidden": [5]},
+        "training": {"lr": LR, "batch_size": 6},
+    } | others
     strategy = {"clients_per_round": 2, "aggregation": "mean", "local_epochs": 3} | strategy
     return world(file_data(folder, shards), 2, strategy, rounds, **sections)
 
@@ -116,13 +147,19 @@ def forward(model: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, torch.T
     return hidden, hidden @ second.view(2, 5).T + last
 
 
-def trained(start: torch.Tensor, previous: torch.Tensor, x: torch.Tensor, y: torch.Tensor, steps: int) -> torch.Tensor:
-    """What so many steps on all samples make of a model; the term as the cross-entropy of two similarities."""
+def trained(
+    start: torch.Tensor, previous: torch.Tensor, x: torch.Tensor, y: torch.Tensor, steps: int
+) -> torch.Tensor:
+    """What so many steps on all samples make of a model; the term as the cross-entropy of two
+    similarities.
+    """
     model = start
     for _ in range(steps):
         model = model.detach().requires_grad_()
         own, outputs = forward(model, x)
-        similar = torch.stack([torch.nn.CosineSimilarity()(own, forward(each, x)[0]) for each in (start, previous)], 1)
+        similar = torch.stack(
+            [torch.nn.CosineSimilarity()(own, forward(each, x)[0]) for each in (start, previous)], 1
+        )
         term = torch.nn.CrossEntropyLoss()(similar / TAU, torch.zeros(len(x), dtype=torch.int64))
         (gradient,) = torch.autograd.grad(functional.cross_entropy(outputs, y) + MU * term, model)
         model = model - LR * gradient
@@ -145,24 +182,39 @@ def test_three_rounds_of_moon_by_hand(solver: str, tmp_path: Path) -> None:
     for _ in range(3):
         begun = expected
         for device, (x, y) in enumerate(sets):
-            last[device] = trained(begun, last[device], torch.tensor(x, dtype=torch.float64), torch.tensor(y), 3)
+            last[device] = trained(
+                begun, last[device], torch.tensor(x, dtype=torch.float64), torch.tensor(y), 3
+            )
         expected = torch.stack(last).mean(0)
     assert found == pytest.approx(expected.numpy(), abs=2e-5)
     assert np.abs(found - other).max() > 1e-3  # the term is felt
-    own: list[Weights] = weights(done, [done.dispatch.devices.states[device]["model"] for device in range(2)])
+    own: list[Weights] = weights(
+        done, [done.dispatch.devices.states[device]["model"] for device in range(2)]
+    )
     assert np.array(own) == pytest.approx(np.array([model.numpy() for model in last]), abs=2e-5)
 
 
 def test_a_step_of_moon_takes_two_forward_passes_more(tmp_path: Path) -> None:
-    """A step of training is three forward passes: 5/3 of the time, where compute is all that counts."""
+    """A step of training is three forward passes: 5/3 of the time, where compute is all that
+    counts.
+    """
     speeds = {"speed": "10 samples/s"}
     spent = {}
     for kind in ("fedavg", "moon"):
-        found = ran(two_devices(tmp_path / kind, {"kind": kind}, 1, population=speeds), tmp_path / kind / "run")
-        begun = {event["task"]: event["time"] for event in of_kind(found, "step-start") if event["step"] == "train"}
+        found = ran(
+            two_devices(tmp_path / kind, {"kind": kind}, 1, population=speeds),
+            tmp_path / kind / "run",
+        )
+        begun = {
+            event["task"]: event["time"]
+            for event in of_kind(found, "step-start")
+            if event["step"] == "train"
+        }
         ends = [event for event in of_kind(found, "step-end") if event["step"] == "train"]
         spent[kind] = [event["time"] - begun[event["task"]] for event in ends]
-        assert found.summary["bytes"]["by_purpose"] == dict.fromkeys(["model", "update"], 2 * 37 * 4)
+        assert found.summary["bytes"]["by_purpose"] == dict.fromkeys(
+            ["model", "update"], 2 * 37 * 4
+        )
     assert spent["fedavg"] == pytest.approx([6 * 3 / 10] * 2)
     assert spent["moon"] == pytest.approx([6 * 3 / 10 * 5 / 3] * 2)
 
@@ -174,7 +226,9 @@ def test_on_a_kind_of_device_they_take_its_time_and_room(tmp_path: Path) -> None
     done, _ = played(sections)
     lines = done.dispatch.population.rooflines
     assert lines is not None
-    order = fedsim.federation.client.Instruction("train", {"model": done.strategy.state["model"]}, 0)
+    order = fedsim.federation.client.Instruction(
+        "train", {"model": done.strategy.state["model"]}, 0
+    )
     training = done.dispatch.client_side.client.training(done.dispatch.devices.of(0), order)
     plain = fedsim.common.training.Training(None, 3)
     more = 2 * (lines.testing_s(0, 6))
@@ -200,7 +254,9 @@ class TwoParts(Curved):
 
 @pytest.mark.parametrize("kind", ["fedper", "fedrep"])
 def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
-    """FedPer trains both parts at once; FedRep first the heads alone, then what is below them alone. Heads are never sent."""
+    """FedPer trains both parts at once; FedRep first the heads alone, then what is below them
+    alone. Heads are never sent.
+    """
     keys, head_epochs = ({}, 0) if kind == "fedper" else ({"head_epochs": 4}, 4)
     strategy = {"kind": kind, "aggregation": "mean"} | keys
     model, own = all_after(curved(tmp_path, strategy, 2, 3, model=module(TwoParts)))
@@ -217,10 +273,17 @@ def test_two_rounds_by_hand(kind: str, tmp_path: Path) -> None:
     assert own == pytest.approx(np.stack([np.full(4, u), v], axis=1), abs=1e-5)
 
 
-@pytest.mark.parametrize(("head", "sent"), [(1, BODY), (["3.*"], BODY), (["*.bias"], BODY + HEAD - 23)])
+@pytest.mark.parametrize(
+    ("head", "sent"), [(1, BODY), (["3.*"], BODY), (["*.bias"], BODY + HEAD - 23)]
+)
 def test_only_what_is_averaged_is_charged(tmp_path: Path, head: Any, sent: int) -> None:
-    sections = world({"source": "digits"}, 8, {"kind": "fedper", "clients_per_round": 3, "head": head}, 2) | MLP
-    assert moved(ran(sections, tmp_path / "run")) == dict.fromkeys(["model", "update"], 6 * 4 * sent)
+    sections = (
+        world({"source": "digits"}, 8, {"kind": "fedper", "clients_per_round": 3, "head": head}, 2)
+        | MLP
+    )
+    assert moved(ran(sections, tmp_path / "run")) == dict.fromkeys(
+        ["model", "update"], 6 * 4 * sent
+    )
 
 
 def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
@@ -238,27 +301,40 @@ def test_a_codec_writes_what_is_sent_alone(tmp_path: Path) -> None:
 
 
 def normed(norm: str) -> torch.nn.Module:
-    layers = {"layer": torch.nn.LayerNorm(7), "batch": torch.nn.BatchNorm1d(7, track_running_stats=False)}
+    layers = {
+        "layer": torch.nn.LayerNorm(7),
+        "batch": torch.nn.BatchNorm1d(7, track_running_stats=False),
+    }
     layers["running"] = torch.nn.BatchNorm1d(7)
     ends = torch.nn.ReLU(), torch.nn.Linear(7, 10)
     return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 7), layers[norm], *ends)
 
 
-NORMED: dict[str, Any] = {"kind": "module", "factory": f"{__name__}:normed", "args": {"norm": "running"}}
+NORMED: dict[str, Any] = {
+    "kind": "module",
+    "factory": f"{__name__}:normed",
+    "args": {"norm": "running"},
+}
 
 
 @pytest.mark.parametrize("norm", ["layer", "batch"])
 def test_fedbn_keeps_norms_without_statistics_too(norm: str) -> None:
     """They move on their devices; the server's stay as they were drawn."""
-    sections = world(ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training={"batch_size": 1000})
+    sections = world(
+        ROTATED, 8, {"kind": "fedbn", "clients_per_round": 4}, 3, training={"batch_size": 1000}
+    )
     model_now, own = all_after(sections | {"model": NORMED | {"args": {"norm": norm}}})
     norms = slice(64 * 7 + 7, 64 * 7 + 7 + 14)
     assert (model_now[norms] == [1.0] * 7 + [0.0] * 7).all()
     assert (own[:, norms] != model_now[norms]).any(axis=1).all()
 
 
-@pytest.mark.parametrize(("strategy", "kept"), [("fedavg", ()), ("statistics", (14, 28)), ("layers", (0, 28))])
-def test_running_statistics_are_averaged_or_kept(tmp_path: Path, strategy: str, kept: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "kept"), [("fedavg", ()), ("statistics", (14, 28)), ("layers", (0, 28))]
+)
+def test_running_statistics_are_averaged_or_kept(
+    tmp_path: Path, strategy: str, kept: tuple[int, ...]
+) -> None:
     """Of the 28 numbers of a norm the last 14 are its statistics. What is kept is not sent."""
     how = {"kind": "fedavg"} if strategy == "fedavg" else {"kind": "fedbn", "keeps": strategy}
     whole = {"training": {"batch_size": 1000}, "model": NORMED}
@@ -273,12 +349,17 @@ def test_running_statistics_are_averaged_or_kept(tmp_path: Path, strategy: str, 
     start, model_now = initial_weights(sections), model_of(done)
     counts = np.array([len(shard.train) for shard in data.shards])
     means = []
-    for shard in data.shards:  # after the one step of an epoch: a tenth of the batch's, and nine of the first, which is 0
+    # after the one step of an epoch: a tenth of the batch's, and nine of the first, which is 0
+    for shard in data.shards:
         x = data.train_samples(shard)[0].reshape(-1, 64)
-        means.append(0.1 * (x @ start[: 64 * 7].reshape(7, 64).T + start[64 * 7 : first]).mean(axis=0))
+        means.append(
+            0.1 * (x @ start[: 64 * 7].reshape(7, 64).T + start[64 * 7 : first]).mean(axis=0)
+        )
     statistics = slice(first + 14, first + 21)
     if not kept:
-        assert model_now[statistics] == pytest.approx(np.average(means, axis=0, weights=counts), abs=1e-5)
+        assert model_now[statistics] == pytest.approx(
+            np.average(means, axis=0, weights=counts), abs=1e-5
+        )
         return
     own = np.array(weights(done, [done.strategy.state["own"][device] for device in range(8)]))
     assert own[:, statistics] == pytest.approx(np.array(means), abs=1e-5)
@@ -296,16 +377,24 @@ def test_running_statistics_are_averaged_or_kept(tmp_path: Path, strategy: str, 
     ],
 )
 def test_patterns_of_the_scenario_say_the_same(kind: dict[str, Any], said: dict[str, Any]) -> None:
-    """FedAvg with tensors that are kept is FedPer or FedBN, to the bit, with a codec that remembers and noise too."""
+    """FedAvg with tensors that are kept is FedPer or FedBN, to the bit, with a codec that
+    remembers and noise too.
+    """
     model = NORMED if kind["kind"] == "fedbn" else MLP["model"]
     private = {"kind": "private", "clip": 1.0, "noise": 0.01, "account": False}
     up = {"up": {"kind": "top-k", "share": 0.5}}
-    for keys, messages in (({"aggregation": private}, {}), ({"secure_aggregation": {}}, {}), ({}, up)):
+    for keys, messages in (
+        ({"aggregation": private}, {}),
+        ({"secure_aggregation": {}}, {}),
+        ({}, up),
+    ):
         found = []
         for strategy, parts in ((kind, {}), ({"kind": "fedavg"}, said)):
             whole = {"training": {"batch_size": 1000}, "model": model | parts, "messages": messages}
             summary = run(world(ROTATED, 8, strategy | {"clients_per_round": 4} | keys, 3, **whole))
-            found.append([summary[name] for name in ("models_sha256", "events_sha256", "bytes", "accuracy")])
+            found.append(
+                [summary[name] for name in ("models_sha256", "events_sha256", "bytes", "accuracy")]
+            )
         assert found[0] == found[1]
 
 
@@ -322,5 +411,8 @@ def test_noise_leaves_alone_what_is_kept() -> None:
 @pytest.mark.parametrize("patterns", [["*"], ["*.weight", "*.bias"]])
 def test_to_send_all_tensors_is_not_to_keep_any(model: Any, patterns: list[str]) -> None:
     table = ({"kind": model} if isinstance(model, str) else model) | {"send": patterns}
-    with pytest.raises(ScenarioError, match=r"no tensor of the model stays on its device: all of .* are sent; leave it out"):
+    with pytest.raises(
+        ScenarioError,
+        match=r"no tensor of the model stays on its device: all of .* are sent; leave it out",
+    ):
         run(quiet_world({"kind": "fedavg", "clients_per_round": 2}, rounds=1) | {"model": table})

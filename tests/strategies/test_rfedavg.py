@@ -24,7 +24,9 @@ from tests.strategies.worlds import Sections, file_data, scheduled, world
 
 FEATURES, CLASSES = 5, 3
 BY_CLASS = {"theta": 0.3, "least_loss": 1e6}
-"""What is alike stays the same, however far training gets: in ``one_class`` worlds that is one cluster a class."""
+"""What is alike stays the same, however far training gets: in ``one_class`` worlds that is one
+cluster a class.
+"""
 
 Vector = NDArray[np.float64]
 
@@ -33,7 +35,9 @@ def rfedavg(clients: int, **others: Any) -> Sections:
     return {"kind": "rfedavg", "clients_per_round": clients} | others
 
 
-def one_class(folder: Path, sizes: Sequence[int], classes: int = CLASSES, seed: int = 1) -> Sections:
+def one_class(
+    folder: Path, sizes: Sequence[int], classes: int = CLASSES, seed: int = 1
+) -> Sections:
     """Device d holds samples of class d mod ``classes`` alone, which differ little."""
     draw = np.random.default_rng(seed)
     shards = []
@@ -45,7 +49,9 @@ def one_class(folder: Path, sizes: Sequence[int], classes: int = CLASSES, seed: 
 
 
 class Round:
-    """One round of the paper by hand, in float64, on logistic regression: gradients, CCS, weights, the step of Eq. 5."""
+    """One round of the paper by hand, in float64, on logistic regression: gradients, CCS,
+    weights, the step of Eq. 5.
+    """
 
     def __init__(self, data: Sections, sizes: Sequence[int], theta: float) -> None:
         with np.load(Path(data["root"]) / "data.npz") as file:
@@ -56,22 +62,34 @@ class Round:
         self.first_loss: float | None = None
 
     def gradient(self, flat: Vector, device: int) -> tuple[float, Vector]:
-        kernel, bias = flat[: CLASSES * FEATURES].reshape(CLASSES, FEATURES), flat[CLASSES * FEATURES :]
+        kernel, bias = (
+            flat[: CLASSES * FEATURES].reshape(CLASSES, FEATURES),
+            flat[CLASSES * FEATURES :],
+        )
         x, y = self.x[device], self.y[device]
         logits = x @ kernel.T + bias
         logits -= np.log(np.exp(logits).sum(axis=1, keepdims=True))
         error = (np.exp(logits) - np.eye(CLASSES)[y]) / len(y)
-        return -logits[np.arange(len(y)), y].mean(), np.concatenate([(error.T @ x).ravel(), error.sum(axis=0)])
+        return -logits[np.arange(len(y)), y].mean(), np.concatenate(
+            [(error.T @ x).ravel(), error.sum(axis=0)]
+        )
 
-    def step(self, flat: Vector, lr: float, imbalance: str) -> tuple[Vector, list[list[int]], list[float]]:
+    def step(
+        self, flat: Vector, lr: float, imbalance: str
+    ) -> tuple[Vector, list[list[int]], list[float]]:
         devices = range(len(self.sizes))
         losses, gradients = zip(*(self.gradient(flat, device) for device in devices), strict=True)
         loss = float(self.sizes @ np.array(losses) / self.sizes.sum())
         self.first_loss = loss if self.first_loss is None else self.first_loss
-        eps = math.cos(self.theta + (math.pi / 2 - self.theta) * (self.first_loss - loss) / self.first_loss)
+        eps = math.cos(
+            self.theta + (math.pi / 2 - self.theta) * (self.first_loss - loss) / self.first_loss
+        )
         left, clusters, units = set(devices), [], [own / np.linalg.norm(own) for own in gradients]
         while left:
-            near = {k: [j for j in sorted(left) if j == k or units[k] @ units[j] >= eps] for k in sorted(left)}
+            near = {
+                k: [j for j in sorted(left) if j == k or units[k] @ units[j] >= eps]
+                for k in sorted(left)
+            }
             clusters.append(max(near.values(), key=len))
             left -= set(clusters[-1])
         p = np.array([1 / self.imbalance(cluster, imbalance) for cluster in clusters])
@@ -86,9 +104,13 @@ class Round:
         own = []
         for device in cluster:
             mean = (self.sizes.sum() if how == "global" else self.sizes[device]) / CLASSES
-            own.append(sum(abs(mean - int((self.y[device] == label).sum())) for label in range(CLASSES)))
+            own.append(
+                sum(abs(mean - int((self.y[device] == label).sum())) for label in range(CLASSES))
+            )
         worst = cluster[own.index(max(own))]
-        return max(max(own) - sum(int(self.sizes[device]) for device in cluster if device != worst), 1.0)
+        return max(
+            max(own) - sum(int(self.sizes[device]) for device in cluster if device != worst), 1.0
+        )
 
 
 @pytest.mark.parametrize("imbalance", ["global", "local"])
@@ -97,7 +119,9 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
     """The gradient form of Eq. 5 by hand is what the means of models come to."""
     sizes, lr, rounds = [40, 7, 12, 25, 9, 5, 6], 0.5, 6
     data = one_class(tmp_path, sizes)
-    sections = world(data, 7, rfedavg(7, theta=theta, imbalance=imbalance), rounds, training={"lr": lr})
+    sections = world(
+        data, 7, rfedavg(7, theta=theta, imbalance=imbalance), rounds, training={"lr": lr}
+    )
     run, records = played(sections)
     by_hand, flat = Round(data, sizes, theta), initial_weights(sections).astype(np.float64)
     for reweighting in told(records, "reweighting"):
@@ -109,11 +133,17 @@ def test_rounds_are_those_of_the_paper(tmp_path: Path, theta: float, imbalance: 
 
 
 @pytest.mark.parametrize("clustering", ["ccs", "kmeans"])
-def test_weights_by_samples_are_fedavg_whatever_the_clusters(tmp_path: Path, clustering: str) -> None:
+def test_weights_by_samples_are_fedavg_whatever_the_clusters(
+    tmp_path: Path, clustering: str
+) -> None:
     """The same cohorts too: the paper's FedAvg can be run either way."""
     data = one_class(tmp_path, [30, 5, 20, 10, 15, 2, 44, 9])
-    by_data, _ = played(world(data, 8, rfedavg(4, weights="uniform-by-data", clustering=clustering), 8))
-    fedavg, _ = played(world(data, 8, {"kind": "fedavg", "clients_per_round": 4}, 8, training={"batch_size": 1000}))
+    by_data, _ = played(
+        world(data, 8, rfedavg(4, weights="uniform-by-data", clustering=clustering), 8)
+    )
+    fedavg, _ = played(
+        world(data, 8, {"kind": "fedavg", "clients_per_round": 4}, 8, training={"batch_size": 1000})
+    )
     reweighted, _ = played(world(data, 8, rfedavg(4), 8))
     assert model_of(by_data) == pytest.approx(model_of(fedavg), abs=1e-6)
     assert np.abs(model_of(reweighted) - model_of(fedavg)).max() > 1e-3
@@ -132,7 +162,9 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
             if kind == "optimal":
                 assert event["weights"] == pytest.approx([1 / 3] * 3)
                 shares = np.array([100, 20, 10]) / 130
-                assert event["balance"]["distance"] == pytest.approx([((shares - 1 / 3) ** 2).sum(), 0.0], abs=1e-12)
+                assert event["balance"]["distance"] == pytest.approx(
+                    [((shares - 1 / 3) ** 2).sum(), 0.0], abs=1e-12
+                )
     assert by_data["optimal"] == pytest.approx(1.0)
     assert by_data["uniform-by-data"] == pytest.approx(10.0)
     assert by_data["optimal"] < by_data["rfedavg"] < by_data["uniform-by-data"]
@@ -140,7 +172,9 @@ def test_the_optimum_mends_what_samples_get_wrong(tmp_path: Path) -> None:
 
 def test_several_gradient_steps_are_several_rounds_of_one(tmp_path: Path) -> None:
     data = file_data(tmp_path, [(np.random.default_rng(4).normal(size=(20, 4)), [0, 1] * 10)])
-    one, three = (played(world(data, 1, rfedavg(1, local_epochs=6 // rounds), rounds))[0] for rounds in (6, 2))
+    one, three = (
+        played(world(data, 1, rfedavg(1, local_epochs=6 // rounds), rounds))[0] for rounds in (6, 2)
+    )
     assert model_of(three) == pytest.approx(model_of(one), abs=1e-6)
 
 
@@ -169,14 +203,23 @@ def test_clusterings_are_recorded_as_rounds_double(tmp_path: Path) -> None:
         ({"weights": "uniform-by-data", "clustering": "kmeans"}, 1, 0, False),
     ],
 )
-def test_the_ledger(tmp_path: Path, strategy: Sections, scalars: int, counts: int, reports: bool, learning: str) -> None:
+def test_the_ledger(
+    tmp_path: Path, strategy: Sections, scalars: int, counts: int, reports: bool, learning: str
+) -> None:
     devices, clients, rounds, model = 6, 4, 5, 4 * (CLASSES * FEATURES + CLASSES)
     data = one_class(tmp_path / "data", [30, 5, 20, 10, 15, 2])
-    run = ran(world(data, devices, rfedavg(clients, **strategy), rounds, learning=learning), tmp_path / "run")
+    run = ran(
+        world(data, devices, rfedavg(clients, **strategy), rounds, learning=learning),
+        tmp_path / "run",
+    )
     found = run.summary["bytes"]
     asked = clients * rounds
     met = sum(row["selected"] > 0 for row in run.devices)
-    expected = {"model": asked * model, "update": asked * model, "control": 4 * (asked * scalars + met * reports)}
+    expected = {
+        "model": asked * model,
+        "update": asked * model,
+        "control": 4 * (asked * scalars + met * reports),
+    }
     expected |= {"class-counts": 4 * counts * asked} if counts else {}
     expected |= {"size-report": 4 * devices} if reports else {}
     assert found["by_purpose"] == expected
@@ -194,8 +237,11 @@ def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path:
         if row["direction"] == "down":
             sizes_told[row["round"]] += len(row["payloads"]) - 1
     (arrival,) = of_kind(run, "arrival")
-    later = [event["round"] for event in of_kind(run, "round-start") if event["time"] > arrival["time"]]
-    assert later[0] == 3  # rounds of 3 s: the slowest of those who are there at first has 30 samples
+    later = [
+        event["round"] for event in of_kind(run, "round-start") if event["time"] > arrival["time"]
+    ]
+    # rounds of 3 s: the slowest of those who are there at first has 30 samples
+    assert later[0] == 3
     assert [*sizes_told.values()] == [3, 0, 0, 3, 1, 0]
     for number in range(6):
         asked = {row["device"] for row in run.transfers if row["round"] == number}
@@ -204,9 +250,17 @@ def test_a_newcomer_reports_its_size_and_changes_what_all_must_be_told(tmp_path:
 
 def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    shards = [(draw.uniform(1, 2, size=(8, 4)) * (1e38 if device == 2 else 1.0), [device % 2] * 8) for device in range(5)]
-    run = ran(world(file_data(tmp_path / "data", shards), 5, rfedavg(5), 2, training={"lr": 20.0}), tmp_path / "run")
-    for aggregation, reweighting in zip(of_kind(run, "aggregate"), of_kind(run, "reweighting"), strict=True):
+    shards = [
+        (draw.uniform(1, 2, size=(8, 4)) * (1e38 if device == 2 else 1.0), [device % 2] * 8)
+        for device in range(5)
+    ]
+    run = ran(
+        world(file_data(tmp_path / "data", shards), 5, rfedavg(5), 2, training={"lr": 20.0}),
+        tmp_path / "run",
+    )
+    for aggregation, reweighting in zip(
+        of_kind(run, "aggregate"), of_kind(run, "reweighting"), strict=True
+    ):
         given = aggregation["data"]["weights"]
         assert sorted(given)[0] == 0.0 < sorted(given)[1]
         assert sum(given) == pytest.approx(1.0)
@@ -214,24 +268,39 @@ def test_an_update_that_is_not_finite_counts_for_nothing(tmp_path: Path) -> None
     assert {event["device"] for event in of_kind(run, "non-finite")} == {2}
 
 
-def test_imbalance_is_at_least_one_sample_and_the_first_of_the_most_imbalanced_members_is_spared() -> None:
+def test_imbalance_is_at_least_one_sample_and_the_first_of_the_most_imbalanced_members_is_spared() -> (
+    None
+):
     one_class = np.repeat([[0, 50, 0]], 3, axis=0)
-    assert cluster_imbalance(class_imbalance(one_class), one_class.sum(axis=1), [[0, 1, 2]]).tolist() == [1.0]
+    assert cluster_imbalance(
+        class_imbalance(one_class), one_class.sum(axis=1), [[0, 1, 2]]
+    ).tolist() == [1.0]
     everything = np.array([[5, 5], [5, 5]])
-    assert cluster_imbalance(class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]]).tolist() == [1.0]
-    assert cluster_imbalance(np.array([70.0, 90.0, 90.0]), np.array([1, 20, 3]), [[2, 1, 0]]).tolist() == [90 - 3 - 1]
+    assert cluster_imbalance(
+        class_imbalance(everything, 20), everything.sum(axis=1), [[0, 1]]
+    ).tolist() == [1.0]
+    assert cluster_imbalance(
+        np.array([70.0, 90.0, 90.0]), np.array([1, 20, 3]), [[2, 1, 0]]
+    ).tolist() == [90 - 3 - 1]
 
 
 def test_class_shares_and_how_balanced_they_are() -> None:
     counts = np.array([[3, 1], [0, 4], [2, 0]])
     shares = class_shares(counts, [[0, 1], [2]])
     assert shares.tolist() == [[3 / 8, 1], [5 / 8, 0]]
-    found = balance(counts, [[0, 1], [2]], [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.8, 0.2])])
-    assert found == {"beta": [pytest.approx(5 / 3), None, pytest.approx(1.0)], "distance": pytest.approx([1 / 32, 0.5, 0.0])}
+    found = balance(
+        counts, [[0, 1], [2]], [np.array([1.0, 0.0]), np.array([0.0, 1.0]), np.array([0.8, 0.2])]
+    )
+    assert found == {
+        "beta": [pytest.approx(5 / 3), None, pytest.approx(1.0)],
+        "distance": pytest.approx([1 / 32, 0.5, 0.0]),
+    }
 
 
 def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
-    """The corners of {q >= 0, sum q = 1, B q = B weights}, by trying every set of independent columns."""
+    """The corners of {q >= 0, sum q = 1, B q = B weights}, by trying every set of independent
+    columns.
+    """
     rows = np.vstack((shares, np.ones(shares.shape[1])))
     target = rows @ weights
     rank = int(np.linalg.matrix_rank(rows, tol=1e-9))
@@ -252,13 +321,17 @@ def mixtures_alike(shares: np.ndarray, weights: np.ndarray) -> list[np.ndarray]:
 @given(
     st.tuples(st.integers(2, 4), st.integers(1, 7)).flatmap(
         lambda shape: st.lists(
-            st.lists(st.integers(0, 4), min_size=shape[0], max_size=shape[0]).filter(any), min_size=shape[1], max_size=shape[1]
+            st.lists(st.integers(0, 4), min_size=shape[0], max_size=shape[0]).filter(any),
+            min_size=shape[1],
+            max_size=shape[1],
         )
     )
 )
 @example([[1, 0, 0], [1, 1, 0], [0, 1, 0], [2, 1, 0], [1, 0, 1]])
-@example([[1, 0, 0], [0, 1, 0], [1, 1, 0]])  # the least norm is that of an even mixture of all three
-@example([[1, 1, 0], [1, 1, 0], [1, 0, 0]])  # the third lies in the supporting line of the nearest mixture
+# the least norm is that of an even mixture of all three
+@example([[1, 0, 0], [0, 1, 0], [1, 1, 0]])
+# the third lies in the supporting line of the nearest mixture
+@example([[1, 1, 0], [1, 1, 0], [1, 0, 0]])
 def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[list[int]]) -> None:
     counts = np.array(histograms)
     shares = class_shares(counts, [[device] for device in range(len(counts))])
@@ -269,7 +342,8 @@ def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[l
     mixture = shares @ weights
     offset = mixture - 1 / len(mixture)
     assert (offset @ shares).min() >= offset @ mixture - 1e-10
-    # The least norm among the minimisers: none of their corners lies on the near side of the weights.
+    # The least norm among the minimisers: none of their corners lies on the near side of the
+    # weights.
     corners = mixtures_alike(shares, weights)
     assert corners
     assert min(float(weights @ corner) for corner in corners) >= weights @ weights - 1e-8
@@ -279,7 +353,12 @@ def test_optimal_weights_satisfy_the_conditions_of_optimality(histograms: list[l
 def test_clusters_that_are_nearly_alike(seed: int) -> None:
     generator = np.random.default_rng(seed)
     n = int(generator.integers(4, 9))
-    counts = generator.integers(0, 100, (3, 3))[np.arange(n) % 3] * 100 + generator.integers(0, 3, (n, 3))
+    counts = generator.integers(0, 100, (3, 3))[np.arange(n) % 3] * 100 + generator.integers(
+        0, 3, (n, 3)
+    )
     shares = class_shares(counts, [[device] for device in range(n)])
     weights = optimal_weights(shares)
-    assert min(float(weights @ corner) for corner in mixtures_alike(shares, weights)) >= weights @ weights - 1e-8
+    assert (
+        min(float(weights @ corner) for corner in mixtures_alike(shares, weights))
+        >= weights @ weights - 1e-8
+    )

@@ -1,4 +1,6 @@
-"""Small worlds for the tests of strategies: scenarios, data that are made here, problems whose answers are known."""
+"""Small worlds for the tests of strategies: scenarios, data that are made here, problems whose
+answers are known.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,10 +23,18 @@ PAIRED: Sections = {"source": "digits", "partition": {"kind": "label-groups", "g
 
 
 def world(data: Sections, devices: int, strategy: Sections, rounds: int, **others: Any) -> Sections:
-    """A scenario in which everybody is always there, and equally fast unless ``population`` says otherwise."""
+    """A scenario in which everybody is always there, and equally fast unless ``population`` says
+    otherwise.
+    """
     population = {"devices": devices, "speed": "1000 samples/s"} | others.pop("population", {})
     training = {"lr": 0.1, "batch_size": 10} | others.pop("training", {})
-    sections = {"seed": 3, "data": data, "training": training, "population": population, "strategy": strategy}
+    sections = {
+        "seed": 3,
+        "data": data,
+        "training": training,
+        "population": population,
+        "strategy": strategy,
+    }
     return sections | {"stop": {"rounds": rounds}} | others
 
 
@@ -35,7 +45,11 @@ def swap(**at: Any) -> Sections:
 
 def scheduled(**devices: str) -> Sections:
     """Devices ``d3``, ... that arrive or leave at these times."""
-    return {"kind": "schedule", "times": [*devices.values()], "devices": [int(name[1:]) for name in devices]}
+    return {
+        "kind": "schedule",
+        "times": [*devices.values()],
+        "devices": [int(name[1:]) for name in devices],
+    }
 
 
 Shards = Sequence[tuple[NDArray[Any], Sequence[int]]]
@@ -45,12 +59,16 @@ Shards = Sequence[tuple[NDArray[Any], Sequence[int]]]
 def file_data(folder: Path, shards: Shards, tests: Shards | None = None) -> Sections:
     """The data section of devices that train on ``shards``.
 
-    They are tested on others, so that a strategy which chooses or weighs by test data comes out elsewhere: on ``tests``, or
-    device d on the negatives of its first 1 + 5 d (mod n) samples, under the same labels.
+    They are tested on others, so that a strategy which chooses or weighs by test data comes out
+    elsewhere: on ``tests``, or device d on the negatives of its first 1 + 5 d (mod n) samples,
+    under the same labels.
     """
     if tests is None:
         counts = [1 + 5 * device % len(labels) for device, (_, labels) in enumerate(shards)]
-        tests = [(-np.asarray(x)[:count], y[:count]) for (x, y), count in zip(shards, counts, strict=True)]
+        tests = [
+            (-np.asarray(x)[:count], y[:count])
+            for (x, y), count in zip(shards, counts, strict=True)
+        ]
     folder.mkdir(parents=True, exist_ok=True)
     arrays, index = {}, {}
     for part, given in (("train", shards), ("test", tests)):
@@ -59,7 +77,9 @@ def file_data(folder: Path, shards: Shards, tests: Shards | None = None) -> Sect
         index[part] = _consecutive([len(y) for _, y in given])
     np.savez(folder / "data.npz", **arrays)
     entries = zip(index["train"], index["test"], strict=True)
-    who = {str(device): {"train": train, "test": test} for device, (train, test) in enumerate(entries)}
+    who = {
+        str(device): {"train": train, "test": test} for device, (train, test) in enumerate(entries)
+    }
     (folder / "who.json").write_text(json.dumps(who))
     return {
         "source": {"kind": "npz", "path": "data.npz"},
@@ -70,11 +90,17 @@ def file_data(folder: Path, shards: Shards, tests: Shards | None = None) -> Sect
 
 def _consecutive(sizes: Sequence[int]) -> list[list[int]]:
     """0, 1, 2, ... cut into parts of these sizes."""
-    return [list(range(end - size, end)) for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)]
+    return [
+        list(range(end - size, end))
+        for end, size in zip(np.cumsum(sizes).tolist(), sizes, strict=True)
+    ]
 
 
-def opposite_groups(folder: Path, sizes: Sequence[int], second: float = 1.0, seed: int = 1) -> Sections:
-    """Devices that label the same kind of vectors by their first feature's sign, odd devices the wrong way round.
+def opposite_groups(
+    folder: Path, sizes: Sequence[int], second: float = 1.0, seed: int = 1
+) -> Sections:
+    """Devices that label the same kind of vectors by their first feature's sign, odd devices the
+    wrong way round.
 
     ``second`` scales the odd devices' samples: other data, of the same nature.
     """
@@ -119,8 +145,12 @@ def write_data(folder: Path, sizes: Sequence[int]) -> Sections:
     return file_data(folder, list(zip(np.split(x, cuts), np.split(y, cuts), strict=True)))
 
 
-def full_batches(data: Sections, devices: int, rounds: int, strategy: Sections, **training: Any) -> Sections:
-    """A scenario in which a local epoch is one step and takes no time, and a round asks all unless it is told otherwise."""
+def full_batches(
+    data: Sections, devices: int, rounds: int, strategy: Sections, **training: Any
+) -> Sections:
+    """A scenario in which a local epoch is one step and takes no time, and a round asks all
+    unless it is told otherwise.
+    """
     return {
         "seed": 5,
         "data": data,
@@ -132,7 +162,8 @@ def full_batches(data: Sections, devices: int, rounds: int, strategy: Sections, 
     }
 
 
-# A convex problem whose answer is known: each sample pulls the one weight w towards a, with a strength h of its own.
+# A convex problem whose answer is known: each sample pulls the one weight w towards a, with a
+# strength h of its own.
 
 PULLS = np.array([(1.0, 0.2), (-2.0, 1.0), (3.0, 0.5), (0.5, 2.0)])
 """a and h of each device."""
@@ -155,7 +186,9 @@ class Curved(torch.nn.Module):
 
 
 class Centre(torch.nn.Module):
-    """The loss of a sample c is |w - c|^2 / 2; w begins at ``start``, or is one weight that is drawn."""
+    """The loss of a sample c is |w - c|^2 / 2; w begins at ``start``, or is one weight that is
+    drawn.
+    """
 
     def __init__(self, start: Sequence[float] | None = None) -> None:
         super().__init__()
@@ -174,10 +207,18 @@ def module(factory: type[torch.nn.Module], **args: Any) -> Sections:
 
 
 def curved(
-    folder: Path, strategy: Sections, rounds: int, epochs: int = 5, steps: Sequence[int] = (1, 1, 1, 1), **others: Any
+    folder: Path,
+    strategy: Sections,
+    rounds: int,
+    epochs: int = 5,
+    steps: Sequence[int] = (1, 1, 1, 1),
+    **others: Any,
 ) -> Sections:
     """Each device has its own pull, in ten equal samples for each of its ``steps`` of an epoch."""
-    shards = [(np.repeat(pull[None], 10 * own, axis=0), [0, 1] * 5 * own) for pull, own in zip(PULLS, steps, strict=True)]
+    shards = [
+        (np.repeat(pull[None], 10 * own, axis=0), [0, 1] * 5 * own)
+        for pull, own in zip(PULLS, steps, strict=True)
+    ]
     return {
         "seed": 1,
         "data": file_data(folder, shards) | {"normalise": "none"},

@@ -1,4 +1,6 @@
-"""What the network's tests share: transfers that start and are cancelled at given times, played on any network."""
+"""What the network's tests share: transfers that start and are cancelled at given times, played
+on any network.
+"""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +19,10 @@ from fedsim.world.network.protocol import PLAIN, Protocol, Transport
 
 @dataclass(frozen=True)
 class Send:
-    """One transfer: bytes, and seconds. ``kill`` is the absolute time of its cancellation; ``at`` the device's partner."""
+    """One transfer: bytes, and seconds.
+
+    ``kill`` is the absolute time of its cancellation; ``at`` the device's partner.
+    """
 
     start: float
     size: float
@@ -29,7 +34,9 @@ class Send:
 
 @dataclass
 class Played:
-    """What came of it: the flow of each transfer, who was told of the end in which order and when, and all instants."""
+    """What came of it: the flow of each transfer, who was told of the end in which order and
+    when, and all instants.
+    """
 
     flows: list[Flow]
     told: list[tuple[int, float]] = field(default_factory=list)
@@ -37,9 +44,13 @@ class Played:
 
 
 class Listed(Network):
-    """A network of a user's own: routes to and from the server from a table, of device i the one of number i, around again."""
+    """A network of a user's own: routes to and from the server from a table, of device i the one
+    of number i, around again.
+    """
 
-    def __init__(self, *how: Any, routes: Mapping[Direction, Sequence[Sequence[str]]], **more: Any) -> None:
+    def __init__(
+        self, *how: Any, routes: Mapping[Direction, Sequence[Sequence[str]]], **more: Any
+    ) -> None:
         super().__init__(*how, **more)
         self._routes = routes
 
@@ -79,11 +90,15 @@ class StarWorld:
 
 
 Kind = Callable[[StarWorld], Callable[[Simulation], Network]]
-KINDS = pytest.mark.parametrize("kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"])
+KINDS = pytest.mark.parametrize(
+    "kind", [lambda world: world.star, lambda world: world.graph], ids=["star", "graph"]
+)
 
 
 def play(build: Callable[[Simulation], Network], sends: Sequence[Send]) -> Played:
-    """Carry out transfers on the network that ``build`` makes; the device is the transfer's place in the list unless said."""
+    """Carry out transfers on the network that ``build`` makes; the device is the transfer's
+    place in the list unless said.
+    """
     simulation = Simulation()
     network = build(simulation)
     flows: dict[int, Flow] = {}
@@ -98,16 +113,22 @@ def play(build: Callable[[Simulation], Network], sends: Sequence[Send]) -> Playe
 
     def begin(number: int, send: Send) -> None:
         device = number if send.device is None else send.device
-        flows[number] = network.send(*ends(device, send.direction, send.at), send.size, lambda: told(number))
+        flows[number] = network.send(
+            *ends(device, send.direction, send.at), send.size, lambda: told(number)
+        )
 
     def told(number: int) -> None:
         played.told.append((number, simulation.now))
 
     for number, send in enumerate(sends):
-        simulation.wake(("start", number), send.start, lambda number=number, send=send: begin(number, send))  # type: ignore[misc]
+        simulation.wake(
+            ("start", number), send.start, lambda number=number, send=send: begin(number, send)
+        )  # type: ignore[misc]
     for number, send in enumerate(sends):
         if send.kill is not None:
-            simulation.wake(("kill", number), send.kill, lambda number=number: network.cancel(flows[number]))  # type: ignore[misc]
+            simulation.wake(
+                ("kill", number), send.kill, lambda number=number: network.cancel(flows[number])
+            )  # type: ignore[misc]
     asyncio.run(simulation.run())
     played.flows = [flows[number] for number in range(len(sends))]
     return played

@@ -1,7 +1,8 @@
 """Rounds that really happened over TCP, simulated with the preset ``tcp``.
 
-The worlds and their logs lie beside the checkout (``shared/oracles/realrun``, its README says how they were made). A world's
-links and latencies are built as a network; downloads begin, and training takes, when and as long as they did; all else follows.
+The worlds and their logs lie beside the checkout (``shared/oracles/realrun``, its README says how
+they were made). A world's links and latencies are built as a network; downloads begin, and training
+takes, when and as long as they did; all else follows.
 
     python -m tests.world.realrun scenarios/outside/realrun/predicted.csv  # mean rounds and transfers as a table
 """
@@ -25,7 +26,9 @@ from tests.world.network_plays import Listed
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "oracles" / "realrun"
 FITTED = ("equal", "cell")
-"""The worlds that ``Tcp.weight_spread`` was chosen on; nothing else in the preset is fitted to any."""
+"""The worlds that ``Tcp.weight_spread`` was chosen on; nothing else in the preset is fitted to
+any.
+"""
 
 Floats = NDArray[np.float64]
 _MBIT_S = 125_000.0
@@ -46,15 +49,28 @@ def worlds() -> Iterator[World]:
     """All worlds that were measured."""
     for name, setting in json.loads((FOLDER / "worlds.json").read_text()).items():
         rounds, clients = setting["rounds"], len(setting["clients"])
-        begin, length = ({what: np.zeros((rounds, clients + 1)) for what in ("down", "train", "up", "round")} for _ in "12")
+        begin, length = (
+            {what: np.zeros((rounds, clients + 1)) for what in ("down", "train", "up", "round")}
+            for _ in "12"
+        )
         with (FOLDER / f"{name}-cubic.csv").open() as lines:
             for row in csv.DictReader(lines):
                 if row["what"] in length:
                     place, start = (int(row["round"]), int(row["client"])), float(row["start"])
-                    begin[row["what"]][place], length[row["what"]][place] = start, float(row["end"]) - start
+                    begin[row["what"]][place], length[row["what"]][place] = (
+                        start,
+                        float(row["end"]) - start,
+                    )
         whole = length["round"][:, -1]
         down, train, up = (length[what][:, :-1] for what in ("down", "train", "up"))
-        yield World(name, setting, begin["down"][:, :-1] - begin["round"][:, -1:], train, whole, {"down": down, "up": up})
+        yield World(
+            name,
+            setting,
+            begin["down"][:, :-1] - begin["round"][:, -1:],
+            train,
+            whole,
+            {"down": down, "up": up},
+        )
 
 
 def network_of(setting: dict[str, Any], simulation: Simulation, transport: Transport) -> Network:
@@ -66,12 +82,21 @@ def network_of(setting: dict[str, Any], simulation: Simulation, transport: Trans
     if "cells" not in setting:
         return Star(simulation, *columns, latency, *server, transport)
     ways: tuple[Direction, ...] = ("down", "up")
-    links = {f"{cell} {way}": rates[way] * _MBIT_S for cell, rates in setting["cells"].items() for way in ways}
-    routes = {way: [[f"{client['cell']} {way}"] if "cell" in client else [] for client in clients] for way in ways}
+    links = {
+        f"{cell} {way}": rates[way] * _MBIT_S
+        for cell, rates in setting["cells"].items()
+        for way in ways
+    }
+    routes = {
+        way: [[f"{client['cell']} {way}"] if "cell" in client else [] for client in clients]
+        for way in ways
+    }
     return Listed(simulation, links, *columns, latency, transport, routes=routes)
 
 
-def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict[Direction, Floats]]:
+def simulated(
+    world: World, protocol: Protocol, seed: int
+) -> tuple[Floats, dict[Direction, Floats]]:
     """How long rounds and transfers of a world take, as ``World`` has them."""
     simulation = Simulation()
     network = network_of(world.setting, simulation, Transport(protocol, Streams(seed)))
@@ -84,11 +109,17 @@ def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict
                 trained = simulation.now + world.trained[number, client]
                 simulation.wake(("train", client), trained, lambda: send("up", number, client))
 
-        flows[direction, number, client] = network.send(*ends(client, direction), world.setting["bytes"], done)
+        flows[direction, number, client] = network.send(
+            *ends(client, direction), world.setting["bytes"], done
+        )
 
     for (number, client), after in np.ndenumerate(world.begin):
         begin = number * apart + after
-        simulation.wake(("begin", client), begin, lambda number=number, client=client: send("down", number, client))  # type: ignore[misc]
+        simulation.wake(
+            ("begin", client),
+            begin,
+            lambda number=number, client=client: send("down", number, client),
+        )  # type: ignore[misc]
     asyncio.run(simulation.run())
     took: dict[Direction, Floats] = {way: np.zeros_like(world.begin) for way in world.transfers}
     over = np.zeros_like(world.begin)
@@ -102,13 +133,20 @@ def simulated(world: World, protocol: Protocol, seed: int) -> tuple[Floats, dict
 def errors(world: World, protocol: Protocol, seeds: int) -> tuple[Floats, Floats, Floats]:
     """Simulated over real, less 1, of so many runs, of which each has other weights.
 
-    Of each round, all runs in a row; of each download and upload, [2, rounds, clients]; and of the mean length of each over all
-    runs: which of equal flows is first is chance.
+    Of each round, all runs in a row; of each download and upload, [2, rounds, clients]; and of
+    the mean length of each over all runs: which of equal flows is first is chance.
     """
     runs = [simulated(world, protocol, seed) for seed in range(seeds)]
-    real, *here = (np.stack([of[way] for way in ("down", "up")]) for of in (world.transfers, *(took for _, took in runs)))
+    real, *here = (
+        np.stack([of[way] for way in ("down", "up")])
+        for of in (world.transfers, *(took for _, took in runs))
+    )
     rounds = np.concatenate([took / world.rounds - 1 for took, _ in runs])
-    return rounds, np.concatenate(here, axis=1) / np.tile(real, (1, seeds, 1)) - 1, np.mean(here, axis=0) / real - 1
+    return (
+        rounds,
+        np.concatenate(here, axis=1) / np.tile(real, (1, seeds, 1)) - 1,
+        np.mean(here, axis=0) / real - 1,
+    )
 
 
 def write(path: Path) -> None:
@@ -118,12 +156,26 @@ def write(path: Path) -> None:
         table.writerow(["what", "cell", "measured", "predicted", "error", "given"])
         for world in worlds():
             runs = [simulated(world, Tcp(), seed) for seed in range(20)]
-            figures = {"round, s": (world.rounds.mean(), np.mean([rounds.mean() for rounds, _ in runs]))}
+            figures = {
+                "round, s": (world.rounds.mean(), np.mean([rounds.mean() for rounds, _ in runs]))
+            }
             for way, name in (("down", "downloads, s"), ("up", "uploads, s")):
-                figures[name] = world.transfers[way].mean(), np.mean([took[way].mean() for _, took in runs])
+                figures[name] = (
+                    world.transfers[way].mean(),
+                    np.mean([took[way].mean() for _, took in runs]),
+                )
             for what, (real, here) in figures.items():
                 known = "yes" if world.name in FITTED else "no"
-                table.writerow([what, world.name, f"{real:.5g}", f"{here:.5g}", f"{here / real - 1:+.4f}", known])
+                table.writerow(
+                    [
+                        what,
+                        world.name,
+                        f"{real:.5g}",
+                        f"{here:.5g}",
+                        f"{here / real - 1:+.4f}",
+                        known,
+                    ]
+                )
 
 
 if __name__ == "__main__":

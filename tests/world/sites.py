@@ -31,13 +31,24 @@ class WorkSite:
     ) -> None:
         messages = Messages(network._simulation, network, 0, lambda edge: None)
         population.batching = Batching(batch_size)
-        self.simulation, self.population, self.availability = messages.simulation, population, availability or AlwaysOn()
+        self.simulation, self.population, self.availability = (
+            messages.simulation,
+            population,
+            availability or AlwaysOn(),
+        )
         compute = Compute(Streams(1), 0.0, None, len(population.speed))
         self.ended: list[Task] = []
         self.records: list[Record] = []
         self.following: Callable[[Task], tuple[TaskStep, ...]] | None = None
         self.tasks = TaskRunner(
-            messages, population, self.availability, compute, self._more, self.ended.append, batteries, host
+            messages,
+            population,
+            self.availability,
+            compute,
+            self._more,
+            self.ended.append,
+            batteries,
+            host,
         )
         self.simulation.listen(self.records.append)
 
@@ -62,9 +73,16 @@ class WorkSite:
         asyncio.run(self.simulation.run())
 
     def steps(self, device: int = 0) -> list[tuple[Any, ...]]:
-        """(step, end, outcome, amount) of each step of a device; an amount is of bytes, or of epochs."""
+        """(step, end, outcome, amount) of each step of a device; an amount is of bytes, or of
+        epochs.
+        """
         return [
-            (end.fields["step"], end.time, end.fields["outcome"], end.fields.get("delivered", end.fields.get("epochs")))
+            (
+                end.fields["step"],
+                end.time,
+                end.fields["outcome"],
+                end.fields.get("delivered", end.fields.get("epochs")),
+            )
             for end in self.records
             if end.kind == "step-end" and end.fields["device"] == device
         ]

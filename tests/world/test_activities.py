@@ -1,4 +1,6 @@
-"""What processes send and compute: known times, shares, losses, cancellations, books, and a run that goes on to the bit."""
+"""What processes send and compute: known times, shares, losses, cancellations, books, and a run
+that goes on to the bit.
+"""
 
 import asyncio
 import math
@@ -19,13 +21,31 @@ from fedsim.lab.audit import audit
 from fedsim.lab.trackers.trace import trace_events
 from fedsim.plugin import SERVER, Activity, Process, World
 from fedsim.running.runner import Job
-from fedsim.testing import assert_same_run, assert_sound, eventful_world, go_on, quiet_world, run, run_until
+from fedsim.testing import (
+    assert_same_run,
+    assert_sound,
+    eventful_world,
+    go_on,
+    quiet_world,
+    run,
+    run_until,
+)
 from fedsim.world.task import Payload
 
 HERE = __name__
-STAR = {"kind": "star", "server": {"up": "100 B/s"}, "device": {"up": "100 B/s", "down": "50 B/s", "latency": "500 ms"}}
+STAR = {
+    "kind": "star",
+    "server": {"up": "100 B/s"},
+    "device": {"up": "100 B/s", "down": "50 B/s", "latency": "500 ms"},
+}
 DEVICES = {"devices": 4, "speed": "10 samples/s", "reference_flops": 1e9}
-EDGES = {"kind": "tree", "cells": 2, "cell": {}, "edge": {"send": "10 B/s"}, "device": {"up": "100 B/s"}}
+EDGES = {
+    "kind": "tree",
+    "cells": 2,
+    "cell": {},
+    "edge": {"send": "10 B/s"},
+    "device": {"up": "100 B/s"},
+}
 
 
 def played(*programs: Callable[[World], Iterator[Any]], **sections: Any) -> list[Any]:
@@ -57,16 +77,24 @@ def one(call: Callable[[World], Activity], at: float = 0.0) -> Callable[[World],
         (lambda world: world.send("device 3", "edge 1", 100), EDGES, (1.0, "done", 0.0)),
         (lambda world: world.compute(0, samples=50), STAR, (5.0, "done", 0.0)),
         (lambda world: world.compute("device 2", "20 GFLOP"), STAR, (2.0, "done", 0.0)),
-        (lambda world: world.compute(0, "20 GFLOP", samples=50, seconds="1 s"), STAR, (8.0, "done", 0.0)),
+        (
+            lambda world: world.compute(0, "20 GFLOP", samples=50, seconds="1 s"),
+            STAR,
+            (8.0, "done", 0.0),
+        ),
         (lambda world: world.compute(0, seconds=0), STAR, (0.0, "done", 0.0)),
     ],
 )
-def test_alone(call: Callable[[World], Activity], network: dict[str, Any], expected: tuple[Any, ...]) -> None:
+def test_alone(
+    call: Callable[[World], Activity], network: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
     assert played(one(call), network=network) == [expected]
 
 
 def test_messages_share_links_and_what_is_cut_off_gives_its_share_back() -> None:
-    """Two share 100 B/s from 0.5 s on; one is interrupted at 4.5 s with 200 B sent, so that the other is there at 8.5 s."""
+    """Two share 100 B/s from 0.5 s on; one is interrupted at 4.5 s with 200 B sent, so that the
+    other is there at 8.5 s.
+    """
 
     def interrupted(how: str) -> Callable[[World], Iterator[Any]]:
         def sender(world: World) -> Iterator[Any]:
@@ -108,7 +136,9 @@ FORMS: Forms = {
     "| with SimPy's timeout": lambda world, one, other: world.env.timeout(99) | one,
     "&": lambda world, one, other: one & world.timeout(99),
     "nested": lambda world, one, other: (one & world.timeout(1)) | world.timeout(99),
-    "nested twice": lambda world, one, other: world.timeout(99) | ((world.timeout(98) | one) & world.timeout(97)),
+    "nested twice": lambda world, one, other: (
+        world.timeout(99) | ((world.timeout(98) | one) & world.timeout(97))
+    ),
     "any_of": lambda world, one, other: world.env.any_of([one, world.timeout(99)]),
     "all_of": lambda world, one, other: world.env.all_of([world.timeout(1), one]),
     "AnyOf": lambda world, one, other: simpy.AnyOf(world.env, [world.timeout(99), one]),
@@ -118,7 +148,9 @@ FORMS: Forms = {
 BOTH: Forms = {
     "|": lambda world, one, other: one | other,
     "&": lambda world, one, other: one & other,
-    "all_of in any_of": lambda world, one, other: world.env.any_of([world.env.all_of([one, other]), world.timeout(99)]),
+    "all_of in any_of": lambda world, one, other: world.env.any_of(
+        [world.env.all_of([one, other]), world.timeout(99)]
+    ),
 }
 ACTIVITIES: dict[str, Callable[[World], Activity]] = {
     "message": lambda world: world.send(0, "server", 950.0),
@@ -126,8 +158,12 @@ ACTIVITIES: dict[str, Callable[[World], Activity]] = {
 }
 
 
-def waits_until(form: Callable[..., Any], stopped: float | None, then: Callable[..., Any] | None = None) -> list[Any]:
-    """Outcomes at 20 s of a message and a computation of 10 s, for which a process waits until it is interrupted."""
+def waits_until(
+    form: Callable[..., Any], stopped: float | None, then: Callable[..., Any] | None = None
+) -> list[Any]:
+    """Outcomes at 20 s of a message and a computation of 10 s, for which a process waits until
+    it is interrupted.
+    """
     world = fedsim.build_world(DEVICES, STAR)
     one, other = (make(world) for make in ACTIVITIES.values())
 
@@ -153,7 +189,10 @@ def waits_until(form: Callable[..., Any], stopped: float | None, then: Callable[
 @pytest.mark.parametrize("form", FORMS)
 def test_an_interrupt_cancels_an_activity_in_any_form_of_condition(form: str) -> None:
     assert waits_until(FORMS[form], 4.0) == ["cancelled", "done"]
-    assert waits_until(lambda world, one, other: FORMS[form](world, other, one), 4.0) == ["done", "cancelled"]
+    assert waits_until(lambda world, one, other: FORMS[form](world, other, one), 4.0) == [
+        "done",
+        "cancelled",
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -193,7 +232,9 @@ def test_a_condition_that_another_process_waits_for_keeps_its_activity(form: str
 
 
 def test_an_activity_goes_on_that_a_timeout_has_outrun() -> None:
-    """``message | timeout`` is decided by its timeout at 4 s: who is not interrupted cancels by ``with`` or ``cancel()``."""
+    """``message | timeout`` is decided by its timeout at 4 s: who is not interrupted cancels by
+    ``with`` or ``cancel()``.
+    """
     forms: list[Callable[..., Any]] = [
         lambda world, one, other: one | world.timeout(4),
         lambda world, one, other: (one & world.timeout(1)) | world.timeout(4),
@@ -204,10 +245,14 @@ def test_an_activity_goes_on_that_a_timeout_has_outrun() -> None:
 
 
 def test_what_has_ended_of_a_condition_stays_as_it_is() -> None:
-    """The computation is done at 10 s, the message of 950 bytes and 0.5 s would be at 10 s too; what ends at once has ended."""
+    """The computation is done at 10 s, the message of 950 bytes and 0.5 s would be at 10 s too;
+    what ends at once has ended.
+    """
     form = FORMS["all_of"]
     assert waits_until(form, 10.0) == ["done", "done"]
-    assert waits_until(lambda world, one, other: world.env.all_of([one, other, world.timeout(15)]), 12.0) == ["done", "done"]
+    assert waits_until(
+        lambda world, one, other: world.env.all_of([one, other, world.timeout(15)]), 12.0
+    ) == ["done", "done"]
 
 
 def test_a_computation_follows_the_pace_and_can_be_taken_up_from_what_is_left() -> None:
@@ -229,7 +274,9 @@ def test_a_computation_follows_the_pace_and_can_be_taken_up_from_what_is_left() 
 
 @pytest.mark.parametrize("away", ["intervals", "off"])
 def test_what_needs_a_device_that_is_away_is_lost(away: str, tmp_path: Path) -> None:
-    (tmp_path / "on.csv").write_text("device,start,end\n0,0 s,4 s\n0,10 s,1 h\n1,0 s,1 h\n2,0 s,1 h\n3,0 s,1 h\n")
+    (tmp_path / "on.csv").write_text(
+        "device,start,end\n0,0 s,4 s\n0,10 s,1 h\n1,0 s,1 h\n2,0 s,1 h\n3,0 s,1 h\n"
+    )
     population = DEVICES | {"availability": {"kind": "intervals", "file": str(tmp_path / "on.csv")}}
 
     def off(world: World) -> Iterator[Any]:
@@ -273,13 +320,18 @@ def test_facts() -> None:
     assert facts == [50.0, 100.0, 0.5, 4, "raspberry-pi-5", 0.0, math.inf, True]
     assert flops is not None
     assert flops > 1e9
-    assert fedsim.Simulation(fedsim.load("quickstart", ["learning=off"])).world.device(3).samples > 0
+    assert (
+        fedsim.Simulation(fedsim.load("quickstart", ["learning=off"])).world.device(3).samples > 0
+    )
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
-        (lambda world: world.send("devise 1", "server", 1), "no endpoint 'devise 1'; allowed are server, device 0 to 3"),
+        (
+            lambda world: world.send("devise 1", "server", 1),
+            "no endpoint 'devise 1'; allowed are server, device 0 to 3",
+        ),
         (lambda world: world.send("sever", 1, 1), "did you mean 'server'"),
         (lambda world: world.send(1, 1, 1), "sends to itself"),
         (lambda world: world.send(1, 9, 1), "there is no endpoint 9"),
@@ -302,24 +354,41 @@ def test_a_world_that_cannot_be_built() -> None:
 
 
 def test_any_endpoints_and_their_books(tmp_path: Path) -> None:
-    """Two messages of a device share its link up; one of the server's does not; ledger, transfers and trace tell of all.
+    """Two messages of a device share its link up; one of the server's does not; ledger,
+    transfers and trace tell of all.
 
-    They pass no server, which draws nothing for them. The audit finds what a slower link cannot have carried.
+    They pass no server, which draws nothing for them. The audit finds what a slower link cannot
+    have carried.
     """
     sections = quiet_world({"kind": "fedavg", "clients_per_round": 2}, rounds=1)
     device = {"down": "1 MB/s", "up": "100 kB/s", "latency": "50 ms"}
-    sections |= {"network": {"kind": "star", "device": device}, "learning": "off", "stop": {"simulated_time": "40 s"}}
+    sections |= {
+        "network": {"kind": "star", "device": device},
+        "learning": "off",
+        "stop": {"simulated_time": "40 s"},
+    }
     sections["energy"] = {"server": {"byte": "1 J/kB"}}
-    job, told = Job(fedsim.Scenario(**sections), tmp_path / "run", Inline()), list[tuple[float, str]]()
+    job, told = (
+        Job(fedsim.Scenario(**sections), tmp_path / "run", Inline()),
+        list[tuple[float, str]](),
+    )
 
     def send() -> Iterator[Any]:
         yield job.simulation.env.timeout(30)
         for ends in ((20, 21), (20, 22), (SERVER, 23)):
-            job.run.messages.send(*ends, (Payload("model", 1e5),), 7, lambda _, how: told.append((job.simulation.now, how)))
+            job.run.messages.send(
+                *ends,
+                (Payload("model", 1e5),),
+                7,
+                lambda _, how: told.append((job.simulation.now, how)),
+            )
 
     job.simulation.env.process(send())  # type: ignore[arg-type]
     summary = asyncio.run(job.execute()).summary
-    assert told == [(pytest.approx(when, abs=1e-6), "done") for when in (30 + 0.05 + 0.1, 30 + 0.1 + 2, 30 + 0.1 + 2)]
+    assert told == [
+        (pytest.approx(when, abs=1e-6), "done")
+        for when in (30 + 0.05 + 0.1, 30 + 0.1 + 2, 30 + 0.1 + 2)
+    ]
     folder = assert_sound(tmp_path / "run")
     rows = [row for row in folder.transfers if row["direction"] == "peer"]
     assert [(row["sender"], row["receiver"], row["round"], row["delivered"]) for row in rows] == [
@@ -328,19 +397,30 @@ def test_any_endpoints_and_their_books(tmp_path: Path) -> None:
         ("device 20", "device 22", 7, 1e5),
     ]
     assert summary["bytes"]["peer"] == 3e5
-    assert [entry["name"] for entry in trace_events(folder) if entry["ph"] == "b"][1] == "device 20 to device 21"
+    assert [entry["name"] for entry in trace_events(folder) if entry["ph"] == "b"][
+        1
+    ] == "device 20 to device 21"
     path = tmp_path / "run" / "devices.parquet"
     table = parquet.read_table(path)
-    slower = [rate.as_py() * (0.9 if device == 20 else 1.0) for device, rate in enumerate(table.column("link_up"))]
-    parquet.write_table(table.set_column(table.column_names.index("link_up"), "link_up", [slower]), path)
-    assert "link up of device 20" in str(audit(tmp_path / "run")["no link carried more than it can"])
+    slower = [
+        rate.as_py() * (0.9 if device == 20 else 1.0)
+        for device, rate in enumerate(table.column("link_up"))
+    ]
+    parquet.write_table(
+        table.set_column(table.column_names.index("link_up"), "link_up", [slower]), path
+    )
+    assert "link up of device 20" in str(
+        audit(tmp_path / "run")["no link carried more than it can"]
+    )
 
 
 # Saved and resumed, in a run with a strategy at work.
 
 
 class Uploads(Process):
-    """A device sends files one after the other; each in as many attempts as it takes, and with a time out."""
+    """A device sends files one after the other; each in as many attempts as it takes, and with a
+    time out.
+    """
 
     restorable = True
     kind: str
@@ -357,13 +437,20 @@ class Uploads(Process):
                 state["give_up"] = world.now + 3.0
             with world.send(self.device, "server", state["left"]) as message:
                 yield message | world.until(state["give_up"])
-            state |= {"left": message.left or self.size, "give_up": None, "file": state["file"] + (message.outcome == "done")}
+            state |= {
+                "left": message.left or self.size,
+                "give_up": None,
+                "file": state["file"] + (message.outcome == "done"),
+            }
             if not message.left:
                 world.emit("file", device=self.device, number=state["file"])
 
 
 class Ring(Process):
-    """All-reduce after all-reduce; devices compute before each message. What is lost is sent again."""
+    """All-reduce after all-reduce; devices compute before each message.
+
+    What is lost is sent again.
+    """
 
     restorable = True
     kind: str
@@ -413,13 +500,17 @@ OWN = [
 ]
 
 
-def test_a_run_with_activities_is_sound_and_goes_on_to_the_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_activities_is_sound_and_goes_on_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """That of the docs is among them, and its message is lost once."""
     page = (Path(__file__).parents[2] / "docs" / "howto" / "processes.md").read_text()
     (block,) = re.findall(r"```python\n(# transfer\.py\n.*?)```", page, re.DOTALL)
     (tmp_path / "transfer_of_docs.py").write_text(block)
     monkeypatch.chdir(tmp_path)
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5, "deadline": "30 s"}, rounds=4)
+    scenario = eventful_world(
+        {"kind": "fedavg", "clients_per_round": 5, "deadline": "30 s"}, rounds=4
+    )
     scenario |= {"world": {"processes": OWN}, "learning": "off", "drift": None}
     summary = run(scenario, tmp_path / "whole")
     folder = assert_sound(tmp_path / "whole")
@@ -440,7 +531,10 @@ def test_a_run_with_activities_is_sound_and_goes_on_to_the_bit(tmp_path: Path, m
 
 
 def test_one_that_begins_something_else_when_it_is_restored_is_refused(tmp_path: Path) -> None:
-    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=3) | {"learning": "off", "drift": None}
+    scenario = eventful_world({"kind": "fedavg", "clients_per_round": 5}, rounds=3) | {
+        "learning": "off",
+        "drift": None,
+    }
     scenario["world"] = {"processes": [{"kind": f"{HERE}:Elsewhere", "device": 3, "size": 1e9}]}
     assert run_until(scenario, tmp_path / "cut", 30) == "interrupted"
     with pytest.raises(CheckpointError, match="does not come to where it was"):

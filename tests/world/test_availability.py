@@ -1,4 +1,6 @@
-"""Paths of availability: the same whoever asks and when, with the stated means; by day and night; as they were written down."""
+"""Paths of availability: the same whoever asks and when, with the stated means; by day and
+night; as they were written down.
+"""
 
 import json
 import math
@@ -63,7 +65,9 @@ def test_phases_alternate_without_gaps(path: Callable[[], Availability]) -> None
 
 
 class TestFlash:
-    def built(self, folder: Path, entries: dict[str, Any], devices: int = 5, starts: str = "00:00") -> Traces:
+    def built(
+        self, folder: Path, entries: dict[str, Any], devices: int = 5, starts: str = "00:00"
+    ) -> Traces:
         (folder / "phones.json").write_text(json.dumps(entries))
         calendar = CalendarSpec(starts=starts).build(Streams(1), devices, None)
         return Flash(file="phones.json").build_on(Streams(1), devices, folder, calendar)
@@ -81,7 +85,9 @@ class TestFlash:
         assert path.next_on(0, 75.0) == 110.0
 
     def test_ends_of_traces(self, tmp_path: Path) -> None:
-        """A phase that reaches over a trace's end goes on, one that is always on has no end, and one never on never comes."""
+        """A phase that reaches over a trace's end goes on, one that is always on has no end, and
+        one never on never comes.
+        """
         assert self.one(tmp_path, [[1000, 1010], [1090, 1100]]).span(0, 95.0).end == 110.0
         assert self.one(tmp_path, [[1000, 1100]]).span(0, 5e5).end == math.inf
         assert self.one(tmp_path, []).next_on(0, 0.0) == math.inf
@@ -95,7 +101,9 @@ class TestFlash:
             ("oops", "ready: it must be a list"),
         ],
     )
-    def test_a_trace_with_holes_is_refused(self, tmp_path: Path, ready: list[Any], what: str) -> None:
+    def test_a_trace_with_holes_is_refused(
+        self, tmp_path: Path, ready: list[Any], what: str
+    ) -> None:
         with pytest.raises(DataError, match=f"trace '7'.*holes.*{what}"):
             self.one(tmp_path, ready)
 
@@ -105,11 +113,20 @@ class TestFlash:
         with pytest.raises(DataError, match="no trace that can be used"):
             self.built(tmp_path, {"1": {"start": None, "end": None, "ready": [], "ok": False}})
 
-    def test_devices_keep_the_time_of_day_that_the_traces_have_in_common(self, tmp_path: Path) -> None:
-        """Both phones are on from 01:00 to 02:00 on the file's clock, and were written down from other hours on."""
+    def test_devices_keep_the_time_of_day_that_the_traces_have_in_common(
+        self, tmp_path: Path
+    ) -> None:
+        """Both phones are on from 01:00 to 02:00 on the file's clock, and were written down from
+        other hours on.
+        """
         phones = {
             "1": {"start": 347400, "end": 433800, "ready": [[349200, 352800]], "ok": True},
-            "2": {"start": 7200, "end": 7200 + 2 * 86400, "ready": [[90000, 93600], [176400, 180000]], "ok": True},
+            "2": {
+                "start": 7200,
+                "end": 7200 + 2 * 86400,
+                "ready": [[90000, 93600], [176400, 180000]],
+                "ok": True,
+            },
         }
         path = self.built(tmp_path, phones, 20, "22:00")
         for device in range(20):
@@ -117,12 +134,16 @@ class TestFlash:
             assert path.next_on(device, 4 * 3600.0) == 27 * 3600.0
 
     def test_the_tide_of_the_published_traces(self, data_folder: Path) -> None:
-        """By the hour of the day the phones of the file are ready 2.1 times as often at best as at worst (each once).
+        """By the hour of the day the phones of the file are ready 2.1 times as often at best as
+        at worst (each once).
 
         9.5 % of the time over all phones, 13 % over those with intervals.
         """
         path = Flash().build_on(Streams(1), 1500, data_folder, Calendar.assumed(1500))
-        ready = [sum(path.span(device, 900.0 * quarter).on for device in range(1500)) for quarter in range(96)]
+        ready = [
+            sum(path.span(device, 900.0 * quarter).on for device in range(1500))
+            for quarter in range(96)
+        ]
         hours = np.array(ready).reshape(24, 4).mean(axis=1)
         assert hours.max() / hours.min() == pytest.approx(2.1, abs=0.35)
         assert 2 <= hours.argmax() <= 7
@@ -132,29 +153,41 @@ class TestFlash:
 DEVICES = 40
 
 _TIMES = st.floats(0, 3e6, allow_nan=False) | st.integers(0, 40).map(lambda hours: hours * 3600.0)
-_QUESTIONS = st.lists(st.tuples(_TIMES, st.sets(st.integers(0, DEVICES - 1), min_size=1)), min_size=1, max_size=6)
+_QUESTIONS = st.lists(
+    st.tuples(_TIMES, st.sets(st.integers(0, DEVICES - 1), min_size=1)), min_size=1, max_size=6
+)
 
 
-def phases_of(mean_on: float = 1200.0, mean_off: float = 300.0, devices: int = DEVICES, seed: int = 1) -> Phases:
+def phases_of(
+    mean_on: float = 1200.0, mean_off: float = 300.0, devices: int = DEVICES, seed: int = 1
+) -> Phases:
     return Phases(Streams(seed), "p", mean_on, mean_off, devices)
 
 
 @settings(max_examples=40)
-@given(_QUESTIONS, st.sampled_from([(1200.0, 300.0), (7200.0, 14400.0), (86400.0 * 30, 60.0), (3.0, 3000.0)]))
-def test_many_at_once_are_as_one_by_one_in_any_order(asked: list[tuple[float, set[int]]], means: tuple[float, float]) -> None:
+@given(
+    _QUESTIONS,
+    st.sampled_from([(1200.0, 300.0), (7200.0, 14400.0), (86400.0 * 30, 60.0), (3.0, 3000.0)]),
+)
+def test_many_at_once_are_as_one_by_one_in_any_order(
+    asked: list[tuple[float, set[int]]], means: tuple[float, float]
+) -> None:
     together, alone = phases_of(*means), phases_of(*means)
     for time, devices in asked:
         column = np.array(sorted(devices, reverse=True), dtype=np.int64)
         on = together.on(column, time)
         spans = [alone.span(device, time) for device in column.tolist()]
         assert on.tolist() == [span.on for span in spans]
-        assert [together.span(device, time) for device in column.tolist()] == spans  # where the walk has left each
+        # where the walk has left each
+        assert [together.span(device, time) for device in column.tolist()] == spans
 
 
 def test_phases_shorter_than_a_tick_take_one() -> None:
     together, alone = phases_of(1e-12, 1e-12, 3), phases_of(1e-12, 1e-12, 3)
     time = 700 * TICK_S
-    assert together.on(np.arange(3), time).tolist() == [alone.span(device, time).on for device in range(3)]
+    assert together.on(np.arange(3), time).tolist() == [
+        alone.span(device, time).on for device in range(3)
+    ]
     assert together.span(0, time) == alone.span(0, time)
     assert together.span(0, time).end - time == TICK_S
 
@@ -169,7 +202,9 @@ def test_more_devices_than_are_walked_at_a_time(monkeypatch: pytest.MonkeyPatch)
 def test_the_share_of_those_who_are_on_is_as_stated_at_any_time() -> None:
     path, everybody = phases_of(1200.0, 300.0, 50_000, seed=2), np.arange(50_000)
     for time in (0.0, 1000.0, 40_000.0):
-        assert path.on(everybody, time).mean() == pytest.approx(0.8, abs=5 * math.sqrt(0.8 * 0.2 / 50_000))
+        assert path.on(everybody, time).mean() == pytest.approx(
+            0.8, abs=5 * math.sqrt(0.8 * 0.2 / 50_000)
+        )
 
 
 MANY = 20_000
@@ -178,7 +213,9 @@ MANY = 20_000
 def tidal(devices: int = MANY, calendar: dict[str, Any] | None = None, **how: Any) -> Availability:
     streams = Streams(3)
     spec = Diurnal(**{"most": 0.5, "least": 0.1, "peak": "02:00", "lasts": "90 min"} | how)  # type: ignore[arg-type]
-    return spec.build_on(streams, devices, None, CalendarSpec(**calendar or {}).build(streams, devices, None))
+    return spec.build_on(
+        streams, devices, None, CalendarSpec(**calendar or {}).build(streams, devices, None)
+    )
 
 
 def share(path: Availability, time: float, devices: range = range(MANY)) -> float:
@@ -192,20 +229,26 @@ def test_the_share_is_the_sinusoid_at_every_hour(lasts: str) -> None:
         expected = 0.3 + 0.2 * math.cos(2 * math.pi * (hour - 2) / 24)
         assert share(path, hour * HOUR) == pytest.approx(expected, abs=5 * math.sqrt(0.25 / MANY))
         some = np.arange(300)
-        assert path.on(some, hour * HOUR).tolist() == [path.span(device, hour * HOUR).on for device in range(300)]
+        assert path.on(some, hour * HOUR).tolist() == [
+            path.span(device, hour * HOUR).on for device in range(300)
+        ]
 
 
 def test_it_is_the_local_hour_that_counts() -> None:
     half = MANY // 2
     zones = ["Europe/Berlin"] * half + ["Etc/GMT+5"] * half
     path = tidal(calendar={"starts": "2024-07-01T18:00+02:00", "zone": zones}, most=0.9, least=0.0)
-    assert share(path, 8 * HOUR, range(half)) == pytest.approx(0.9, abs=0.02)  # 02:00 in Berlin, in summer
+    # 02:00 in Berlin, in summer
+    assert share(path, 8 * HOUR, range(half)) == pytest.approx(0.9, abs=0.02)
     assert share(path, 20 * HOUR, range(half)) == pytest.approx(0.0, abs=0.02)
-    assert share(path, 15 * HOUR, range(half, MANY)) == pytest.approx(0.9, abs=0.02)  # 18:00 there is 11:00 here
+    # 18:00 there is 11:00 here
+    assert share(path, 15 * HOUR, range(half, MANY)) == pytest.approx(0.9, abs=0.02)
 
 
 def test_habits() -> None:
-    """With one draw for ever a device is on in the same window each day, symmetric about the peak."""
+    """With one draw for ever a device is on in the same window each day, symmetric about the
+    peak.
+    """
     path = tidal(50, lasts="1000 day", most=1.0, least=0.0)
     for device in range(50):
         first = path.span(device, path.next_on(device, 14 * HOUR))
@@ -214,10 +257,14 @@ def test_habits() -> None:
         assert again == (True, first.start + DAY, first.end + DAY)
 
 
-def paths(folder: Path, text: str, calendar: dict[str, Any] | None = None, devices: int = 3, **how: Any) -> Availability:
+def paths(
+    folder: Path, text: str, calendar: dict[str, Any] | None = None, devices: int = 3, **how: Any
+) -> Availability:
     (folder / "on.csv").write_text(text)
     availability = {"kind": "intervals", "file": "on.csv"} | how
-    return PopulationSpec(devices=devices, availability=availability, calendar=calendar).paths(Streams(1), folder)  # type: ignore[arg-type]
+    return PopulationSpec(devices=devices, availability=availability, calendar=calendar).paths(
+        Streams(1), folder
+    )  # type: ignore[arg-type]
 
 
 def spans(path: Availability, device: int, until: float) -> list[tuple[float, float]]:
@@ -235,7 +282,10 @@ def spans(path: Availability, device: int, until: float) -> list[tuple[float, fl
 
 
 def test_seconds(tmp_path: Path) -> None:
-    path = paths(tmp_path, "device,start,end\n2,50 s,2 min\n0,0 s,10 s\n2,10 s,20 s\n2,20 s,30 s\n2,40 s,40 s\n")
+    path = paths(
+        tmp_path,
+        "device,start,end\n2,50 s,2 min\n0,0 s,10 s\n2,10 s,20 s\n2,20 s,30 s\n2,40 s,40 s\n",
+    )
     assert spans(path, 0, 1000) == [(0, 10)]
     assert spans(path, 1, 1000) == []
     assert spans(path, 2, 1000) == [(10, 30), (50, 120)]
@@ -245,34 +295,57 @@ def test_seconds(tmp_path: Path) -> None:
 
 def test_times_of_day_are_local_and_may_go_over_midnight(tmp_path: Path) -> None:
     text = "device,start,end\n0,22:00,06:30\n1,22:00,06:30\n2,00:00,00:00\n1,12:00,13:00\n"
-    path = paths(tmp_path, text, {"starts": "2024-03-04T05:00Z", "zone": ["UTC", "Asia/Tokyo", "UTC"]})
-    assert spans(path, 0, 2 * DAY) == [(0, 1.5 * HOUR), (17 * HOUR, 25.5 * HOUR), (41 * HOUR, 49.5 * HOUR)]
+    path = paths(
+        tmp_path, text, {"starts": "2024-03-04T05:00Z", "zone": ["UTC", "Asia/Tokyo", "UTC"]}
+    )
+    assert spans(path, 0, 2 * DAY) == [
+        (0, 1.5 * HOUR),
+        (17 * HOUR, 25.5 * HOUR),
+        (41 * HOUR, 49.5 * HOUR),
+    ]
     tokyo = [(8, 16.5), (22, 23), (32, 40.5), (46, 47)]  # it is 14:00 there
     assert spans(path, 1, 2 * DAY) == [(start * HOUR, end * HOUR) for start, end in tokyo]
     assert spans(path, 2, 2 * DAY) == [(0, math.inf)]
 
 
 def test_dates(tmp_path: Path) -> None:
-    """Four hours of that night in Berlin, as summer time began; what was before the run is left out."""
+    """Four hours of that night in Berlin, as summer time began; what was before the run is left
+    out.
+    """
     text = "device,start,end\n0,2024-03-30T23:00,2024-03-31T04:00\n0,2024-03-29T10:00,2024-03-29T12:00\n"
-    text += "1,2024-03-30 21:00:00Z,2024-03-30 23:30:00+01:00\n1,2024-03-30T12:00,2024-03-30T21:00\n"
-    path = paths(tmp_path, text, {"starts": "2024-03-30T20:00Z", "zone": ["Europe/Berlin", "UTC", "UTC"]})
+    text += (
+        "1,2024-03-30 21:00:00Z,2024-03-30 23:30:00+01:00\n1,2024-03-30T12:00,2024-03-30T21:00\n"
+    )
+    path = paths(
+        tmp_path, text, {"starts": "2024-03-30T20:00Z", "zone": ["Europe/Berlin", "UTC", "UTC"]}
+    )
     assert spans(path, 0, 2 * DAY) == [(2 * HOUR, 6 * HOUR)]
     assert spans(path, 1, 2 * DAY) == [(0, 2.5 * HOUR)]
 
 
 @pytest.mark.parametrize("zone", [None, "UTC", "America/New_York"])
 def test_parquet_holds_the_same(tmp_path: Path, zone: str | None) -> None:
-    start = pd.to_datetime(["2024-03-04T06:00", "2024-03-04T08:00"]).tz_localize("UTC").tz_convert(zone)
-    pd.DataFrame({"device": [0, 1], "start": start, "end": start + pd.Timedelta("90min")}).to_parquet(tmp_path / "on.parquet")
+    start = (
+        pd.to_datetime(["2024-03-04T06:00", "2024-03-04T08:00"]).tz_localize("UTC").tz_convert(zone)
+    )
+    pd.DataFrame(
+        {"device": [0, 1], "start": start, "end": start + pd.Timedelta("90min")}
+    ).to_parquet(tmp_path / "on.parquet")
     how = {"kind": "intervals", "file": "on.parquet"}
     calendar = {"starts": "2024-03-04T06:00"}
-    path = PopulationSpec(devices=2, availability=how, calendar=calendar).paths(Streams(1), tmp_path)  # type: ignore[arg-type]
-    assert [spans(path, device, DAY) for device in range(2)] == [[(0, 1.5 * HOUR)], [(2 * HOUR, 3.5 * HOUR)]]
+    path = PopulationSpec(devices=2, availability=how, calendar=calendar).paths(
+        Streams(1), tmp_path
+    )  # type: ignore[arg-type]
+    assert [spans(path, device, DAY) for device in range(2)] == [
+        [(0, 1.5 * HOUR)],
+        [(2 * HOUR, 3.5 * HOUR)],
+    ]
 
 
 def test_devices_may_be_drawn_among_those_of_the_file(tmp_path: Path) -> None:
-    path = paths(tmp_path, "device,start,end\nmine,1,2\nyours,3,4\n", unit="s", drawn=True, devices=1000)
+    path = paths(
+        tmp_path, "device,start,end\nmine,1,2\nyours,3,4\n", unit="s", drawn=True, devices=1000
+    )
     kinds = [tuple(spans(path, device, 10)) for device in range(1000)]
     assert set(kinds) == {((1.0, 2.0),), ((3.0, 4.0),)}
     assert kinds.count(((1.0, 2.0),)) == pytest.approx(500, abs=80)
@@ -281,15 +354,39 @@ def test_devices_may_be_drawn_among_those_of_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("device,start,end\n0,1 s,5 s\n3,1 s,5 s\n", r"row 2 of '.*on\.csv': device is '3': allowed are 0 to 2"),
-        ("device,start,end\n0,5 s,1 s\n", r"row 1 of '.*': end is '1 s': that is before its start, 5 s"),
-        ("device,start,end\n0,8 s,9 s\n1,3 s,9 s\n0,1 s,8.5 s\n", r"row 1 of '.*': start is '8 s': that is within row 3 of"),
-        ("device,start,end\n0,1,5\n", r"row 1 of '.*': start is '1': a time is a number and a unit"),
-        ("device,start,end\n0,1 s,5 s\n0,22:00,23:00\n", r"row 2 of '.*': start is '22:00': the first row has simulated times"),
+        (
+            "device,start,end\n0,1 s,5 s\n3,1 s,5 s\n",
+            r"row 2 of '.*on\.csv': device is '3': allowed are 0 to 2",
+        ),
+        (
+            "device,start,end\n0,5 s,1 s\n",
+            r"row 1 of '.*': end is '1 s': that is before its start, 5 s",
+        ),
+        (
+            "device,start,end\n0,8 s,9 s\n1,3 s,9 s\n0,1 s,8.5 s\n",
+            r"row 1 of '.*': start is '8 s': that is within row 3 of",
+        ),
+        (
+            "device,start,end\n0,1,5\n",
+            r"row 1 of '.*': start is '1': a time is a number and a unit",
+        ),
+        (
+            "device,start,end\n0,1 s,5 s\n0,22:00,23:00\n",
+            r"row 2 of '.*': start is '22:00': the first row has simulated times",
+        ),
         ("device,start,end\n0,22:00,25:00\n", r"row 1 of '.*': end is '25:00'"),
-        ("device,start,end\n0,22:00,22:00\n", r"row 1 of '.*': end is '22:00': that is when it starts"),
-        ("device,start,end\n0,22:00,06:00\n0,05:00,07:00\n", r"row 2 of '.*': start is '05:00': that is within row 1"),
-        ("device,start,end\n0,2024-03-04T08:00,2024-03-04T07:00\n", r"row 1 of '.*': end is .*before its start"),
+        (
+            "device,start,end\n0,22:00,22:00\n",
+            r"row 1 of '.*': end is '22:00': that is when it starts",
+        ),
+        (
+            "device,start,end\n0,22:00,06:00\n0,05:00,07:00\n",
+            r"row 2 of '.*': start is '05:00': that is within row 1",
+        ),
+        (
+            "device,start,end\n0,2024-03-04T08:00,2024-03-04T07:00\n",
+            r"row 1 of '.*': end is .*before its start",
+        ),
     ],
 )
 def test_bad_intervals(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,6 @@
-"""Keys of the world that other people's measurements asked for: each mistake is refused by its key, with what is allowed."""
+"""Keys of the world that other people's measurements asked for: each mistake is refused by its
+key, with what is allowed.
+"""
 
 import pytest
 

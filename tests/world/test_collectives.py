@@ -32,10 +32,13 @@ ONE = SIZE / RATE
     ("kind", "pieces", "seconds"),
     [
         ("ring", 1, 2 * 7 / 8 * ONE + 14 * DELAY),
-        ("ring", 4, 2 * 7 / 8 * ONE + DELAY),  # while a piece is under way the next one is sent: only the last waits
+        # while a piece is under way the next one is sent: only the last waits
+        ("ring", 4, 2 * 7 / 8 * ONE + DELAY),
         ("butterfly", 1, 2 * 7 / 8 * ONE + 2 * DELAY),
-        ("tree", 1, (1 + 1 + 1 + 2 + 2 + 1) * ONE + 6 * DELAY),  # 7 -> 3 -> 1 -> 0 and back, with two children each on the way
-        ("server", 1, ONE + DELAY),  # a server's own link has no limit here, and half the latency is each device's
+        # 7 -> 3 -> 1 -> 0 and back, with two children each on the way
+        ("tree", 1, (1 + 1 + 1 + 2 + 2 + 1) * ONE + 6 * DELAY),
+        # a server's own link has no limit here, and half the latency is each device's
+        ("server", 1, ONE + DELAY),
     ],
 )
 def test_equal_links_in_closed_form(kind: CollectiveKind, pieces: int, seconds: float) -> None:
@@ -45,7 +48,9 @@ def test_equal_links_in_closed_form(kind: CollectiveKind, pieces: int, seconds: 
 @pytest.mark.parametrize("nodes", [2, 3, 5, 8])
 @pytest.mark.parametrize("kind", ["ring", "tree", "butterfly", "server"])
 def test_programs_add_up_every_contribution_once(kind: str, nodes: int) -> None:
-    """Carried out by hand with sets: in the end everybody knows of everybody, and every message that is sent is taken."""
+    """Carried out by hand with sets: in the end everybody knows of everybody, and every message
+    that is sent is taken.
+    """
     programs = collective(kind, nodes).programs
     known = [{rank} for rank in range(len(programs))]
     at, under_way = [0] * len(programs), dict[tuple[int, int], list[set[int]]]()
@@ -53,7 +58,9 @@ def test_programs_add_up_every_contribution_once(kind: str, nodes: int) -> None:
     while moved:
         moved = False
         for rank, program in enumerate(programs):
-            if at[rank] < len(program) and all(under_way.get((other, rank)) for other in program[at[rank]].receive):
+            if at[rank] < len(program) and all(
+                under_way.get((other, rank)) for other in program[at[rank]].receive
+            ):
                 step, moved = program[at[rank]], True
                 at[rank] += 1
                 for other in step.receive:
@@ -66,7 +73,9 @@ def test_programs_add_up_every_contribution_once(kind: str, nodes: int) -> None:
 
 
 def test_the_slowest_link_sets_the_pace_and_pieces_share_it() -> None:
-    """One link of half the rate doubles a ring; several connections of a pair do not make a link faster."""
+    """One link of half the rate doubles a ring; several connections of a pair do not make a link
+    faster.
+    """
     rates = {"kind": "list", "values": ["10 MB/s"] * 3 + ["5 MB/s"]}
     here = fedsim.build_world({"devices": 4}, {"kind": "star", "device": {"up": rates}})
     group = AllReduce(here, range(4), SIZE)
@@ -111,7 +120,11 @@ def test_a_lost_message_is_taken_up_where_it_stopped() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"kind": "rink"}, "there is no all-reduce 'rink'; allowed are ring, tree, butterfly, server (did you mean 'ring'?)"),
+        (
+            {"kind": "rink"},
+            "there is no all-reduce 'rink'; allowed are ring, tree, butterfly, server (did you "
+            "mean 'ring'?)",
+        ),
         ({"pieces": 0}, "pieces of an all-reduce is 0; allowed are 1 or more"),
         ({"nodes": [0]}, "an all-reduce among 1 nodes; allowed are 2 or more"),
         ({"size": "5 km"}, "the vector of an all-reduce is '5 km'"),

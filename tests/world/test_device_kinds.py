@@ -1,4 +1,6 @@
-"""Devices by name: the catalogue and its sources, kinds of the user's own, mixtures, and models that do not fit."""
+"""Devices by name: the catalogue and its sources, kinds of the user's own, mixtures, and models
+that do not fit.
+"""
 
 import re
 from pathlib import Path
@@ -22,7 +24,12 @@ ZERO = {"like": "raspberry-pi-zero-2w", "memory": "1 MB"}
 
 
 def world(**population: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"seed": 5, "learning": "off", "data": {"source": "digits"}, "stop": {"rounds": 4}}
+    found: dict[str, Any] = {
+        "seed": 5,
+        "learning": "off",
+        "data": {"source": "digits"},
+        "stop": {"rounds": 4},
+    }
     found |= {"model": {"kind": "mlp", "hidden": [200]}, "population": {"devices": 12} | population}
     found |= {"network": {"kind": "star", "server": {"up": "20 Mbit/s"}}}
     return found | {"strategy": {"kind": "fedavg", "clients_per_round": 5}}
@@ -40,8 +47,16 @@ def test_every_figure_of_the_catalogue_has_a_source_and_a_date() -> None:
         assert len(title) > 20
         known = figures(name, "kind")
         only = {"epoch", "gpu", "arm", "receive_byte", "send_byte", "tail", "tail_lasts"}
-        own = {"gpu"} if "CUDA" in title else {"arm"} if "Raspberry" in title else only - {"epoch", "gpu", "arm"}
-        assert known.keys() == DeviceKind.model_fields.keys() - only | (own if "phone" in name or len(own) == 1 else set())
+        own = (
+            {"gpu"}
+            if "CUDA" in title
+            else {"arm"}
+            if "Raspberry" in title
+            else only - {"epoch", "gpu", "arm"}
+        )
+        assert known.keys() == DeviceKind.model_fields.keys() - only | (
+            own if "phone" in name or len(own) == 1 else set()
+        )
         for figure in known.values():
             assert len(figure.source) > 10
             assert re.fullmatch(r"20\d\d-(0[1-9]|1[0-2])", figure.date)
@@ -71,14 +86,18 @@ def test_by_list_and_by_file(tmp_path: Path) -> None:
     (tmp_path / "d.csv").write_text("\n".join(["model", *names]))
     mine = {"mine": {"like": "laptop", "flops": "1 TFLOP/s", "flops_share": 0.9}}
     listed = built(device=names, kinds=mine).population.speed
-    filed = built(device={"file": str(tmp_path / "d.csv"), "column": "model"}, kinds=mine).population.speed
+    filed = built(
+        device={"file": str(tmp_path / "d.csv"), "column": "model"}, kinds=mine
+    ).population.speed
     assert listed.tolist() == filed.tolist()
     assert listed[2] > listed[0] > listed[1]
 
 
 def test_a_kind_from_nothing_and_what_is_written_back(tmp_path: Path) -> None:
     mine = {"flops": "1 GFLOP/s", "bandwidth": "1 GB/s", "memory": "1 GB"}
-    scenario = fedsim.Scenario(**world(device="mine", kinds={"mine": mine, "other": {"like": "laptop", "idle": "1 W"}}))
+    scenario = fedsim.Scenario(
+        **world(device="mine", kinds={"mine": mine, "other": {"like": "laptop", "idle": "1 W"}})
+    )
     (tmp_path / "s.toml").write_text(scenario.to_toml())
     again = load(tmp_path / "s.toml")
     assert again.population.kinds == scenario.population.kinds
@@ -90,8 +109,12 @@ def test_slow_ones_of_a_kind_are_slower_and_the_mean_is_known() -> None:
     plain = built(device="laptop")
     slowed = built(device="laptop", stragglers={"share": 0.5, "factor": 0.25})
     assert sorted(slowed.population.speed / plain.population.speed) == [0.25] * 6 + [1.0] * 6
-    assert slowed.population.mean_epoch_s("unslowed") == pytest.approx(plain.population.mean_epoch_s("all"))
-    assert slowed.population.mean_epoch_s("all") == pytest.approx(slowed.population.epochs_s().mean())
+    assert slowed.population.mean_epoch_s("unslowed") == pytest.approx(
+        plain.population.mean_epoch_s("all")
+    )
+    assert slowed.population.mean_epoch_s("all") == pytest.approx(
+        slowed.population.epochs_s().mean()
+    )
 
 
 class TestMemory:
@@ -100,15 +123,27 @@ class TestMemory:
     SMALL = ("laptop", "small") * 6
 
     def sections(self, **strategy: Any) -> dict[str, Any]:
-        sections = world(device=list(self.SMALL), kinds={"small": ZERO | {"memory": "250 kB"}}, jitter=0.1)
+        sections = world(
+            device=list(self.SMALL), kinds={"small": ZERO | {"memory": "250 kB"}}, jitter=0.1
+        )
         return sections | {"strategy": sections["strategy"] | strategy}
 
-    def test_their_tasks_end_so_after_a_forward_pass_and_their_bytes_are_wasted(self, tmp_path: Path) -> None:
+    def test_their_tasks_end_so_after_a_forward_pass_and_their_bytes_are_wasted(
+        self, tmp_path: Path
+    ) -> None:
         summary = run(self.sections(), tmp_path / "r")
         folder = RunFolder(tmp_path / "r")
-        ends = {(event["device"] % 2, event["outcome"]) for event in folder.events if event["kind"] == "task-end"}
+        ends = {
+            (event["device"] % 2, event["outcome"])
+            for event in folder.events
+            if event["kind"] == "task-end"
+        }
         assert ends == {(0, "done"), (1, "memory")}
-        steps = [event for event in folder.events if event["kind"] == "step-end" and event["outcome"] == "memory"]
+        steps = [
+            event
+            for event in folder.events
+            if event["kind"] == "step-end" and event["outcome"] == "memory"
+        ]
         assert {(event["step"], event["data"]["epochs"]) for event in steps} == {("train", 0)}
         failed = {event["task"] for event in steps}
         moved = sum(row["delivered"] for row in folder.transfers if row["task"] in failed)
@@ -117,7 +152,10 @@ class TestMemory:
         assert all(row["valid"] + row["slow"] == row["selected"] == 5 for row in folder.rounds)
         rooflines = Run(fedsim.Scenario(**self.sections()), Simulation()).population.rooflines
         assert rooflines is not None
-        begun = {event["task"]: event["time"] for event in folder.events if event["kind"] == "step-start"}  # the last
+        # the last
+        begun = {
+            event["task"]: event["time"] for event in folder.events if event["kind"] == "step-start"
+        }
         took = [event["time"] - begun[event["task"]] for event in steps]
         assert np.array(took) == pytest.approx(rooflines.testing_s(1, 10), abs=2**-29)
         assert_sound(tmp_path / "r")
@@ -128,7 +166,10 @@ class TestMemory:
 
     @pytest.mark.parametrize("kind", ["fedbuff", "fedasync"])
     def test_a_strategy_without_rounds_goes_on(self, tmp_path: Path, kind: str) -> None:
-        sections = self.sections() | {"strategy": {"kind": kind, "concurrency": 6}, "stop": {"rounds": 6}}
+        sections = self.sections() | {
+            "strategy": {"kind": kind, "concurrency": 6},
+            "stop": {"rounds": 6},
+        }
         del sections["network"]
         assert run(sections, tmp_path / "r")["rounds"] == 6
         assert_sound(tmp_path / "r")
@@ -145,10 +186,14 @@ def test_fedscale_s_units_and_what_it_refuses(tmp_path: Path, text: str, what: s
     """A sample takes 3 x 50 ms to train."""
     path = tmp_path / "traces" / "fedscale_capacity_9242.csv"
     path.parent.mkdir()
-    path.write_text("client,computation_ms_per_sample,communication_kbps,dl_kbps,ul_kbps\n0,50,1,8000,800\n")
+    path.write_text(
+        "client,computation_ms_per_sample,communication_kbps,dl_kbps,ul_kbps\n0,50,1,8000,800\n"
+    )
     drawn = FedScaleCapacity().draw(Streams(1), 3, tmp_path)
     assert drawn.links is not None
-    assert [drawn.speed.tolist(), *map(list, drawn.links)] == [pytest.approx([of] * 3) for of in (1000 / 150, 1e6, 1e5)]
+    assert [drawn.speed.tolist(), *map(list, drawn.links)] == [
+        pytest.approx([of] * 3) for of in (1000 / 150, 1e6, 1e5)
+    ]
     path.write_text(text)
     with pytest.raises(DataError, match=what):
         FedScaleCapacity().draw(Streams(1), 3, tmp_path)

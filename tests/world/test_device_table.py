@@ -1,4 +1,6 @@
-"""Quantities in tables of the user: read from CSV and Parquet, put into the order of devices, refused by row and value."""
+"""Quantities in tables of the user: read from CSV and Parquet, put into the order of devices,
+refused by row and value.
+"""
 
 import tomllib
 from pathlib import Path
@@ -30,10 +32,15 @@ def table(folder: Path, text: str, *columns: str) -> DeviceTable:
     ],
 )
 def test_rows_are_those_of_the_devices(tmp_path: Path, text: str, expected: list[float]) -> None:
-    assert table(tmp_path, text).by_device("speed", len(expected), SamplesPerSecond, "samples/s") == expected
+    assert (
+        table(tmp_path, text).by_device("speed", len(expected), SamplesPerSecond, "samples/s")
+        == expected
+    )
 
 
-@pytest.mark.parametrize("cells", [[8.0, 40.0], [8, 40], ["8", "40"], ["8 Mbit/s", "40"], ["8.0e0", "40000 kbit/s"]])
+@pytest.mark.parametrize(
+    "cells", [[8.0, 40.0], [8, 40], ["8", "40"], ["8 Mbit/s", "40"], ["8.0e0", "40000 kbit/s"]]
+)
 def test_parquet_is_read_alike(tmp_path: Path, cells: list[Any]) -> None:
     pd.DataFrame({"device": [1, 0], "down": cells}).to_parquet(tmp_path / "d.parquet")
     read = DeviceTable("k", tmp_path / "d.parquet", ("down",), ("device",))
@@ -41,24 +48,50 @@ def test_parquet_is_read_alike(tmp_path: Path, cells: list[Any]) -> None:
 
 
 def test_an_empty_cell_may_mean_something(tmp_path: Path) -> None:
-    assert table(tmp_path, "device,speed\n0,\n1,7\n").values("speed", float, empty=-1.0) == [-1.0, 7.0]
+    assert table(tmp_path, "device,speed\n0,\n1,7\n").values("speed", float, empty=-1.0) == [
+        -1.0,
+        7.0,
+    ]
     pd.DataFrame({"speed": [None, 7.0]}).to_parquet(tmp_path / "d.parquet")
-    assert DeviceTable("k", tmp_path / "d.parquet", ("speed",)).values("speed", float, empty=-1.0) == [-1.0, 7.0]
+    assert DeviceTable("k", tmp_path / "d.parquet", ("speed",)).values(
+        "speed", float, empty=-1.0
+    ) == [-1.0, 7.0]
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("device,sped\n0,1\n", r"'.*d\.csv' has no column 'speed'; it has device, sped \(did you mean 'sped'\?\)"),
+        (
+            "device,sped\n0,1\n",
+            r"'.*d\.csv' has no column 'speed'; it has device, sped \(did you mean 'sped'\?\)",
+        ),
         ("speed\n", r"'.*d\.csv' has no rows"),
         ("", r"'.*d\.csv' cannot be read"),
         ("speed\n1\n2\n", r"'.*d\.csv' has 2 rows for 3 devices; allowed is one a device"),
-        ("device,speed\n0,1\n2,1\n", r"'.*d\.csv' has no row for device 1; allowed is one for each of 0 to 2"),
-        ("device,speed\n0,1\n0,1\n1,2\n", r"row 2 of '.*d\.csv': device is '0': row 1 is of the same device"),
-        ("device,speed\n0,1\nx,1\n1,2\n", r"row 2 of '.*d\.csv': device is 'x': it must be a whole number, such as 10"),
-        ("device,speed\n0,1\n1,\n2,2\n", r"row 2 of '.*d\.csv': speed is None: every row needs a value"),
-        ("device,speed\n0,1\n1,3 MB\n2,2\n", r"row 2 of '.*d\.csv': speed is '3 MB': a speed is a number and a unit"),
-        ("device,speed\n0,1\n1,2,3\n", r"'.*d\.csv' cannot be read: CSV parse error: Row #3: Expected 2 columns, got 3"),
+        (
+            "device,speed\n0,1\n2,1\n",
+            r"'.*d\.csv' has no row for device 1; allowed is one for each of 0 to 2",
+        ),
+        (
+            "device,speed\n0,1\n0,1\n1,2\n",
+            r"row 2 of '.*d\.csv': device is '0': row 1 is of the same device",
+        ),
+        (
+            "device,speed\n0,1\nx,1\n1,2\n",
+            r"row 2 of '.*d\.csv': device is 'x': it must be a whole number, such as 10",
+        ),
+        (
+            "device,speed\n0,1\n1,\n2,2\n",
+            r"row 2 of '.*d\.csv': speed is None: every row needs a value",
+        ),
+        (
+            "device,speed\n0,1\n1,3 MB\n2,2\n",
+            r"row 2 of '.*d\.csv': speed is '3 MB': a speed is a number and a unit",
+        ),
+        (
+            "device,speed\n0,1\n1,2,3\n",
+            r"'.*d\.csv' cannot be read: CSV parse error: Row #3: Expected 2 columns, got 3",
+        ),
     ],
 )
 def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
@@ -67,7 +100,9 @@ def test_bad_tables(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_a_bare_number_needs_a_unit(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"row 1 of '.*': speed is '5': a speed is .*, or give the 'unit' of all"):
+    with pytest.raises(
+        DataError, match=r"row 1 of '.*': speed is '5': a speed is .*, or give the 'unit' of all"
+    ):
         table(tmp_path, "speed\n5\n").by_device("speed", 1, SamplesPerSecond)
 
 
@@ -92,8 +127,14 @@ TABLE = """device,speed,samples,jitter,slow,down,up,latency,joins,leaves
 
 
 def built(population: dict[str, Any], device: dict[str, Any] | None = None) -> Run:
-    sections = {"learning": "off", "population": {"devices": 3} | population, "strategy": {"clients_per_round": 3}}
-    return Run(fedsim.Scenario(**sections, network={"kind": "star", "device": device or {}}), Simulation())
+    sections = {
+        "learning": "off",
+        "population": {"devices": 3} | population,
+        "strategy": {"clients_per_round": 3},
+    }
+    return Run(
+        fedsim.Scenario(**sections, network={"kind": "star", "device": device or {}}), Simulation()
+    )
 
 
 def columns(run: Run) -> dict[str, list[Any]]:
@@ -103,7 +144,9 @@ def columns(run: Run) -> dict[str, list[Any]]:
 
 def column(folder: Path, name: str, unit: str | None = None) -> dict[str, Any]:
     (folder / "d.csv").write_text(TABLE)
-    return {"file": str(folder / "d.csv"), "column": name} | ({} if unit is None else {"unit": unit})
+    return {"file": str(folder / "d.csv"), "column": name} | (
+        {} if unit is None else {"unit": unit}
+    )
 
 
 def test_all_columns_of_a_file(tmp_path: Path) -> None:
@@ -130,11 +173,23 @@ def test_all_columns_of_a_file(tmp_path: Path) -> None:
 def test_all_columns_of_a_list() -> None:
     """And a scenario that is written out says the same."""
     run = built(
-        {"speed": ["1 samples/s", "2 samples/s", "3 samples/s"], "samples": [5, 6, 7], "jitter": [0.0, 0.1, 0.2]},
-        {"down": ["8 bit/s", "16 bit/s", "24 bit/s"], "up": ["1 B/s"] * 3, "latency": ["1 s", "2 s", "0 s"]},
+        {
+            "speed": ["1 samples/s", "2 samples/s", "3 samples/s"],
+            "samples": [5, 6, 7],
+            "jitter": [0.0, 0.1, 0.2],
+        },
+        {
+            "down": ["8 bit/s", "16 bit/s", "24 bit/s"],
+            "up": ["1 B/s"] * 3,
+            "latency": ["1 s", "2 s", "0 s"],
+        },
     )
     found = columns(run)
-    assert (found["speed"], found["samples"], found["latency"]) == ([1.0, 2.0, 3.0], [5, 6, 7], [1.0, 2.0, 0.0])
+    assert (found["speed"], found["samples"], found["latency"]) == (
+        [1.0, 2.0, 3.0],
+        [5, 6, 7],
+        [1.0, 2.0, 0.0],
+    )
     assert (found["link_down"], found["link_up"]) == ([1.0, 2.0, 3.0], [1.0] * 3)
     assert (found["arrival"], found["departure"]) == ([0.0] * 3, [np.inf] * 3)
     assert fedsim.Scenario(**tomllib.loads(run.scenario.to_toml())) == run.scenario
@@ -143,7 +198,11 @@ def test_all_columns_of_a_list() -> None:
 @pytest.mark.parametrize(
     ("population", "device", "message"),
     [
-        ({"speed": ["1 samples/s"] * 2}, {}, "population.speed lists 2 values for 3 devices; allowed is one a device"),
+        (
+            {"speed": ["1 samples/s"] * 2},
+            {},
+            "population.speed lists 2 values for 3 devices; allowed is one a device",
+        ),
         ({}, {"up": ["1 B/s", "0 B/s", "1 B/s"]}, "a data rate here must be above 0"),
         ({"samples": [1, 0, 3]}, {}, "population.samples.1 is 0"),
     ],

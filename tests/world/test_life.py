@@ -26,9 +26,11 @@ DOWN, TRAINED = ("download", 10.0, "done", 1000.0), ("train", 40.0, "done", 3)
 
 
 class Site(WorkSite):
-    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device 1); unless said otherwise.
+    """Two devices: 100 B/s down, 50 B/s up, no latency; 10 s an epoch (device 0), 20 s (device
+    1); unless said otherwise.
 
-    Both vanish at ``off`` (s) for as long as the run lasts, and are there within their ``lifetime`` (s).
+    Both vanish at ``off`` (s) for as long as the run lasts, and are there within their
+    ``lifetime`` (s).
     """
 
     def __init__(
@@ -42,7 +44,9 @@ class Site(WorkSite):
     ) -> None:
         self.lives = np.full(2, lifetime[0]), np.full(2, lifetime[1])
         population = Population(np.full(2, speed), np.array(samples), 1.0, *self.lives)
-        network = Star(Simulation(), *(np.full(2, value) for value in (*rates, latency)), math.inf, math.inf)
+        network = Star(
+            Simulation(), *(np.full(2, value) for value in (*rates, latency)), math.inf, math.inf
+        )
         availability = bounded(Traces([(math.inf, [0.0, off])], [0, 0]), *self.lives)
         super().__init__(network, population, availability, batch_size=BATCH)
 
@@ -77,7 +81,8 @@ def test_a_task_from_begin_to_end() -> None:
     ("when", "expected"),
     [
         (4.0, [("download", 4.0, None, 400.0)]),
-        (10.0, [DOWN, ("train", 10.0, None, 0)]),  # what is complete in that instant counts, and the next step ends at once
+        # what is complete in that instant counts, and the next step ends at once
+        (10.0, [DOWN, ("train", 10.0, None, 0)]),
         (25.0, [DOWN, ("train", 25.0, None, 1)]),
         (40.0, [DOWN, TRAINED, ("upload", 40.0, None, 0.0)]),
         (46.0, [DOWN, TRAINED, ("upload", 46.0, None, 300.0)]),
@@ -98,14 +103,28 @@ def test_who_vanishes_or_leaves_loses_its_task_and_is_charged_for_what_moved(
 def test_nothing_has_moved_in_latency_and_an_evaluation_can_be_left() -> None:
     """An evaluation takes a forward pass, a third of a training's step, for each model."""
     assert Site(3.0, latency=5.0).carried_out(MODEL) == [("download", 3.0, "lost", 0.0)]
-    assert Site(lifetime=(0.0, 7.0)).carried_out(Evaluate(("a", "b", "c")))[0][:3] == ("evaluate", 7.0, "left")
-    assert Site().carried_out(Evaluate(("a", "b", "c")), device=1)[0][:3] == ("evaluate", pytest.approx(20.0), "done")
+    assert Site(lifetime=(0.0, 7.0)).carried_out(Evaluate(("a", "b", "c")))[0][:3] == (
+        "evaluate",
+        7.0,
+        "left",
+    )
+    assert Site().carried_out(Evaluate(("a", "b", "c")), device=1)[0][:3] == (
+        "evaluate",
+        pytest.approx(20.0),
+        "done",
+    )
 
 
-@pytest.mark.parametrize(("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")])
-def test_who_vanishes_before_it_leaves_loses_its_task(off: float, departure: float, outcome: str) -> None:
+@pytest.mark.parametrize(
+    ("off", "departure", "outcome"), [(4.0, 5.0, "lost"), (5.0, 5.0, "left"), (6.0, 5.0, "left")]
+)
+def test_who_vanishes_before_it_leaves_loses_its_task(
+    off: float, departure: float, outcome: str
+) -> None:
     site = Site(off, lifetime=(0.0, departure))
-    assert site.carried_out(MODEL) == [("download", min(off, departure), outcome, 100.0 * min(off, departure))]
+    assert site.carried_out(MODEL) == [
+        ("download", min(off, departure), outcome, 100.0 * min(off, departure))
+    ]
 
 
 def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
@@ -118,7 +137,12 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
         if device == 0:
             tasks.start(device, (MODEL, UPDATE), 0, None)
 
-    Lifetimes(site.simulation, *site.lives, site.availability, lambda device: site.simulation.post(partial(ask, device)))
+    Lifetimes(
+        site.simulation,
+        *site.lives,
+        site.availability,
+        lambda device: site.simulation.post(partial(ask, device)),
+    )
     assert not tasks.is_idle(0)
     assert tasks.anyone_ever()
     assert tasks.next_on(0, 0.0) == 30.0
@@ -127,7 +151,13 @@ def test_a_newcomer_is_nobody_before_its_arrival_and_gets_a_task_then() -> None:
     (task,) = site.ended
     assert (task.device, task.outcome) == (0, "done")
     kinds = [(record.time, record.kind) for record in site.records if "step" not in record.kind]
-    assert kinds == [(30.0, "arrival"), (30.0, "arrival"), (30.0, "task-start"), (52.0, "task-end"), *[(60.0, "departure")] * 2]
+    assert kinds == [
+        (30.0, "arrival"),
+        (30.0, "arrival"),
+        (30.0, "task-start"),
+        (52.0, "task-end"),
+        *[(60.0, "departure")] * 2,
+    ]
     assert not tasks.is_idle(0)
 
 
@@ -136,7 +166,12 @@ def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
     Lifetimes(site.simulation, *site.lives, site.availability, lambda device: None)
     site.carried_out(MODEL, Train(Training("model", 3)), UPDATE)
     last = [(record.time, record.kind) for record in site.records[-4:]]
-    assert last == [(25.0, "departure"), (25.0, "departure"), (25.0, "step-end"), (25.0, "task-end")]
+    assert last == [
+        (25.0, "departure"),
+        (25.0, "departure"),
+        (25.0, "step-end"),
+        (25.0, "task-end"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -145,11 +180,14 @@ def test_a_device_that_left_is_recorded_before_its_task_ends() -> None:
         (Train(Training("m", 3)), 5.0, 55.0, (150, 1)),
         (Train(Training("m", 3)), 25.0, 40.0, (100, 0)),
         (Evaluate(("a",)), 5.0, 15.0, (150, 1)),
-        (Train(Training("m", 1, part=Part(2, 4, 98))), 11.0, 12.4, (24, 0)),  # a part is what is trained on
+        # a part is what is trained on
+        (Train(Training("m", 1, part=Part(2, 4, 98))), 11.0, 12.4, (24, 0)),
         (MODEL, 25.0, 20.0, (100, 0)),  # without computing, all that is held
     ],
 )
-def test_a_task_knows_what_it_computed_on(step: TaskStep, time: float, end: float, noted: tuple[int, int]) -> None:
+def test_a_task_knows_what_it_computed_on(
+    step: TaskStep, time: float, end: float, noted: tuple[int, int]
+) -> None:
     """A shift while a device works counts from its next computation."""
     site = Site()
     site.simulation.wake(("shift", 0), time, lambda: site.population.shift(0, 1, 150))
@@ -158,7 +196,12 @@ def test_a_task_knows_what_it_computed_on(step: TaskStep, time: float, end: floa
 
 
 class TestIterations:
-    @given(st.integers(0, 40), st.integers(1, 50), st.integers(1, 200), st.sampled_from(get_args(LastBatch)))
+    @given(
+        st.integers(0, 40),
+        st.integers(1, 50),
+        st.integers(1, 200),
+        st.sampled_from(get_args(LastBatch)),
+    )
     def test_samples_processed_are_those_of_the_batches_one_by_one(
         self, samples: int, batch_size: int, iterations: int, last: LastBatch
     ) -> None:
@@ -175,16 +218,20 @@ class TestIterations:
     @pytest.mark.parametrize(
         ("train", "end"),
         [
-            (Train(Training("m", 1, steps=7)), 19.0),  # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
+            # 30 + 30 + 30 + 10 + 30 + 30 + 30 samples, 10 a second
+            (Train(Training("m", 1, steps=7)), 19.0),
             (Train(Training("m", 1, steps=4)), 10.0),
             (Train(Training("m", 1, steps=9)), 23.0),  # twice all, and a batch
             (Train(Training("m", 1, steps=3, full_batch=True)), 30.0),
             (Train(Training("m", 2, full_batch=True)), 20.0),
-            (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),  # 25 samples, less than a batch: 5 times all
+            # 25 samples, less than a batch: 5 times all
+            (Train(Training("m", 1, steps=5, part=Part(2, 1, 100))), 12.5),
             (Train(Training("m", 2, part=Part(2, 1, 100))), 5.0),
         ],
     )
-    def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(self, train: Train, end: float) -> None:
+    def test_they_take_the_time_of_what_they_process_and_count_as_one_epoch(
+        self, train: Train, end: float
+    ) -> None:
         """Cut off they are late, and none counts."""
         assert Site().carried_out(train) == [("train", end, "done", train.training.epochs)]
         cut = Train(train.training, Limit(budget=end / train.training.epochs - 1.0))
@@ -192,9 +239,15 @@ class TestIterations:
 
     @pytest.mark.parametrize(
         ("asked", "message"),
-        [({"steps": 0}, "steps=0"), ({"steps": -1, "full_batch": True}, "steps=-1"), ({"steps": 5, "epochs": 2}, "epochs=2")],
+        [
+            ({"steps": 0}, "steps=0"),
+            ({"steps": -1, "full_batch": True}, "steps=-1"),
+            ({"steps": 5, "epochs": 2}, "epochs=2"),
+        ],
     )
-    def test_what_does_not_go_together_is_refused(self, asked: dict[str, Any], message: str) -> None:
+    def test_what_does_not_go_together_is_refused(
+        self, asked: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(SimulationError, match=message):
             Training("m", **asked)
 
@@ -230,45 +283,71 @@ class TestBudgets:
         ("epochs", "limit", "expected"),
         [
             (3, Limit(budget=30.0), (30.0, "done", 3)),  # all fit exactly: an epoch takes 10 s
-            (3, Limit(budget=30.0 - 1e-9), (30.0, "done", 2)),  # a nanosecond short the last does not count
+            # a nanosecond short the last does not count
+            (3, Limit(budget=30.0 - 1e-9), (30.0, "done", 2)),
             (3, Limit(budget=30.0 - 1e-9, at_least=3), (30.0, "late", 2)),
             (9, Limit(stop_at=25.0), (25.0, "done", 2)),  # absolute
             (9, Limit(stop_at=25.0, budget=12.0), (12.0, "done", 1)),  # the earlier limit counts
             (9, Limit(budget=9.0), (9.0, "late", 0)),
             (9, Limit(budget=9.0, at_least=0), (9.0, "done", 0)),
-            (1000, Limit(budget=35.0, adaptive=True), (30.0, "done", 3)),  # stops when another epoch would not fit
+            # stops when another epoch would not fit
+            (1000, Limit(budget=35.0, adaptive=True), (30.0, "done", 3)),
             (1000, Limit(budget=40.0, adaptive=True), (40.0, "done", 4)),
             (1000, Limit(budget=9.0, adaptive=True, at_least=0), (9.0, "done", 0)),
         ],
     )
-    def test_epochs_within_a_limit(self, epochs: int, limit: Limit, expected: tuple[float, str, int]) -> None:
+    def test_epochs_within_a_limit(
+        self, epochs: int, limit: Limit, expected: tuple[float, str, int]
+    ) -> None:
         ((_, end, outcome, done),) = Site().carried_out(Train(Training("m", epochs), limit))
         assert (end, outcome, done) == (pytest.approx(expected[0], abs=2e-9), *expected[1:])
 
     @pytest.mark.parametrize(("at_least", "sent"), [(1, 600.0), (3, 600.0), (4, 100.0)])
-    def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(self, at_least: int, sent: float) -> None:
+    def test_who_goes_on_with_too_few_epochs_sends_what_it_has_instead(
+        self, at_least: int, sent: float
+    ) -> None:
         site = Site()
-        site.following = lambda task: (UPDATE if task.epochs else Upload((Payload("control", 100.0),)),)
-        steps = site.carried_out(Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True)))
+        site.following = lambda task: (
+            UPDATE if task.epochs else Upload((Payload("control", 100.0),)),
+        )
+        steps = site.carried_out(
+            Train(Training("m", 4), Limit(budget=39.0, at_least=at_least, go_on=True))
+        )
         assert [step[2] for step in steps] == ["done", "done"]
         assert steps[1][3] == sent
         assert site.ended[0].epochs == (3 if sent == 600.0 else 0)
 
     def test_time_for_the_upload_is_kept_back(self) -> None:
-        steps = Site().carried_out(Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE)
+        steps = Site().carried_out(
+            Train(Training("m", 9), Limit(stop_at=42.0, reserve_upload=600.0)), UPDATE
+        )
         assert steps == [("train", 30.0, "done", 3), ("upload", 42.0, "done", 600.0)]
 
 
 @given(
-    rate=st.floats(1.0, 1e7), size=st.integers(1, 10**6), latency=st.sampled_from([0.0, 0.05, 1 / 3]), stop=st.floats(1e3, 1e6)
+    rate=st.floats(1.0, 1e7),
+    size=st.integers(1, 10**6),
+    latency=st.sampled_from([0.0, 0.05, 1 / 3]),
+    stop=st.floats(1e3, 1e6),
 )
-def test_an_upload_for_which_time_was_kept_back_arrives_in_time(rate: float, size: int, latency: float, stop: float) -> None:
-    """Alone on its link, whatever the rate: a device that stops for its upload is never late by the last tick."""
+def test_an_upload_for_which_time_was_kept_back_arrives_in_time(
+    rate: float, size: int, latency: float, stop: float
+) -> None:
+    """Alone on its link, whatever the rate: a device that stops for its upload is never late by
+    the last tick.
+    """
     if latency + size / rate > stop - 100:
         return
     stop_at = on_grid(stop)
     train = Train(Training("m", 10**6), Limit(stop_at=stop_at, reserve_upload=float(size)))
-    task, _ = alone(1.0, 100, (1e9, rate), latency, (train, Upload((Payload("update", size),))), deadline=stop_at)
+    task, _ = alone(
+        1.0,
+        100,
+        (1e9, rate),
+        latency,
+        (train, Upload((Payload("update", size),))),
+        deadline=stop_at,
+    )
     assert task.outcome == "done"
 
 
@@ -282,7 +361,9 @@ def alone(
     begin: float = 0.0,
     deadline: float | None = None,
 ) -> tuple[Task, float]:
-    """A task of a single device, which the server ends at a deadline (s); and when the run was over (s)."""
+    """A task of a single device, which the server ends at a deadline (s); and when the run was
+    over (s).
+    """
     site = Site(latency=latency, speed=speed, samples=(samples, samples), rates=rates)
     site.following = lambda task: more
     site.start(*steps, at=begin)
@@ -303,9 +384,18 @@ def test_a_busy_device_and_an_empty_task_are_refused() -> None:
 
 
 class TestDeadlineInDecimals:
-    """A task of 0.8 + 10 + 0.8 s is in time for a deadline of 11.6 s, although no tick of the clock lies on any of these."""
+    """A task of 0.8 + 10 + 0.8 s is in time for a deadline of 11.6 s, although no tick of the
+    clock lies on any of these.
+    """
 
-    def outcome(self, begin: float, parts: tuple[int, int, int], deadline: int, *more: TaskStep, latency: float = 0.0) -> Task:
+    def outcome(
+        self,
+        begin: float,
+        parts: tuple[int, int, int],
+        deadline: int,
+        *more: TaskStep,
+        latency: float = 0.0,
+    ) -> Task:
         """Of a task whose parts take so many tenths of a second, as has the deadline."""
         down, train, up = parts
         steps = (
@@ -314,19 +404,25 @@ class TestDeadlineInDecimals:
             Upload((Payload("update", 10 * (up - 10 * latency)),)),
         )
         due = on_grid(on_grid(begin) + deadline / 10)
-        task, now = alone(1000 / (train / 10), 1000, (100.0, 100.0), latency, steps, more, on_grid(begin), due)
+        task, now = alone(
+            1000 / (train / 10), 1000, (100.0, 100.0), latency, steps, more, on_grid(begin), due
+        )
         assert now <= due
         return task
 
     TENTHS = st.tuples(st.integers(2, 200), st.integers(1, 500), st.integers(2, 200))
 
     @given(begin=st.floats(0.0, 1e6), parts=TENTHS, latency=st.sampled_from([0.0, 0.1]))
-    def test_what_takes_exactly_so_long_is_done(self, begin: float, parts: tuple[int, int, int], latency: float) -> None:
+    def test_what_takes_exactly_so_long_is_done(
+        self, begin: float, parts: tuple[int, int, int], latency: float
+    ) -> None:
         task = self.outcome(begin, parts, sum(parts), latency=latency)
         assert (task.outcome, task.epochs) == ("done", 1)
 
     @given(begin=st.floats(0.0, 1e6), parts=TENTHS)
-    def test_what_takes_a_tenth_more_is_late(self, begin: float, parts: tuple[int, int, int]) -> None:
+    def test_what_takes_a_tenth_more_is_late(
+        self, begin: float, parts: tuple[int, int, int]
+    ) -> None:
         assert self.outcome(begin, parts, sum(parts) - 1).outcome == "late"
 
     def test_what_has_more_to_do_is_late(self) -> None:
@@ -334,12 +430,16 @@ class TestDeadlineInDecimals:
         assert (task.outcome, task.position) == ("late", 3)
 
     @given(begin=st.floats(0.0, 1e6), tenths=st.integers(1, 300), epochs=st.integers(1, 7))
-    def test_epochs_that_end_with_the_time_for_training_count(self, begin: float, tenths: int, epochs: int) -> None:
+    def test_epochs_that_end_with_the_time_for_training_count(
+        self, begin: float, tenths: int, epochs: int
+    ) -> None:
         """Of a device that keeps time back for its upload."""
         stop_at = on_grid(on_grid(begin) + (tenths * epochs + 8) / 10)
         train = Train(Training("m", 9), Limit(stop_at=stop_at, reserve_upload=80.0))
         steps = (train, Upload((Payload("update", 80.0),)))
-        task, now = alone(1000 / (tenths / 10), 1000, (100.0, 100.0), 0.0, steps, begin=on_grid(begin))
+        task, now = alone(
+            1000 / (tenths / 10), 1000, (100.0, 100.0), 0.0, steps, begin=on_grid(begin)
+        )
         assert task.epochs == epochs
         assert now <= stop_at
 
@@ -347,7 +447,9 @@ class TestDeadlineInDecimals:
 @pytest.mark.parametrize("before", [True, False], ids=["before the look", "after it"])
 @pytest.mark.parametrize("at", [4.0, 8.0, 9.0])
 def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before: bool) -> None:
-    """Looks at 4, 8 and 16 s at a training of 30 s: whoever comes first at such a tick, the training is lost at it."""
+    """Looks at 4, 8 and 16 s at a training of 30 s: whoever comes first at such a tick, the
+    training is lost at it.
+    """
     site = Site()
     site.tasks.compute.reach_s = 4.0
 
@@ -357,6 +459,8 @@ def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before
     if before:
         site.simulation.wake(("off", 0), at, off)
     else:  # an alarm that is set when the look's is there already comes after it
-        site.simulation.wake(("set", 0), at - 0.5, lambda: site.simulation.wake(("off", 0), at, off) and None)
+        site.simulation.wake(
+            ("set", 0), at - 0.5, lambda: site.simulation.wake(("off", 0), at, off) and None
+        )
     assert site.carried_out(Train(Training("model", 3))) == [("train", at, "lost", 0)]
     assert site.simulation.now == at

@@ -37,16 +37,36 @@ TIED = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - TICK)]
     [
         # The first is alone for 2 s, then has half the link: latency loads none.
         (StarWorld([ANY] * 2, 1e3, [0.0, 2.0]), [Send(0.0, 4000.0)] * 2, [6.0, 8.0], [4000.0] * 2),
-        (StarWorld([ANY] * 2, 1e3, [0.0, 2.0]), [Send(0.0, 4e3), Send(0.0, 4e3, kill=1.0)], [4.0, 1.0], [4000.0, 0.0]),
+        (
+            StarWorld([ANY] * 2, 1e3, [0.0, 2.0]),
+            [Send(0.0, 4e3), Send(0.0, 4e3, kill=1.0)],
+            [4.0, 1.0],
+            [4000.0, 0.0],
+        ),
         # No bytes take the latency alone; without limit there is no time at all.
         (StarWorld([1.0], 1.0, [0.1]), [Send(1.0, 0.0)], [1.0 + on_grid(0.1)], [0.0]),
-        (StarWorld([ANY] * 3, ANY, [0.0, 0.0, 0.5]), [Send(1.0, 1e12)] * 3, [1.0, 1.0, 1.5], [1e12] * 3),
+        (
+            StarWorld([ANY] * 3, ANY, [0.0, 0.0, 0.5]),
+            [Send(1.0, 1e12)] * 3,
+            [1.0, 1.0, 1.5],
+            [1e12] * 3,
+        ),
         # Directions share nothing.
-        (StarWorld([1e3], 1e3, [0.0]), [Send(0.0, 4e3, None, 0, "up"), Send(0.0, 4e3, None, 0, "down")], [4.0] * 2, [4e3] * 2),
+        (
+            StarWorld([1e3], 1e3, [0.0]),
+            [Send(0.0, 4e3, None, 0, "up"), Send(0.0, 4e3, None, 0, "down")],
+            [4.0] * 2,
+            [4e3] * 2,
+        ),
         # The share of a cancelled flow is returned at that instant.
         (StarWorld([ANY] * 3, 900.0, [0.0] * 3), THREE, [6.0, 4.0, 4.0], [3000.0, 1200.0, 1200.0]),
         # The cancellation comes first in the order of events, and is too late all the same.
-        (StarWorld([500.0] * 2, ANY, [0.0] * 2), TIED, [8.0, 8.0 - TICK], [4000.0, 4000.0 - 500 * TICK]),
+        (
+            StarWorld([500.0] * 2, ANY, [0.0] * 2),
+            TIED,
+            [8.0, 8.0 - TICK],
+            [4000.0, 4000.0 - 500 * TICK],
+        ),
         # An end between two ticks is settled by a cancellation at the tick.
         (
             StarWorld([ANY] * 2, 3.0, [0.0] * 2),
@@ -54,8 +74,14 @@ TIED = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - TICK)]
             [2 / 3, END],
             [1.0, 3.0 * END - 1],
         ),
-        (StarWorld([ANY] * 2, 100.0, [0.0] * 2), [Send(1.0, 50.0, kill=1.0), Send(1.0, 100.0)], [1.0, 2.0], [0.0, 100.0]),
-        (StarWorld([100.0], 100.0, [0.0]), [Send(0.0, 100.0, kill=5.0)], [1.0], [100.0]),  # it stays as it ended
+        (
+            StarWorld([ANY] * 2, 100.0, [0.0] * 2),
+            [Send(1.0, 50.0, kill=1.0), Send(1.0, 100.0)],
+            [1.0, 2.0],
+            [0.0, 100.0],
+        ),
+        # it stays as it ended
+        (StarWorld([100.0], 100.0, [0.0]), [Send(0.0, 100.0, kill=5.0)], [1.0], [100.0]),
         # Ends some ns apart are told apart.
         (
             StarWorld([1e3] * 2, ANY, [0.0] * 2),
@@ -65,17 +91,25 @@ TIED = [Send(0.0, 4000.0, kill=8.0), Send(0.0, 4000.0, kill=8.0 - TICK)]
         ),
     ],
 )
-def test_ends_by_hand(kind: Kind, world: StarWorld, sends: list[Send], ended: list[float], sent: list[float]) -> None:
+def test_ends_by_hand(
+    kind: Kind, world: StarWorld, sends: list[Send], ended: list[float], sent: list[float]
+) -> None:
     """Of those that are not cancelled the end is told at the next tick, and once."""
     played = play(kind(world), sends)
     assert [flow.ended for flow in played.flows] == pytest.approx(ended, rel=1e-15)
     assert [flow.sent for flow in played.flows] == pytest.approx(sent, abs=1e-9)
-    done = [(number, on_grid_after(end)) for number, end in enumerate(ended) if played.flows[number].sent == sends[number].size]
+    done = [
+        (number, on_grid_after(end))
+        for number, end in enumerate(ended)
+        if played.flows[number].sent == sends[number].size
+    ]
     assert sorted(played.told) == done
 
 
 @KINDS
-def test_nothing_without_latency_is_told_in_the_same_instant_but_never_from_within_start(kind: Kind) -> None:
+def test_nothing_without_latency_is_told_in_the_same_instant_but_never_from_within_start(
+    kind: Kind,
+) -> None:
     simulation = Simulation()
     network = kind(StarWorld([1.0], 1.0, [0.0]))(simulation)
     order: list[str] = []
@@ -91,14 +125,18 @@ def test_nothing_without_latency_is_told_in_the_same_instant_but_never_from_with
 
 class TestEnd:
     @KINDS
-    def test_flows_that_end_together_are_told_in_the_order_of_their_starts(self, kind: Kind) -> None:
+    def test_flows_that_end_together_are_told_in_the_order_of_their_starts(
+        self, kind: Kind
+    ) -> None:
         many = 1000
         caps = [1000.0 + 10 * (device % 7) for device in range(many)]
         sends = [Send(0.0, 8 * caps[device]) for device in range(many)]
         played = play(kind(StarWorld(caps, math.inf, [0.0] * many)), sends)
         assert played.told == [(number, 8.0) for number in range(many)]
         assert played.instants == [0.0, 8.0]  # one solve for all starts, one for all ends
-        shared = play(kind(StarWorld([math.inf] * many, 1e6, [0.0] * many)), [Send(0.0, 1000.0)] * many)
+        shared = play(
+            kind(StarWorld([math.inf] * many, 1e6, [0.0] * many)), [Send(0.0, 1000.0)] * many
+        )
         assert [flow.ended for flow in shared.flows] == pytest.approx([1.0] * many, rel=1e-12)
         assert [number for number, _ in shared.told] == list(range(many))
 
@@ -117,17 +155,22 @@ class TestEnd:
         network.send(0, SERVER, 1000.0, told_and_again)
         network.send(1, SERVER, 1500.0, told)
         run(simulation)
-        assert ends == [3.0, 3.5]  # 1 ends at 3 s: 1000 bytes until 2 s, 500 more beside the new flow
+        # 1 ends at 3 s: 1000 bytes until 2 s, 500 more beside the new flow
+        assert ends == [3.0, 3.5]
 
 
 @KINDS
 @pytest.mark.parametrize("size", [4000.0, 0.0])
 @pytest.mark.parametrize(("early", "expected"), [(4 * TICK, True), (1e-6, False)])
-def test_a_deadline_some_ticks_before_its_end_finishes_a_flow(kind: Kind, early: float, expected: bool, size: float) -> None:
+def test_a_deadline_some_ticks_before_its_end_finishes_a_flow(
+    kind: Kind, early: float, expected: bool, size: float
+) -> None:
     """Of a message that shares its link with one of 8,000 bytes, or that has its latency alone."""
     simulation, end = Simulation(), 0.5 + size / 500
     network = kind(StarWorld([math.inf] * 2, 1000.0, [0.5] * 2))(simulation)
-    flows = [network.send(device, SERVER, of, lambda: None) for device, of in enumerate((size, 8000.0))]
+    flows = [
+        network.send(device, SERVER, of, lambda: None) for device, of in enumerate((size, 8000.0))
+    ]
     found: list[bool] = []
     simulation.wake(("finish", 0), end - early, lambda: found.append(network.finish(flows[0])))
     run(simulation)
@@ -142,7 +185,10 @@ def test_a_deadline_some_ticks_before_its_end_finishes_a_flow(kind: Kind, early:
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (0, 0, 1.0), "endpoint 0 sends to itself"),
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (0, 2, 1.0), "no endpoint 2; allowed are -1 "),
         (StarWorld([100.0] * 2, 100.0, [0.0] * 2), (-2, 1, 1.0), "no endpoint -2; "),
-        *((StarWorld([1.0], 1.0, [0.0]), (0, SERVER, size), "be finite and not negative") for size in (-1.0, math.nan)),
+        *(
+            (StarWorld([1.0], 1.0, [0.0]), (0, SERVER, size), "be finite and not negative")
+            for size in (-1.0, math.nan)
+        ),
         (StarWorld([1.0, 0.0], 1.0, [0.0] * 2), (), "device 1 has a link down of 0.0 B/s"),
         (StarWorld([1.0], 0.0, [0.0]), (), "0.0 B/s; a .* must be above 0"),
         (StarWorld([1.0], 1.0, [math.inf]), (), "a latency of inf s"),
@@ -175,7 +221,9 @@ def test_what_is_sent_so_far_and_how_fast(kind: Kind) -> None:
 
 class TestStar:
     def test_no_bits_are_lost_in_a_week(self) -> None:
-        """A link that is never idle: what was sent is what it carries, and its clocks have been set back on the way."""
+        """A link that is never idle: what was sent is what it carries, and its clocks have been
+        set back on the way.
+        """
         generator = np.random.default_rng(5)
         half, capacity, now = StarDirection(1e6 / 3), Fraction(1e6 / 3), 0.0
         sizes = dict(enumerate(generator.lognormal(17.0, 0.5, 12_000).tolist()))
@@ -197,7 +245,10 @@ class TestStar:
     def test_clocks_that_are_set_back_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         caps = [math.inf, 3e3, math.inf, 700.0, 5e3]
         world = StarWorld(caps, 1e3, [0.0] * 5, Fluid(weight_spread=2.0))
-        sends = [Send(500.0 * (number // 5), 1e3 * (1 + number % 9), device=number % 5) for number in range(60)]
+        sends = [
+            Send(500.0 * (number // 5), 1e3 * (1 + number % 9), device=number % 5)
+            for number in range(60)
+        ]
         plain = play(world.star, sends).flows
         monkeypatch.setattr(star, "_SET_BACK_S", 1e-3)
         for flow, other in zip(plain, play(world.star, sends).flows, strict=True):
@@ -210,7 +261,8 @@ class TestStar:
         half.enter(2, 1e12, 600.0, 0.0)
         for number in range(3, 5000):
             now = number * 1e-3
-            half.enter(number, 1e9 + number, 10.0 * (number % 3 + 1), now)  # the two fast ones change sides again and again
+            # the two fast ones change sides again and again
+            half.enter(number, 1e9 + number, 10.0 * (number % 3 + 1), now)
             half.share(now)
             half.leave(number, now)
             half.share(now)
@@ -219,7 +271,9 @@ class TestStar:
         assert max(lengths) < 200
 
     def test_equal_links_change_sides_as_one(self) -> None:
-        """A link that is just about to fill: each start and end moves all flows, and costs no more for it."""
+        """A link that is just about to fill: each start and end moves all flows, and costs no
+        more for it.
+        """
         half = StarDirection(1000.0 * 500)
         for number in range(500):
             half.enter(number, 1e9, 1000.0, 0.0)

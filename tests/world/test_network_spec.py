@@ -21,7 +21,9 @@ SPEC: TypeAdapter[Any] = TypeAdapter(NetworkSpec)
 
 
 def build(section: dict[str, Any], devices: int = 4, seed: int = 1, **how: Any) -> Network:
-    network: Network = SPEC.validate_python(section).build(Simulation(), Streams(seed), devices, **how)
+    network: Network = SPEC.validate_python(section).build(
+        Simulation(), Streams(seed), devices, **how
+    )
     return network
 
 
@@ -53,21 +55,34 @@ TREE = {"kind": "tree", "cells": 3, "cell": {"up": "1 MB/s"}, "server": {"down":
 @pytest.mark.parametrize(
     ("section", "links"),
     [
-        (STAR, {(SERVER, 0): [("server down", 125e6)], (0, SERVER): [("server up", 25e6)], (0, 1): []}),
+        (
+            STAR,
+            {(SERVER, 0): [("server down", 125e6)], (0, SERVER): [("server up", 25e6)], (0, 1): []},
+        ),
         (TREE, {(4, SERVER): [("cell 1 up", 1e6), ("server up", math.inf)]}),
         (TREE, {(SERVER, 3): [("server down", 5e6), ("cell 0 down", math.inf)]}),
     ],
 )
-def test_links_between_endpoints(section: dict[str, Any], links: dict[tuple[int, int], Any]) -> None:
+def test_links_between_endpoints(
+    section: dict[str, Any], links: dict[tuple[int, int], Any]
+) -> None:
     network = build(section, 5)
     assert {way: network.links_between(*way) for way in links} == links
 
 
 def test_devices_own_links_are_said_or_drawn_from_streams_of_their_own() -> None:
     network = build(STAR)
-    assert (network.own_links(3, SERVER), network.own_links(SERVER, 3)) == ([("device 3 up", 1.25e6)], [("device 3 down", 5e6)])
+    assert (network.own_links(3, SERVER), network.own_links(SERVER, 3)) == (
+        [("device 3 up", 1.25e6)],
+        [("device 3 down", 5e6)],
+    )
     assert network.latency_s(0, SERVER) == on_grid(0.04)
-    section = {"device": {name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0} for name in ("down", "up")}}
+    section = {
+        "device": {
+            name: {"kind": "lognormal", "median": "1 MB/s", "spread": 2.0}
+            for name in ("down", "up")
+        }
+    }
     networks = [build({"kind": "star", **section}, seed=seed) for seed in (1, 1, 2)]
     rates = [network.access[way].tolist() for network in networks for way in ("down", "up")]
     assert rates[:2] == rates[2:4] != rates[4:]
@@ -78,7 +93,9 @@ def test_devices_own_links_are_said_or_drawn_from_streams_of_their_own() -> None
 
 class TestGraph:
     @pytest.mark.parametrize("key", ["edges", "links"])
-    def test_from_a_file_as_networkx_writes_it_sought_from_the_root(self, tmp_path: Path, key: str) -> None:
+    def test_from_a_file_as_networkx_writes_it_sought_from_the_root(
+        self, tmp_path: Path, key: str
+    ) -> None:
         data = metro()
         data[key] = data.pop("edges")
         write(tmp_path, data)
@@ -93,7 +110,14 @@ class TestGraph:
         assert [network.lone_rates(way)[0] for way in ("down", "up")] == [1e6, 2e6]
 
     @pytest.mark.parametrize(
-        "text", ["not json", "[]", '{"nodes": []}', '{"nodes": [1], "edges": []}', '{"nodes": [], "edges": [{}]}']
+        "text",
+        [
+            "not json",
+            "[]",
+            '{"nodes": []}',
+            '{"nodes": [1], "edges": []}',
+            '{"nodes": [], "edges": [{}]}',
+        ],
     )
     def test_another_file(self, tmp_path: Path, text: str) -> None:
         with pytest.raises(ScenarioError, match="is not node-link JSON"):
@@ -104,17 +128,43 @@ class TestGraph:
     @pytest.mark.parametrize(
         ("edges", "changes", "message"),
         [
-            ([("hub", "north", None)], {}, "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'"),
+            (
+                [("hub", "north", None)],
+                {},
+                "edge 'hub' - 'north' has no 'capacity', such as '1 Gbit/s'",
+            ),
             ([("hub", "north", 5)], {}, "has the capacity 5: a data rate needs its unit"),
-            ([("hub", "north", "0 B/s")], {}, "has the capacity '0 B/s': a data rate here must be above 0"),
-            ([("hub", "nort", "1 B/s")], {}, r"has the unknown node 'nort' \(did you mean 'north'\?\)"),
-            ([("hub", "north", "1 B/s"), ("north", "hub", "1 B/s")], {}, "edge 'north' - 'hub' is there twice"),
-            ([], {"server": "hup"}, r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)"),
+            (
+                [("hub", "north", "0 B/s")],
+                {},
+                "has the capacity '0 B/s': a data rate here must be above 0",
+            ),
+            (
+                [("hub", "nort", "1 B/s")],
+                {},
+                r"has the unknown node 'nort' \(did you mean 'north'\?\)",
+            ),
+            (
+                [("hub", "north", "1 B/s"), ("north", "hub", "1 B/s")],
+                {},
+                "edge 'north' - 'hub' is there twice",
+            ),
+            (
+                [],
+                {"server": "hup"},
+                r"network.server is 'hup', which is no node of .* \(did you mean 'hub'\?\)",
+            ),
             ([], {"attach": ["north", "soth"]}, r"network\.attach\.1 is 'soth'"),
-            ([("hub", "south", "1 B/s")], {"attach": ["north"]}, "no way from the server 'hub' for node 'north'"),
+            (
+                [("hub", "south", "1 B/s")],
+                {"attach": ["north"]},
+                "no way from the server 'hub' for node 'north'",
+            ),
         ],
     )
-    def test_mistakes(self, tmp_path: Path, edges: list[tuple[Any, ...]], changes: dict[str, Any], message: str) -> None:
+    def test_mistakes(
+        self, tmp_path: Path, edges: list[tuple[Any, ...]], changes: dict[str, Any], message: str
+    ) -> None:
         told = [dict(zip(("source", "target", "capacity"), edge, strict=True)) for edge in edges]
         file = write(tmp_path, metro() | {"edges": told})
         with pytest.raises(ScenarioError, match=message):
@@ -122,20 +172,26 @@ class TestGraph:
 
 
 def random_tree(seed: int, *, is_directed: bool = False) -> "networkx.Graph[str]":
-    """Eight nodes, of which ``hub`` is the server; between two there is one way, whose latencies differ from link to link."""
+    """Eight nodes, of which ``hub`` is the server; between two there is one way, whose latencies
+    differ from link to link.
+    """
     draw = random.Random(seed)
     names = ["hub", *(f"n{number}" for number in range(1, 8))]
     graph: networkx.Graph[str] = networkx.Graph()
     for place, name in enumerate(names[1:], 1):
         milliseconds = draw.choice([0, 1, 7, 40, 250])
-        graph.add_edge(name, draw.choice(names[:place]), capacity="8 Mbit/s", latency=f"{milliseconds} ms")
+        graph.add_edge(
+            name, draw.choice(names[:place]), capacity="8 Mbit/s", latency=f"{milliseconds} ms"
+        )
     return graph.to_directed() if is_directed else graph
 
 
 def way_s(graph: "networkx.Graph[str]", tail: str, head: str) -> float:
     """The sum of the latencies of the one way between two nodes."""
     path = networkx.shortest_path(graph, tail, head)
-    return sum(int(graph.edges[link]["latency"].removesuffix(" ms")) for link in pairwise(path)) / 1000
+    return (
+        sum(int(graph.edges[link]["latency"].removesuffix(" ms")) for link in pairwise(path)) / 1000
+    )
 
 
 class TestLatencies:
@@ -144,17 +200,29 @@ class TestLatencies:
         graph = random_tree(seed, is_directed=seed % 2 == 0)
         file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
         places = ["n3", "n5", "n7"]
-        section = {"kind": "graph", "file": file, "server": "hub", "attach": places, "hosts": ["n4"]}
+        section = {
+            "kind": "graph",
+            "file": file,
+            "server": "hub",
+            "attach": places,
+            "hosts": ["n4"],
+        }
         own_s = 0.003
         network = build(section | {"device": {"latency": "3 ms"}}, devices=6)
-        nodes = {SERVER: "hub", network.hosts["n4"]: "n4"} | {device: places[device % 3] for device in range(6)}
+        nodes = {SERVER: "hub", network.hosts["n4"]: "n4"} | {
+            device: places[device % 3] for device in range(6)
+        }
         for source, tail in nodes.items():
             for destination, head in nodes.items():
                 if source != destination:
                     ends_s = own_s * sum(0 <= end < 6 for end in (source, destination))
                     expected = way_s(graph, tail, head) + ends_s
-                    assert network.latency_s(source, destination) == pytest.approx(expected, abs=2e-9)
-        assert network.latencies.tolist() == [network.latency_s(device, SERVER) for device in range(6)]
+                    assert network.latency_s(source, destination) == pytest.approx(
+                        expected, abs=2e-9
+                    )
+        assert network.latencies.tolist() == [
+            network.latency_s(device, SERVER) for device in range(6)
+        ]
         alone = network.all_alone_s("up", 1e6)
         assert alone.tolist() == pytest.approx((network.latencies + 1.0).tolist())
 
@@ -173,7 +241,10 @@ class TestLatencies:
         assert network.latencies == pytest.approx([0.046, 0.048] * 2, abs=2e-9)
         layout = network.layout()
         assert layout is not None
-        assert layout["delays"] == {"places": pytest.approx([0.043, 0.045]), "edges": pytest.approx([0.04])}
+        assert layout["delays"] == {
+            "places": pytest.approx([0.043, 0.045]),
+            "edges": pytest.approx([0.04]),
+        }
 
     def test_without_latencies_nothing_changes(self, tmp_path: Path) -> None:
         network = build(graph_section(write(tmp_path, metro())))
@@ -184,8 +255,16 @@ class TestLatencies:
         graph = random_tree(3, is_directed=True)
         graph.edges["hub", next(iter(graph["hub"]))]["latency"] = "99 ms"
         file = write(tmp_path, networkx.node_link_data(graph, edges="edges"))
-        section = {"kind": "graph", "file": file, "server": "hub", "attach": [f"n{number}" for number in range(1, 8)]}
-        with pytest.raises(ScenarioError, match=r"links take .* and back .*; allowed are the same latencies both ways"):
+        section = {
+            "kind": "graph",
+            "file": file,
+            "server": "hub",
+            "attach": [f"n{number}" for number in range(1, 8)],
+        }
+        with pytest.raises(
+            ScenarioError,
+            match=r"links take .* and back .*; allowed are the same latencies both ways",
+        ):
             build(section)
 
 
@@ -223,19 +302,31 @@ class TestAttributes:
     def test_of_a_node_that_nothing_uses(self, tmp_path: Path, name: str) -> None:
         data = metro()
         data["nodes"][0][name] = UNUSED_OF_NODES[name]
-        assert f"the node 'hub' has {name!r}, which nothing uses; used are id, and labels" in self.refusal(tmp_path, data)
+        assert (
+            f"the node 'hub' has {name!r}, which nothing uses; used are id, and labels"
+            in self.refusal(tmp_path, data)
+        )
 
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"graph": {"edge_default": {"latency": "4 ms"}}}, "'graph' has 'edge_default', which nothing uses"),
+            (
+                {"graph": {"edge_default": {"latency": "4 ms"}}},
+                "'graph' has 'edge_default', which nothing uses",
+            ),
             ({"graph": [1]}, "'graph' is [1]; it must be an object"),
             ({"routes": []}, "has 'routes', which nothing uses"),
             ({"links": []}, "has 'edges' and 'links'"),
             ({"directed": "no"}, "'directed' is 'no'; it must be true or false"),
-            ({"nodes": [{"id": "hub"}, {"id": "north"}, {"id": "south"}, {"id": "hub"}]}, "the node 'hub' is there twice"),
+            (
+                {"nodes": [{"id": "hub"}, {"id": "north"}, {"id": "south"}, {"id": "hub"}]},
+                "the node 'hub' is there twice",
+            ),
             ({"nodes": [{"id": 1}, {"id": "1"}]}, "the node '1' is there twice"),
-            ({"edges": [{"source": "hub", "target": "hub", "capacity": "1 MB/s"}]}, "leads back to its own node"),
+            (
+                {"edges": [{"source": "hub", "target": "hub", "capacity": "1 MB/s"}]},
+                "leads back to its own node",
+            ),
         ],
     )
     def test_of_the_file(self, tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -267,7 +358,10 @@ class TestAttributes:
         turned = metro() | {"nodes": metro()["nodes"][::-1], "edges": metro()["edges"][::-1]}
         for edge in turned["edges"]:
             edge["source"], edge["target"] = edge["target"], edge["source"]
-        layouts = [build(graph_section(write(tmp_path, data))).layout() for data in (plain, labelled, turned)]
+        layouts = [
+            build(graph_section(write(tmp_path, data))).layout()
+            for data in (plain, labelled, turned)
+        ]
         assert layouts[0] is not None
         for layout in layouts[1:]:
             assert layout == layouts[0]
@@ -275,15 +369,33 @@ class TestAttributes:
 
 @pytest.mark.parametrize("kind", ["star", "tree", "graph"])
 def test_columns_say_what_is_said_of_each_device(kind: str, tmp_path: Path) -> None:
-    device = {"down": {"kind": "lognormal", "median": "4 MB/s", "spread": 3.0}, "up": "inf B/s", "latency": "33 ms"}
+    device = {
+        "down": {"kind": "lognormal", "median": "4 MB/s", "spread": 3.0},
+        "up": "inf B/s",
+        "latency": "33 ms",
+    }
     section = {
         "star": {"kind": "star", "server": {"down": "5 MB/s"}},
-        "tree": {"kind": "tree", "cells": 3, "cell": {"down": "5 MB/s", "up": "2 MB/s"}, "server": {"up": "3 MB/s"}},
+        "tree": {
+            "kind": "tree",
+            "cells": 3,
+            "cell": {"down": "5 MB/s", "up": "2 MB/s"},
+            "server": {"up": "3 MB/s"},
+        },
         "graph": graph_section(write(tmp_path, metro())),
     }[kind]
     network = build(section | {"device": device}, devices=10)
     devices = range(10)
     for way in ("down", "up"):
-        links = [network.links_between(*ends(device, way)) + network.own_links(*ends(device, way)) for device in devices]
-        assert network.lone_rates(way).tolist() == [min(rate for _, rate in found) for found in links]
-    assert network.latencies.tolist() == [network.latency_s(device, SERVER) for device in devices] == [on_grid(0.033)] * 10
+        links = [
+            network.links_between(*ends(device, way)) + network.own_links(*ends(device, way))
+            for device in devices
+        ]
+        assert network.lone_rates(way).tolist() == [
+            min(rate for _, rate in found) for found in links
+        ]
+    assert (
+        network.latencies.tolist()
+        == [network.latency_s(device, SERVER) for device in devices]
+        == [on_grid(0.033)] * 10
+    )

@@ -14,9 +14,18 @@ from fedsim.toolbox.worlds.availability import read_flash
 from fedsim.toolbox.worlds.capacities import read_capacities
 from fedsim.toolbox.worlds.published import read_plain_pickle
 
-CLIENTS = {number: {"computation": 40.0 + number, "communication": 1000.0 * number} for number in range(1, 6)}
+CLIENTS = {
+    number: {"computation": 40.0 + number, "communication": 1000.0 * number}
+    for number in range(1, 6)
+}
 BEHAVES = {
-    7: {"duration": 30, "inactive": [20, 50], "finish_time": 100, "active": [10, 30], "model": "SM-G960"},
+    7: {
+        "duration": 30,
+        "inactive": [20, 50],
+        "finish_time": 100,
+        "active": [10, 30],
+        "model": "SM-G960",
+    },
     9: {"duration": 0, "inactive": [], "finish_time": 100, "active": [], "model": "ONEPLUS"},
 }
 LOG = "\n".join(
@@ -50,22 +59,34 @@ def written(folder: Path, content: Any) -> Path:
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_capacities_of_fedscale(tmp_path: Path, protocol: int) -> None:
     found = read_capacities(dumped(tmp_path, CLIENTS, protocol))
-    assert found.tolist() == [[40.0 + number, 1000.0 * number, 1000.0 * number] for number in CLIENTS]
+    assert found.tolist() == [
+        [40.0 + number, 1000.0 * number, 1000.0 * number] for number in CLIENTS
+    ]
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_behaviour_of_fedscale(tmp_path: Path, protocol: int) -> None:
-    assert read_flash(dumped(tmp_path, BEHAVES, protocol)) == [(0.0, (100.0, [10.0, 20.0, 30.0, 50.0]))]
+    assert read_flash(dumped(tmp_path, BEHAVES, protocol)) == [
+        (0.0, (100.0, [10.0, 20.0, 30.0, 50.0]))
+    ]
 
 
 def test_logs_and_timers_of_flash(tmp_path: Path) -> None:
     """Ready while locked, charging and on Wi-Fi; times keep their time of day."""
-    logs = {"a": {"guid": "a", "model": "m", "messages": LOG}, "b": {"guid": "b", "model": "m", "messages": "no date"}}
+    logs = {
+        "a": {"guid": "a", "model": "m", "messages": LOG},
+        "b": {"guid": "b", "model": "m", "messages": "no date"},
+    }
     ((start, (period, changes)),) = read_flash(written(tmp_path, logs))
     assert start % 86_400 == 3600.0
     assert (period, changes) == (600.0, [60.0, 300.0, 360.0, 480.0])
     timers = {
-        "a": {"isSuccess": True, "trace_start": start, "trace_end": start + 600, "ready_time": [[start + 60, start + 300]]},
+        "a": {
+            "isSuccess": True,
+            "trace_start": start,
+            "trace_end": start + 600,
+            "ready_time": [[start + 60, start + 300]],
+        },
         "b": {"isSuccess": False, "trace_start": None, "trace_end": None, "ready_time": []},
     }
     assert read_flash(written(tmp_path, timers)) == [(start, (600.0, [60.0, 300.0]))]
@@ -81,11 +102,25 @@ class Harm:
 
 def test_no_pickle_runs_code(tmp_path: Path) -> None:
     made = tmp_path / "made"
-    harmful = [{"a": Harm(made)}, {Harm(made): 1}, Harm(made), {"a": {"computation": Harm(made), "communication": 1.0}}]
-    others = [{"a": np.float64(1.0)}, {"a": np.arange(3)}, {"a": {1, 2}}, {"a": bytearray(3)}, {"a": Path("b")}, {"a": len}]
+    harmful = [
+        {"a": Harm(made)},
+        {Harm(made): 1},
+        Harm(made),
+        {"a": {"computation": Harm(made), "communication": 1.0}},
+    ]
+    others = [
+        {"a": np.float64(1.0)},
+        {"a": np.arange(3)},
+        {"a": {1, 2}},
+        {"a": bytearray(3)},
+        {"a": Path("b")},
+        {"a": len},
+    ]
     for content in (*harmful, *others):
         for protocol in range(2, 6):
-            with pytest.raises(ValueError, match="it holds more than dicts, lists, texts and plain numbers"):
+            with pytest.raises(
+                ValueError, match="it holds more than dicts, lists, texts and plain numbers"
+            ):
                 read_plain_pickle(dumped(tmp_path, content, protocol))
     assert not made.exists()
 
@@ -131,10 +166,19 @@ TIMERS = {"a": {"isSuccess": True, "trace_start": 0, "trace_end": 100, "ready_ti
 @pytest.mark.parametrize(
     ("phones", "message"),
     [
-        ({"a": OURS["a"] | {"state": "on"}}, "phone 'a' has 'state', which nothing uses; fedsim's have start, end, ready, ok"),
+        (
+            {"a": OURS["a"] | {"state": "on"}},
+            "phone 'a' has 'state', which nothing uses; fedsim's have start, end, ready, ok",
+        ),
         ({"a": OURS["a"] | {"raedy": []}}, "(did you mean 'ready'?)"),
-        ({"a": TIMERS["a"] | {"battery": 3}}, "has 'battery', which nothing uses; FLASH's timers have"),
-        ({"a": {"messages": LOG, "trace": []}}, "has 'trace', which nothing uses; FLASH's logs have messages"),
+        (
+            {"a": TIMERS["a"] | {"battery": 3}},
+            "has 'battery', which nothing uses; FLASH's timers have",
+        ),
+        (
+            {"a": {"messages": LOG, "trace": []}},
+            "has 'trace', which nothing uses; FLASH's logs have messages",
+        ),
         ({"a": {"trace": []}}, "no table of traces by phone: the first has 'trace'"),
         ({"a": {"messages": "2020-02-03 01:00:00\tflying"}}, "unknown state 'flying'"),
         ({"a": {"messages": 3}}, "'messages' is 3, no text"),

@@ -1,4 +1,6 @@
-"""No reader reads past a field or an order: an unknown one is refused by name, or makes a difference, or is printed."""
+"""No reader reads past a field or an order: an unknown one is refused by name, or makes a
+difference, or is printed.
+"""
 
 import json
 import pickle
@@ -29,11 +31,17 @@ from tests.learning.test_sources import save
 DEVICES = 12
 SPEEDS = [10.0 + device for device in range(DEVICES)]
 STRANGE = ("state", "loss", "weight", "unit", "Device ", "speed2", "enabled", "devise")
-ORDERS = ([*range(DEVICES)][::-1], sorted(range(DEVICES), key=str), random.Random(4).sample(range(DEVICES), DEVICES))
+ORDERS = (
+    [*range(DEVICES)][::-1],
+    sorted(range(DEVICES), key=str),
+    random.Random(4).sample(range(DEVICES), DEVICES),
+)
 
 
 def speeds(path: Path) -> list[float]:
-    column = FromFile[SamplesPerSecond](kind="file", file=str(path), column="speed", unit="samples/s")
+    column = FromFile[SamplesPerSecond](
+        kind="file", file=str(path), column="speed", unit="samples/s"
+    )
     return column.by_device("population.speed", np.random.default_rng(1), DEVICES, None).tolist()  # type: ignore[no-any-return]
 
 
@@ -51,17 +59,25 @@ def test_rows_go_by_any_usual_name_of_a_column_of_numbers(tmp_path: Path) -> Non
     for place, name in enumerate(IDS):
         order = ORDERS[place % len(ORDERS)]
         path = tmp_path / ("a.parquet" if place % 8 == 0 else "a.csv")
-        assert speeds(written(path, {"speed": [SPEEDS[device] for device in order], name: order})) == SPEEDS
+        assert (
+            speeds(written(path, {"speed": [SPEEDS[device] for device in order], name: order}))
+            == SPEEDS
+        )
 
 
 @pytest.mark.parametrize("name", ["id", "Client", "Unnamed: 0"])
 def test_rows_by_names_are_in_their_order_or_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / "a.csv"
-    for names in ([f"phone-{device}" for device in range(DEVICES)], [str(1 + device) for device in range(DEVICES)]):
+    for names in (
+        [f"phone-{device}" for device in range(DEVICES)],
+        [str(1 + device) for device in range(DEVICES)],
+    ):
         assert speeds(written(path, {name: names, "speed": SPEEDS})) == SPEEDS
         for order in ORDERS:
             written(path, {name: [names[device] for device in order], "speed": SPEEDS})
-            with pytest.raises(DataError, match="sort the rows, or name the device of each in a column 'device'"):
+            with pytest.raises(
+                DataError, match="sort the rows, or name the device of each in a column 'device'"
+            ):
                 speeds(path)
         written(path, {name: [names[0], names[0], *names[2:]], "speed": SPEEDS})
         with pytest.raises(DataError, match=r"row 1 has the same; allowed is one a device"):
@@ -86,7 +102,11 @@ def test_columns_that_the_scenario_does_not_name_are_printed(tmp_path: Path) -> 
     with collected_notes() as notes:
         speeds(path)
     (line,) = notes
-    assert line == f"population.speed from {str(path)!r} (columns 'speed', 'id', 'note'): column 'speed', rows by 'id'"
+    assert (
+        line
+        == f"population.speed from {str(path)!r} (columns 'speed', 'id', 'note'): column 'speed', "
+        "rows by 'id'"
+    )
 
 
 # Tables whose columns fedsim names.
@@ -116,15 +136,31 @@ def rows_of_log(path: Path) -> Any:
 
 TABLES: dict[str, tuple[Callable[[Path], Any], dict[str, list[Any]]]] = {
     "intervals": (spans, {"device": [0, 1, 1, 2], "start": [0, 5, 30, 7], "end": [20, 9, 40, 50]}),
-    "regions": (connection, {"from": ["a", "b", "a"], "to": ["b", "a", "a"], "rtt_ms": [20, 30, 1], "mbit_s": [5, 6, 100]}),
-    "carbon": (carbon, {"hour": [*range(24)], "intensity": [f"{400 + hour} g/kWh" for hour in range(24)]}),
-    "fedscale": (read_capacities, {"computation_ms_per_sample": [4, 5], "dl_kbps": [6, 7], "ul_kbps": [8, 9]}),
+    "regions": (
+        connection,
+        {
+            "from": ["a", "b", "a"],
+            "to": ["b", "a", "a"],
+            "rtt_ms": [20, 30, 1],
+            "mbit_s": [5, 6, 100],
+        },
+    ),
+    "carbon": (
+        carbon,
+        {"hour": [*range(24)], "intensity": [f"{400 + hour} g/kWh" for hour in range(24)]},
+    ),
+    "fedscale": (
+        read_capacities,
+        {"computation_ms_per_sample": [4, 5], "dl_kbps": [6, 7], "ul_kbps": [8, 9]},
+    ),
 }
 
 
 @pytest.mark.parametrize("form", ["a.csv", "a.parquet"])
 @pytest.mark.parametrize("name", TABLES)
-def test_further_columns_of_a_table_are_refused_and_orders_change_nothing(tmp_path: Path, name: str, form: str) -> None:
+def test_further_columns_of_a_table_are_refused_and_orders_change_nothing(
+    tmp_path: Path, name: str, form: str
+) -> None:
     read, table = TABLES[name]
     right = read(written(tmp_path / form, table))
     size = len(next(iter(table.values())))
@@ -132,7 +168,9 @@ def test_further_columns_of_a_table_are_refused_and_orders_change_nothing(tmp_pa
         with pytest.raises(DataError, match="which nothing uses; known are") as caught:
             read(written(tmp_path / form, table | {further: [1] * size}))
         assert repr(further) in str(caught.value)
-    turned = read(written(tmp_path / form, {column: cells[::-1] for column, cells in table.items()}))
+    turned = read(
+        written(tmp_path / form, {column: cells[::-1] for column, cells in table.items()})
+    )
     if name == "fedscale":  # rows are drawn
         assert np.array_equal(turned[::-1], right)
     else:
@@ -158,7 +196,9 @@ def test_columns_of_a_log_that_nothing_uses_are_printed_or_refused(tmp_path: Pat
     right = rows_of_log(tmp_path / "log.csv")
     header, *lines = (tmp_path / "log.csv").read_text().splitlines()
     for further in ("state", "loss", "weight", "enabled", "host"):
-        (tmp_path / "log.csv").write_text("\n".join([f"{header},{further}", *(f"{line},1" for line in lines[::-1])]))
+        (tmp_path / "log.csv").write_text(
+            "\n".join([f"{header},{further}", *(f"{line},1" for line in lines[::-1])])
+        )
         log = read_log(tmp_path / "log.csv", LogDefaults())
         assert log.notes == (f"columns that are not used: {further}",)
         assert log.tasks.tolist() == right
@@ -168,18 +208,27 @@ def test_columns_of_a_log_that_nothing_uses_are_printed_or_refused(tmp_path: Pat
 
 OURS = {"start": 0, "end": 100, "ready": [[10, 20]], "ok": True}
 TIMERS = {"isSuccess": True, "trace_start": 0, "trace_end": 100, "ready_time": [[10, 20]]}
-LOGS = {"messages": "2020-02-03 01:00:00\tscreen_lock\n2020-02-03 01:00:20\tWIFI\n2020-02-03 01:01:00\tbattery_charged_on\n"}
+LOGS = {
+    "messages": "2020-02-03 01:00:00\tscreen_lock\n2020-02-03 01:00:20\tWIFI\n2020-02-03 "
+    "01:01:00\tbattery_charged_on\n"
+}
 LOGS = {"messages": LOGS["messages"] + "2020-02-03 01:02:00\tscreen_unlock\n"}
 FEDSCALE = {"duration": 10, "active": [10], "inactive": [20], "finish_time": 100, "model": "m"}
 
 
-@pytest.mark.parametrize("entry", [OURS, TIMERS, LOGS, FEDSCALE], ids=["ours", "timers", "logs", "fedscale"])
+@pytest.mark.parametrize(
+    "entry", [OURS, TIMERS, LOGS, FEDSCALE], ids=["ours", "timers", "logs", "fedscale"]
+)
 @pytest.mark.parametrize("form", ["json", "pickle"])
-def test_further_fields_of_phones_are_refused(tmp_path: Path, entry: dict[str, Any], form: str) -> None:
+def test_further_fields_of_phones_are_refused(
+    tmp_path: Path, entry: dict[str, Any], form: str
+) -> None:
     def read(phone: dict[str, Any]) -> Any:
         content = {"a": entry, "b": phone}
         path = tmp_path / "phones"
-        path.write_bytes(pickle.dumps(content) if form == "pickle" else json.dumps(content).encode())
+        path.write_bytes(
+            pickle.dumps(content) if form == "pickle" else json.dumps(content).encode()
+        )
         return read_flash(path)
 
     assert read(entry) == read(dict(reversed(entry.items())))
@@ -196,15 +245,21 @@ def test_further_arrays_are_refused(tmp_path: Path, further: str) -> None:
         Npz(path="a.npz").load(tmp_path)
 
 
-def test_columns_and_splits_of_a_saved_data_set_that_nothing_uses_are_printed(tmp_path: Path) -> None:
+def test_columns_and_splits_of_a_saved_data_set_that_nothing_uses_are_printed(
+    tmp_path: Path,
+) -> None:
     table = {"image": [[1.0, 2.0]] * 4, "label": [0, 1, 0, 1], "weight": [1.0] * 4}
     for split in ("train", "test", "validation"):
         save(tmp_path / "set" / split, table)
-    (tmp_path / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test", "validation"]}')
+    (tmp_path / "set" / "dataset_dict.json").write_text(
+        '{"splits": ["train", "test", "validation"]}'
+    )
     with collected_notes() as notes:
         HuggingFace(path="set").load(tmp_path)
     assert any("not used: weight, the split validation" in line for line in notes)
     state = json.loads((tmp_path / "set" / "train" / "state.json").read_text())
-    (tmp_path / "set" / "train" / "state.json").write_text(json.dumps(state | {"_indices_data_files": [{"filename": "i"}]}))
+    (tmp_path / "set" / "train" / "state.json").write_text(
+        json.dumps(state | {"_indices_data_files": [{"filename": "i"}]})
+    )
     with pytest.raises(DataError, match="call flatten_indices"):
         HuggingFace(path="set").load(tmp_path)

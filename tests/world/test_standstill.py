@@ -1,4 +1,6 @@
-"""Networks in which nothing moves any more: the run ends with words, unless something ends it before."""
+"""Networks in which nothing moves any more: the run ends with words, unless something ends it
+before.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +17,9 @@ from tests.calls import call
 
 HERE = __name__
 STAR: dict[str, Any] = {"kind": "star", "device": {"up": "1 kB/s", "down": "1 kB/s"}}
-WITHIN_A_YEAR = r"stand still since 0\.0 s, and nothing changed that within a year: server to device \d"
+WITHIN_A_YEAR = (
+    r"stand still since 0\.0 s, and nothing changed that within a year: server to device \d"
+)
 
 
 class Standstill:
@@ -81,9 +85,18 @@ class RuleSpec(NetworkModel):
     kind: str
     rule: str = "Standstill"
 
-    def build(self, simulation: Any, streams: Streams, devices: int, rates: Any = None, root: Path | None = None) -> Network:
+    def build(
+        self,
+        simulation: Any,
+        streams: Streams,
+        devices: int,
+        rates: Any = None,
+        root: Path | None = None,
+    ) -> Network:
         columns, rule = self.columns(streams, devices, rates, root), globals()[self.rule]
-        return OneChannel(simulation, {"air": 1e3}, *columns, Transport(self.protocol, streams), sharing=rule)
+        return OneChannel(
+            simulation, {"air": 1e3}, *columns, Transport(self.protocol, streams), sharing=rule
+        )
 
 
 def world(network: dict[str, Any], *processes: Any, **strategy: Any) -> dict[str, Any]:
@@ -91,7 +104,11 @@ def world(network: dict[str, Any], *processes: Any, **strategy: Any) -> dict[str
     return {
         "learning": "off",
         "model": {"kind": "size", "bytes": "4 kB"},
-        "population": {"devices": 8, "speed": "100 samples/s", "samples": {"low": 100, "high": 100}},
+        "population": {
+            "devices": 8,
+            "speed": "100 samples/s",
+            "samples": {"low": 100, "high": 100},
+        },
         "network": network,
         "strategy": {"kind": "fedavg", "clients_per_round": 6, "local_epochs": 1} | strategy,
         "world": {"processes": [{"kind": f"{HERE}:{process.__name__}"} for process in processes]},
@@ -125,12 +142,16 @@ def short_strike(world: World) -> Iterator[Any]:
 def test_a_rule_by_which_all_stand_still(processes: tuple[Any, ...], tmp_path: Path) -> None:
     """With other events that never end, too."""
     path = tmp_path / "scenario.toml"
-    path.write_text(fedsim.Scenario(**world({"kind": f"{HERE}:RuleSpec"}, *processes)).to_toml(), encoding="utf-8")
+    path.write_text(
+        fedsim.Scenario(**world({"kind": f"{HERE}:RuleSpec"}, *processes)).to_toml(),
+        encoding="utf-8",
+    )
     result = call("run", path, "--out", tmp_path / "run", "--quiet", "--allow-code")
     assert result.exit_code == 1
     assert "Traceback" not in result.output
     with pytest.raises(
-        SimulationError, match=f"all 6 flows under way {WITHIN_A_YEAR}.* and 1 more; the sharing rule Standstill"
+        SimulationError,
+        match=f"all 6 flows under way {WITHIN_A_YEAR}.* and 1 more; the sharing rule Standstill",
     ):
         run(world({"kind": f"{HERE}:RuleSpec"}, *processes))
 
@@ -152,14 +173,22 @@ def test_links_without_a_rate(network: dict[str, Any]) -> None:
 
 
 def test_an_outage_that_never_ends() -> None:
-    with pytest.raises(SimulationError, match=r"all 6 flows under way stand still since 9\.0 s.*device 0 to server|to server"):
+    with pytest.raises(
+        SimulationError,
+        match=r"all 6 flows under way stand still since 9\.0 s.*device 0 to server|to server",
+    ):
         run(world(STAR, strike))
 
 
 def test_what_ends_before(tmp_path: Path) -> None:
-    """A deadline, a last time, or the end of an outage; also where it is resumed while all stand still."""
+    """A deadline, a last time, or the end of an outage; also where it is resumed while all stand
+    still.
+    """
     assert run(world(STAR, strike, deadline="20 s"))["rounds"] == 2
-    assert run(world(STAR, strike) | {"stop": {"rounds": 2, "simulated_time": "1 h"}})["stopped"] == "simulated time"
+    assert (
+        run(world(STAR, strike) | {"stop": {"rounds": 2, "simulated_time": "1 h"}})["stopped"]
+        == "simulated time"
+    )
     whole = run(world(STAR, short_strike), tmp_path / "whole")
     assert whole["rounds"] == 2
     assert whole["simulated_s"] > 300 * 86_400
@@ -177,11 +206,16 @@ def test_it_is_resumed_while_all_stand_still(tmp_path: Path) -> None:
 @pytest.mark.parametrize("rule", ["AtOnce", "NoNumber"])
 def test_a_rule_that_promises_an_end_and_never_comes_to_it(rule: str) -> None:
     """It would begin the same instant again and again."""
-    with pytest.raises(SimulationError, match=f"the sharing rule {rule} was advanced to .* the next end of a flow is"):
+    with pytest.raises(
+        SimulationError,
+        match=f"the sharing rule {rule} was advanced to .* the next end of a flow is",
+    ):
         run(world({"kind": f"{HERE}:RuleSpec", "rule": rule}))
 
 
-@pytest.mark.parametrize("start", [lambda world: world.env.run(), lambda world: world.env.run(until=2 * 365 * 86_400.0)])
+@pytest.mark.parametrize(
+    "start", [lambda world: world.env.run(), lambda world: world.env.run(until=2 * 365 * 86_400.0)]
+)
 def test_a_world_alone(start: Callable[[World], Any]) -> None:
     alone = fedsim.build_world({"devices": 2}, STAR)
     alone.limit("device 0 up")
@@ -191,7 +225,9 @@ def test_a_world_alone(start: Callable[[World], Any]) -> None:
 
 
 def test_who_moves_keeps_the_others_waiting() -> None:
-    """Not all stand still: device 1 sends a file after another, and device 0 waits for two years."""
+    """Not all stand still: device 1 sends a file after another, and device 0 waits for two
+    years.
+    """
     alone = fedsim.build_world({"devices": 2}, STAR)
     hold = alone.limit("device 0 up")
     waiting = alone.send(0, "server", "1 kB")

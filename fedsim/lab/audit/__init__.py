@@ -1,6 +1,8 @@
-"""The audit: checks whether a run folder is possible and consistent. It uses only the folder, never the engine.
+"""The audit: checks whether a run folder is possible and consistent. It uses only the folder,
+never the engine.
 
-Each check is one function over the folder's tables (``Evidence``) that yields problems; ``audit`` runs all of them.
+Each check is one function over the folder's tables (``Evidence``) that yields problems;
+``audit`` runs all of them.
 """
 
 from collections.abc import Callable, Iterator
@@ -98,9 +100,11 @@ MOST_FINDINGS = 10_000
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
-    """Run every check on the run folder at ``path``; returns the problems of each, an empty list for a check that passes.
+    """Run every check on the run folder at ``path``; returns the problems of each, an empty list
+    for a check that passes.
 
-    ``allow_code``: whether the meters that its scenario names by import path are imported, to count again.
+    ``allow_code``: whether the meters that its scenario names by import path are imported, to
+    count again.
 
     Raises ``RunFolderError``: there is no run folder.
     """
@@ -113,7 +117,8 @@ def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) ->
     """Findings of a check; a folder too damaged to check is a finding too."""
     found: list[str] = []
     try:
-        with np.errstate(all="ignore"):  # numbers that are none are findings: they agree with no book
+        # numbers that are none are findings: they agree with no book
+        with np.errstate(all="ignore"):
             findings = check(evidence)
             found += islice(findings, MOST_FINDINGS)
             if next(findings, None) is not None:

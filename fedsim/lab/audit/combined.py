@@ -1,4 +1,6 @@
-"""Were updates combined as the strategy's rule says: with which weights, and at which cost of privacy?"""
+"""Were updates combined as the strategy's rule says: with which weights, and at which cost of
+privacy?
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -25,7 +27,9 @@ _BY_ONE = ("d-psgd", "diloco", "epidemic", "fpfc", "gossip", "local", "local-sgd
 
 
 def weights_as_said(evidence: Evidence) -> Iterator[str]:
-    """The weights of each aggregation are those that the strategy and its aggregation give, from the devices' samples."""
+    """The weights of each aggregation are those that the strategy and its aggregation give, from
+    the devices' samples.
+    """
     scenario = evidence.run.scenario
     kind = scenario["strategy"]["kind"]
     if ":" in kind or kind == "flower":
@@ -53,10 +57,14 @@ class _WeightRule:
         self._samples = _samples(evidence)
         aggregates = evidence.said("aggregate")
         updates = aggregates["tasks"].map(len)
-        self._in_round = updates.groupby(evidence.events["round"].reindex(updates.index)).sum().to_dict()
+        self._in_round = (
+            updates.groupby(evidence.events["round"].reindex(updates.index)).sum().to_dict()
+        )
 
     def problem(self, own: Any) -> str | None:
-        """The problem with the weights of an aggregation; None if nothing is, or nothing is known."""
+        """The problem with the weights of an aggregation; None if nothing is, or nothing is
+        known.
+        """
         if own.weights is None or len(own.weights) != len(own.tasks):
             return f"there are {len(own['weights'] or ())} weights of {len(own['tasks'])} updates"
         weights = np.array(own.weights, dtype=np.float64)
@@ -68,16 +76,22 @@ class _WeightRule:
             return self._without_rounds(own, weights)
         if (problem := self._bears(own)) is not None:
             return problem
-        if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):  # by values of the updates, or clusters
+        # by values of the updates, or clusters
+        if self._kind == "rfedavg" or (self._kind == "hetlora" and self._learns):
             sums = weights.sum()
-            return None if not sums or math.isclose(sums, 1.0, rel_tol=_ROUNDING) else f"the weights sum to {float(sums)!r}"
+            return (
+                None
+                if not sums or math.isclose(sums, 1.0, rel_tol=_ROUNDING)
+                else f"the weights sum to {float(sums)!r}"
+            )
         if self._aggregation["kind"] in _BY_DISTANCE and self._learns and self._kind not in _BY_ONE:
             return self._chosen(own, weights)
         return _unlike(weights, self._due(own, weights))
 
     def _due(self, own: Any, weights: Floats) -> Floats | None:
         tasks = own.tasks
-        count, kind = len(tasks), self._aggregation["kind"]
+        count = len(tasks)
+        kind = self._aggregation["kind"]
         if self._kind in _BY_ONE:
             return np.ones(count)
         if self._kind == "feddr":
@@ -85,7 +99,11 @@ class _WeightRule:
         if self._strategy.get("averaging") == "gradients":
             return np.full(count, 1 / self._in_round[own.round])
         if self._kind in ("fesem", "fesem-mig") and self._strategy["as"] == "paper":
-            return np.full(count, own.weights[0]) if 0 < own.weights[0] <= 1 / count * (1 + _ROUNDING) else np.zeros(count)
+            return (
+                np.full(count, own.weights[0])
+                if 0 < own.weights[0] <= 1 / count * (1 + _ROUNDING)
+                else np.zeros(count)
+            )
         if self._kind == "refl" and any(own.staleness or ()):
             return None
         if kind == "first":
@@ -95,8 +113,13 @@ class _WeightRule:
             is_known = ~np.isnan(samples)
             if not is_known.any():
                 return None
-            total, share = samples[is_known].sum(), 1.0 if is_known.all() else weights[is_known].sum()
-            return np.where(is_known, samples / total * share, weights) if total else np.full(count, 1 / count)
+            total = samples[is_known].sum()
+            share = 1.0 if is_known.all() else weights[is_known].sum()
+            return (
+                np.where(is_known, samples / total * share, weights)
+                if total
+                else np.full(count, 1 / count)
+            )
         return np.full(count, 1 / count) if kind in _ALIKE or kind in _BY_DISTANCE else None
 
     def _tolerated(self, updates: int) -> int:
@@ -104,20 +127,27 @@ class _WeightRule:
         return max(0, min(int(self._aggregation["malicious"]), (updates - b) // a))
 
     def _bears(self, own: Any) -> str | None:
-        """A robust aggregation says how many malicious updates it bears, where these are fewer than the scenario wants."""
-        kind, count = self._aggregation["kind"], len(own.tasks)
+        """A robust aggregation says how many malicious updates it bears, where these are fewer
+        than the scenario wants.
+        """
+        kind = self._aggregation["kind"]
+        count = len(own.tasks)
         if kind in _BY_DISTANCE:
             tolerated = self._tolerated(count)
             due = tolerated if tolerated < self._aggregation["malicious"] else math.nan
         else:
             due = 0 if kind in ("median", "trimmed-mean") and count <= 2 else math.nan
         if not np.array_equal(own.bears, due, equal_nan=True):
-            return f"of {count} updates {kind} bears {due:g} malicious ones, the record says {own.bears:g}"
+            return (
+                f"of {count} updates {kind} bears {due:g} malicious ones, the record says "
+                f"{own.bears:g}"
+            )
         return None
 
     def _chosen(self, own: Any, weights: Floats) -> str | None:
         """Of n updates as many weigh the same as the rule takes; none where there are too few."""
-        kind, count = self._aggregation["kind"], len(weights)
+        kind = self._aggregation["kind"]
+        count = len(weights)
         if not math.isnan(own.bears):
             return "too few updates weigh something" if weights.any() else None
         tolerated = self._tolerated(count)
@@ -127,11 +157,14 @@ class _WeightRule:
             due = taken
         alike = weights[weights > 0]
         if taken != due or (taken and not np.allclose(alike, 1 / taken, rtol=_ROUNDING, atol=0.0)):
-            return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
+            return (
+                f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"
+            )
         return None
 
     def _without_rounds(self, own: Any, weights: Floats) -> str | None:
-        strategy, version = self._strategy, own.round
+        strategy = self._strategy
+        version = own.round
         stale = [int(version - self._began[task]) for task in own.tasks]
         if [*own.staleness] != stale:
             return f"staleness is {own.staleness}, by the tasks {stale}"
@@ -139,18 +172,29 @@ class _WeightRule:
             return _unlike(weights, np.array([_alpha(strategy, version, each) for each in stale]))
         most = strategy.get("most_staleness")
         discounts = [
-            0.0 if most is not None and each > most else (1 + each) ** -0.5 if strategy["staleness_discount"] else 1.0
+            0.0
+            if most is not None and each > most
+            else (1 + each) ** -0.5
+            if strategy["staleness_discount"]
+            else 1.0
             for each in stale
         ]
         if np.count_nonzero(discounts) != strategy["buffer"]:
-            return f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is {strategy['buffer']}"
+            return (
+                f"{np.count_nonzero(discounts)} updates count, the scenario's buffer is "
+                f"{strategy['buffer']}"
+            )
         return _unlike(weights, np.array(discounts) / strategy["buffer"])
 
 
 def _alpha(strategy: TomlTable, version: int, staleness: int) -> float:
-    alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** sum(version >= at for at in strategy["alpha_decay_at"])
+    alpha = strategy["alpha"] * strategy.get("alpha_decay", 1.0) ** sum(
+        version >= at for at in strategy["alpha_decay_at"]
+    )
     if strategy["staleness"] == "hinge":
-        return float(alpha / (strategy["hinge_slope"] * max(staleness - strategy["hinge_from"], 0) + 1))
+        return float(
+            alpha / (strategy["hinge_slope"] * max(staleness - strategy["hinge_from"], 0) + 1)
+        )
     return float(alpha * (1 + staleness) ** -strategy["exponent"])
 
 
@@ -162,10 +206,15 @@ def _unlike(weights: Floats, due: Floats | None) -> str | None:
 
 def _samples(evidence: Evidence) -> dict[int, float]:
     """Samples on which each task trained; NaN where the device's data have changed since."""
-    events, trainings = evidence.events, evidence.trainings
+    events = evidence.events
+    trainings = evidence.trainings
     device = trainings["device"]
     drift = evidence.run.scenario.get("drift", {"kind": "rotation"})["kind"]
-    shifts = events[(events["kind"] == "shift") & (drift not in _SAME_SIZES)].groupby("device")["time"].last()
+    shifts = (
+        events[(events["kind"] == "shift") & (drift not in _SAME_SIZES)]
+        .groupby("device")["time"]
+        .last()
+    )
     changed = shifts.reindex(device).to_numpy() >= trainings["start"].to_numpy()
     held = at_places(evidence.devices["samples"], evidence.row_of(device))
     samples = np.where(changed, np.nan, held)
@@ -182,7 +231,10 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
     aggregates = evidence.said("aggregate").join(evidence.events[["round", "group"]])
     rounds = evidence.events["round"]
     for row, edges, weights in zip(
-        combined.index.tolist(), combined["edges"].tolist(), combined["weights"].tolist(), strict=True
+        combined.index.tolist(),
+        combined["edges"].tolist(),
+        combined["weights"].tolist(),
+        strict=True,
     ):
         before = aggregates[(aggregates["round"] == rounds[row]) & (aggregates.index < row)]
         last = before.drop_duplicates("group", keep="last").set_index("group")["tasks"].to_dict()
@@ -195,15 +247,32 @@ def edges_as_said(evidence: Evidence) -> Iterator[str]:
             yield f"record {row} (edges-combined): {problem}"
 
 
-_NOBODY_ELSE = ("ditto", "fedavg", "fedbn", "fedper", "fednova", "fedprox", "fedrep", "moon", "pfedme")
-"""Strategies whose server asks nobody outside of rounds, so that all devices that are there are idle between them."""
+_NOBODY_ELSE = (
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedper",
+    "fednova",
+    "fedprox",
+    "fedrep",
+    "moon",
+    "pfedme",
+)
+"""Strategies whose server asks nobody outside of rounds, so that all devices that are there are
+idle between them.
+"""
 
 
 def privacy_as_said(evidence: Evidence) -> Iterator[str]:
-    """Each round has the epsilon that follows from noise, delta and rounds: exactly, or within what the draws allow."""
-    scenario, rounds = evidence.run.scenario, evidence.rounds
+    """Each round has the epsilon that follows from noise, delta and rounds: exactly, or within
+    what the draws allow.
+    """
+    scenario = evidence.run.scenario
+    rounds = evidence.rounds
     aggregation = scenario["strategy"].get("aggregation", {})
-    accounts = aggregation.get("kind") == "private" and aggregation["account"] and aggregation["noise"] > 0
+    accounts = (
+        aggregation.get("kind") == "private" and aggregation["account"] and aggregation["noise"] > 0
+    )
     stated = rounds["epsilon"].to_numpy(np.float64)
     if accounts and np.isnan(stated).any():
         yield "epsilon is missing in some rounds, and the scenario asks for it"
@@ -218,22 +287,32 @@ def privacy_as_said(evidence: Evidence) -> Iterator[str]:
     least, most = _epsilons(evidence, aggregation)
     if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
         due = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
-        yield f"epsilon after the last round is {float(stated[-1])!r}; by the scenario's noise and the rounds it is {due}"
+        yield (
+            f"epsilon after the last round is {float(stated[-1])!r}; by the scenario's noise and "
+            f"the rounds it is {due}"
+        )
 
 
 def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
     """The least and the most that epsilon may be after the last round."""
-    scenario, count = evidence.run.scenario, len(evidence.rounds)
-    strategy, population = scenario["strategy"], scenario["population"]
+    scenario = evidence.run.scenario
+    count = len(evidence.rounds)
+    strategy = scenario["strategy"]
+    population = scenario["population"]
     devices = population["devices"]
     delta = aggregation.get("delta") or min(0.5, devices**-1.1)
     noise = aggregation["noise"] / (2 if aggregation["where"] == "local" else 1)
     in_full = _epsilon(noise, {1.0: count}, delta, aggregation["accountant"])
     selection = strategy.get("selection", {"kind": "random"})
-    is_uniform = isinstance(selection, dict) and selection["kind"] == "random"  # CATA-Fed's own have names
+    # CATA-Fed's own have names
+    is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
     if aggregation["where"] == "local" or not is_uniform:
         return in_full, in_full
-    starts = evidence.said("round-start").join(evidence.events["round"]).drop_duplicates("round", keep="last")
+    starts = (
+        evidence.said("round-start")
+        .join(evidence.events["round"])
+        .drop_duplicates("round", keep="last")
+    )
     asked = starts["selected"].reindex(starts.index).to_numpy(np.float64)[:count]
     shares: dict[float, int] = {}
     for each in asked.tolist():
@@ -243,24 +322,34 @@ def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]
         return 0.0, in_full
     least = _epsilon(noise, shares, delta, aggregation["accountant"])
     others = "energy" in scenario or scenario.get("world", {}).get("processes")
-    moves = {"arrivals", "departures"} & population.keys() or population["availability"]["kind"] != "always"
+    moves = {"arrivals", "departures"} & population.keys() or population["availability"][
+        "kind"
+    ] != "always"
     exact = strategy["kind"] in _NOBODY_ELSE and not moves and not others
     return least, least if exact else in_full
 
 
 def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant: str) -> float:
-    """Epsilon of rounds in which each device takes part with a probability, by the package dp-accounting."""
+    """Epsilon of rounds in which each device takes part with a probability, by the package
+    dp-accounting.
+    """
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.pld import PLDAccountant
     from dp_accounting.rdp import RdpAccountant
 
-    account = PLDAccountant(value_discretization_interval=1e-3) if accountant == "pld" else RdpAccountant()
+    account = (
+        PLDAccountant(value_discretization_interval=1e-3)
+        if accountant == "pld"
+        else RdpAccountant()
+    )
     verbosity = logging.get_verbosity()
     logging.set_verbosity(logging.ERROR)
     for share, count in sorted(rounds.items()):
         release = dp.GaussianDpEvent(noise)
-        account.compose(release if share == 1.0 else dp.PoissonSampledDpEvent(share, release), count)
+        account.compose(
+            release if share == 1.0 else dp.PoissonSampledDpEvent(share, release), count
+        )
     epsilon = float(account.get_epsilon(delta))
     logging.set_verbosity(verbosity)
     return epsilon

@@ -1,8 +1,9 @@
-"""The coverage of the audit and its gaps, in one place; and the checks that parts of one's own bring with them.
+"""The coverage of the audit and its gaps, in one place; and the checks that parts of one's own
+bring with them.
 
-A part that a scenario names by import path may have a static method ``check_run(run, section)``, which takes the run folder
-(``fedsim.plugin.RunFolder``) and the part's table in the scenario, and yields a sentence for each problem. Parts without one
-are listed as unchecked.
+A part that a scenario names by import path may have a static method ``check_run(run, section)``,
+which takes the run folder (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and
+yields a sentence for each problem. Parts without one are listed as unchecked.
 """
 
 from collections.abc import Iterator, Mapping
@@ -112,18 +113,60 @@ UNCHECKED: Mapping[str, str] = {
 }
 """Columns, fields of records, entries and keys that no check covers, as patterns, and why.
 
-A table's column is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``; with ``summary:`` and ``scenario:`` entries and keys.
+A table's column is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``; with ``summary:`` and
+``scenario:`` entries and keys.
 """
 
 
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "strategy": {
         "messages, weights, limits and models": (
-            *("cata-fed", "cfl", "ditto", "fedasync", "fedat", "fedavg", "fedbn", "fedbuff", "feddr", "feddyn"),
-            *("fedgroup", "fednova", "fedper", "fedprox", "fedrep", "fesem", "fesem-mig", "fl-hc", "flexcfl", "flora", "fpfc"),
-            *("heterofl", "hierfavg", "hypcluster", "ifca", "ifca-mig", "lcfl", "local", "moon", "pfedme", "scaffold", "tifl"),
+            *(
+                "cata-fed",
+                "cfl",
+                "ditto",
+                "fedasync",
+                "fedat",
+                "fedavg",
+                "fedbn",
+                "fedbuff",
+                "feddr",
+                "feddyn",
+            ),
+            *(
+                "fedgroup",
+                "fednova",
+                "fedper",
+                "fedprox",
+                "fedrep",
+                "fesem",
+                "fesem-mig",
+                "fl-hc",
+                "flexcfl",
+                "flora",
+                "fpfc",
+            ),
+            *(
+                "heterofl",
+                "hierfavg",
+                "hypcluster",
+                "ifca",
+                "ifca-mig",
+                "lcfl",
+                "local",
+                "moon",
+                "pfedme",
+                "scaffold",
+                "tifl",
+            ),
         ),
-        "messages and their receivers, limits and models": ("d-psgd", "diloco", "epidemic", "gossip", "local-sgd"),
+        "messages and their receivers, limits and models": (
+            "d-psgd",
+            "diloco",
+            "epidemic",
+            "gossip",
+            "local-sgd",
+        ),
         "messages, limits and models; weights follow from values": ("hetlora", "refl", "rfedavg"),
         "limits alone; its messages and weights are the app's": ("flower",),
     },
@@ -131,22 +174,41 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "weights": ("first", "mean", "median", "private", "trimmed-mean", "weighted"),
         "how many updates weigh something": ("bulyan", "krum", "multi-krum"),
     },
-    "codec": {"bytes": ("bfloat16", "float16", "int8", "plain", "qsgd", "random-k", "sign", "top-k")},
+    "codec": {
+        "bytes": ("bfloat16", "float16", "int8", "plain", "qsgd", "random-k", "sign", "top-k")
+    },
     "process of the world": {
         "times": ("edge-outage", "link-outage"),
         "slots": ("upload-slots",),
         "devices and factors": ("heat",),
     },
-    "deadline": {"time": ("fixed",), "that rounds keep to what is recorded": ("quantile", "relative")},
+    "deadline": {
+        "time": ("fixed",),
+        "that rounds keep to what is recorded": ("quantile", "relative"),
+    },
     "selection": {
         "numbers of clients": (
-            *("favor", "fedcs", "flanp", "least-asked", "least-available", "oort", "power-of-choice", "random"),
+            *(
+                "favor",
+                "fedcs",
+                "flanp",
+                "least-asked",
+                "least-available",
+                "oort",
+                "power-of-choice",
+                "random",
+            ),
         )
     },
     "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},
-    "attack": {"nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")},
+    "attack": {
+        "nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")
+    },
 }
-"""What the audit checks of the parts that ship, by family. A new part stands here, with a check or with the words why not."""
+"""What the audit checks of the parts that ship, by family.
+
+A new part stands here, with a check or with the words why not.
+"""
 
 
 def is_unchecked(name: str) -> bool:
@@ -173,7 +235,9 @@ def _own_parts(section: Any, key: str) -> Iterator[OwnPart]:
 
 
 def own_parts_agree(evidence: Evidence) -> Iterator[str]:
-    """Parts of one's own that have a check of runs find no problem; without their code they are left out."""
+    """Parts of one's own that have a check of runs find no problem; without their code they are
+    left out.
+    """
     for key, path, section in own_parts(evidence.run.scenario):
         check = _check_of(path, key)
         if check is None:
@@ -193,7 +257,9 @@ def _check_of(path: str, key: str) -> Any:
 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
-    """The parts of one's own of which no check covers what they have done, a sentence each; and whether all can be imported."""
+    """The parts of one's own of which no check covers what they have done, a sentence each; and
+    whether all can be imported.
+    """
     found: list[str] = []
     all_here = True
     for key, path, _ in own_parts(run.scenario):

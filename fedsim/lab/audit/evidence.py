@@ -1,4 +1,6 @@
-"""A run folder as pandas frames: a missing whole number is ``NOTHING``, a missing quantity NaN, a missing name ``""``."""
+"""A run folder as pandas frames: a missing whole number is ``NOTHING``, a missing quantity NaN,
+a missing name ``""``.
+"""
 
 import json
 import math
@@ -50,7 +52,12 @@ def _tasks(data: Data) -> list[int]:
 
 def _counts_of(data: Data) -> tuple[float, float, bool, float]:
     part = data.get("part")
-    return _number(data["epochs"]), _number(data["asked"]), part is not None, math.nan if part is None else _number(part[2])
+    return (
+        _number(data["epochs"]),
+        _number(data["asked"]),
+        part is not None,
+        math.nan if part is None else _number(part[2]),
+    )
 
 
 def _weights(data: Data) -> tuple[list[float] | None, Any]:
@@ -61,12 +68,22 @@ def _weights(data: Data) -> tuple[list[float] | None, Any]:
 def _limits(data: Data) -> tuple[float, float, float]:
     deadline = data.get("deadline")
     limit = math.nan if deadline is None else _number(deadline)
-    return limit, _number(data.get("training_limit", math.inf)), _number(data.get("selected", math.nan))
+    return (
+        limit,
+        _number(data.get("training_limit", math.inf)),
+        _number(data.get("selected", math.nan)),
+    )
 
 
 def _battery(data: Data) -> tuple[Any, ...]:
     levels = [_number(data["level"]), *(_number(level) for _, level in data["path"])]
-    return bool(data["flat"]), *(_number(data[key]) for key in _LEVELS), min(levels), max(levels), len(levels) - 1
+    return (
+        bool(data["flat"]),
+        *(_number(data[key]) for key in _LEVELS),
+        min(levels),
+        max(levels),
+        len(levels) - 1,
+    )
 
 
 _LEVELS = ("level", "charged", "idle", "drawn")
@@ -75,13 +92,25 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
         {"epochs": float, "asked": float, "in_part": bool, "part_samples": float, "ends": object},
         lambda data: (*_counts_of(data), [*map(_number, data["epoch_ends"])]),
     ),
-    "step-end of train or evaluate or compute": ({"core_s": float}, lambda data: (_number(data.get("core_s", math.nan)),)),
+    "step-end of train or evaluate or compute": (
+        {"core_s": float},
+        lambda data: (_number(data.get("core_s", math.nan)),),
+    ),
     "task-start": ({"continues": bool}, lambda data: (data.get("continues") is True,)),
     **dict.fromkeys(("edge-off", "edge-on"), ({"edge": int}, lambda data: (int(data["edge"]),))),
-    "assign": ({"before": float}, lambda data: (math.nan if data["before"] is None else _number(data["before"]),)),
-    "shift": ({"what": object, "occasion": int}, lambda data: (data["what"], int(data["occasion"]))),
+    "assign": (
+        {"before": float},
+        lambda data: (math.nan if data["before"] is None else _number(data["before"]),),
+    ),
+    "shift": (
+        {"what": object, "occasion": int},
+        lambda data: (data["what"], int(data["occasion"])),
+    ),
     "pace": ({"factor": float}, lambda data: (_number(data["factor"]),)),
-    "queue": ({"direction": object, "slots": int}, lambda data: (data["direction"], int(data["slots"]))),
+    "queue": (
+        {"direction": object, "slots": int},
+        lambda data: (data["direction"], int(data["slots"])),
+    ),
     "updates-lost": ({"tasks": object}, lambda data: (_tasks(data),)),
     "aggregate": (
         {
@@ -102,17 +131,28 @@ _READERS: dict[str, tuple[Mapping[str, type], Callable[[Data], tuple[Any, ...]]]
             _number(data.get("bears", math.nan)),
         ),
     ),
-    "edges-combined": ({"edges": object, "weights": object}, lambda data: ([*data["edges"]], [*data["weights"]])),
+    "edges-combined": (
+        {"edges": object, "weights": object},
+        lambda data: ([*data["edges"]], [*data["weights"]]),
+    ),
     "round-start": ({"deadline": float, "training": float, "selected": float}, _limits),
     "round": ({"data": object}, lambda data: (data,)),
-    "battery": ({"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)}, _battery),
+    "battery": (
+        {"flat": bool, **dict.fromkeys((*_LEVELS, "least", "most", "points"), float)},
+        _battery,
+    ),
     "run-end": ({"reason": object}, lambda data: (data["reason"],)),
     "link-rate": (
         {"link": object, "rate": float},
-        lambda data: (str(data["link"]), math.inf if data["rate"] is None else _number(data["rate"])),
+        lambda data: (
+            str(data["link"]),
+            math.inf if data["rate"] is None else _number(data["rate"]),
+        ),
     ),
 }
-"""The columns that the ``data`` of each kind of record make, and the function that gives their cells."""
+"""The columns that the ``data`` of each kind of record make, and the function that gives their
+cells.
+"""
 
 
 class Evidence:
@@ -123,15 +163,31 @@ class Evidence:
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
-        self.payloads: dict[tuple[tuple[str, float], ...], int] = {}  # lists of purposes and bytes: their numbers in tables
+        # lists of purposes and bytes: their numbers in tables
+        self.payloads: dict[tuple[tuple[str, float], ...], int] = {}
         self._said: dict[str, pd.DataFrame] = {}
         numbers = dict.fromkeys(("start", "bytes", "delivered", "wire_bytes"), float)
-        message = {"direction": object, "sender": object, "receiver": object, **numbers, "payloads": int}
-        self._readers = _READERS | {OF_DEVICES: (message, self._of_device), "server-transfer": (message, self._at_once)}
+        message = {
+            "direction": object,
+            "sender": object,
+            "receiver": object,
+            **numbers,
+            "payloads": int,
+        }
+        self._readers = _READERS | {
+            OF_DEVICES: (message, self._of_device),
+            "server-transfer": (message, self._at_once),
+        }
         self._readers |= dict.fromkeys(FLOWS, (message, self._on_links))
 
     def _of_device(self, data: Data) -> tuple[Any, ...]:
-        return "", data.get("sender") or "", data.get("receiver") or "", math.nan, *self._sizes(data)
+        return (
+            "",
+            data.get("sender") or "",
+            data.get("receiver") or "",
+            math.nan,
+            *self._sizes(data),
+        )
 
     def _on_links(self, data: Data) -> tuple[Any, ...]:
         return *ends_of(data), _number(data["start"]), *self._sizes(data)
@@ -168,21 +224,44 @@ class Evidence:
         return found & self.events["step"].isin(steps.split(" or ")).to_numpy() if steps else found
 
     def _parsed(
-        self, of: str, mask: Flags, columns: Mapping[str, type], cells: Callable[[Data], tuple[Any, ...]]
+        self,
+        of: str,
+        mask: Flags,
+        columns: Mapping[str, type],
+        cells: Callable[[Data], tuple[Any, ...]],
     ) -> pd.DataFrame:
-        texts = self._texts.filter(pa.array(mask)).fill_null("{}").combine_chunks().dictionary_encode()
-        rows, codes, found = np.flatnonzero(mask), texts.indices.to_numpy(), []
+        texts = (
+            self._texts.filter(pa.array(mask)).fill_null("{}").combine_chunks().dictionary_encode()
+        )
+        rows = np.flatnonzero(mask)
+        codes = texts.indices.to_numpy()
+        found = []
         for code, text in enumerate(texts.dictionary.to_pylist()):
             try:
                 data = json.loads(text)
                 if not isinstance(data, dict):
                     raise TypeError(f"{data!r} is no table")
                 found.append(cells(data))
-            except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
-                row, reason = rows[codes.tolist().index(code)], f"{type(error).__name__}: {error}"
+            except (
+                KeyError,
+                TypeError,
+                ValueError,
+                ArithmeticError,
+                AttributeError,
+                RecursionError,
+            ) as error:
+                row = rows[codes.tolist().index(code)]
+                reason = f"{type(error).__name__}: {error}"
                 where = f"{files.EVENTS} of {str(self.run.path)!r} is damaged"
-                raise RunFolderError(f"{where}: record {row} ({of}) has wrong data ({reason})") from None
-        return pd.DataFrame.from_records(found, columns=[*columns]).astype(columns).take(codes).set_axis(rows)
+                raise RunFolderError(
+                    f"{where}: record {row} ({of}) has wrong data ({reason})"
+                ) from None
+        return (
+            pd.DataFrame.from_records(found, columns=[*columns])
+            .astype(columns)
+            .take(codes)
+            .set_axis(rows)
+        )
 
     @cached_property
     def _texts(self) -> Any:
@@ -200,17 +279,28 @@ class Evidence:
     @cached_property
     def moved(self) -> pd.DataFrame:
         """The transfers as the records have them, by their records; without ``purpose``."""
-        told = pd.concat([self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]).sort_index()
-        told = told.join(self.events[["kind", "step", "time", "device", "round", "task", "outcome"]])
-        own, at_once = told["kind"] == "step-end", told["kind"] == "server-transfer"
-        starts = np.where(own, self.steps["start"].reindex(told.index), np.where(at_once, told["time"], told["start"]))
+        told = pd.concat(
+            [self.said(name) for name in (OF_DEVICES, "server-transfer", *FLOWS)]
+        ).sort_index()
+        told = told.join(
+            self.events[["kind", "step", "time", "device", "round", "task", "outcome"]]
+        )
+        own = told["kind"] == "step-end"
+        at_once = told["kind"] == "server-transfer"
+        starts = np.where(
+            own,
+            self.steps["start"].reindex(told.index),
+            np.where(at_once, told["time"], told["start"]),
+        )
         ways = np.where(own, np.where(told["step"] == "download", "down", "up"), told["direction"])
         outcomes = np.where(at_once, "done", told["outcome"])
         return told.assign(start=starts, end=told["time"], direction=ways, outcome=outcomes)
 
     @property
     def core_s(self) -> "pd.Series[float]":
-        """Seconds of a core that each computation got of its device's host, by its last record; NaN without hosts."""
+        """Seconds of a core that each computation got of its device's host, by its last record;
+        NaN without hosts.
+        """
         return self.said("step-end of train or evaluate or compute")["core_s"]
 
     @cached_property
@@ -234,7 +324,9 @@ class Evidence:
         return self._spans("task")
 
     def _spans(self, what: str) -> pd.DataFrame:
-        """Ends of steps or tasks, with the record (``begun``, -1: none) and the time (``start``, s) of their begins."""
+        """Ends of steps or tasks, with the record (``begun``, -1: none) and the time (``start``,
+        s) of their begins.
+        """
         events = self.events
         ended = events[events["kind"] == f"{what}-end"]
         begun = latest(events["kind"] == f"{what}-start", events["task"])[ended.index]
@@ -242,7 +334,9 @@ class Evidence:
 
     @cached_property
     def in_vain(self) -> pd.DataFrame:
-        """Ends of tasks that ended otherwise than done, trained for nothing, or were lost with an edge server."""
+        """Ends of tasks that ended otherwise than done, trained for nothing, or were lost with
+        an edge server.
+        """
         lost = self.said("updates-lost")["tasks"].explode().dropna()
         useless = pd.concat([self.events["task"][self.idle], lost.astype(np.int64)])
         tasks = self.tasks[self.tasks["task"] != NOTHING]
@@ -255,8 +349,12 @@ class Evidence:
 
     @cached_property
     def transfers(self) -> pd.DataFrame:
-        """The messages, with ``edge``: the edge server that sent or received each, or ``NOTHING``."""
-        frame = self.frame(files.TRANSFERS, [name for name in TRANSFERS.names if name != "payloads"])
+        """The messages, with ``edge``: the edge server that sent or received each, or
+        ``NOTHING``.
+        """
+        frame = self.frame(
+            files.TRANSFERS, [name for name in TRANSFERS.names if name != "payloads"]
+        )
         ends = (numbered(frame[end], "edge") for end in ("receiver", "sender"))
         frame["edge"] = np.where(frame["direction"] == "peer", NOTHING, np.maximum(*ends))
         column = self.run.table(files.TRANSFERS, ["payloads"])["payloads"]
@@ -266,7 +364,9 @@ class Evidence:
             if column.null_count:
                 raise ValueError("a message has no payloads")
         except (TypeError, ValueError, RecursionError) as error:
-            raise RunFolderError(f"{files.TRANSFERS} of {str(self.run.path)!r} is damaged: {error}") from None
+            raise RunFolderError(
+                f"{files.TRANSFERS} of {str(self.run.path)!r} is damaged: {error}"
+            ) from None
         return frame.assign(payloads=np.array(lookup, dtype=np.int64)[texts.indices.to_numpy()])
 
     @cached_property
@@ -274,7 +374,9 @@ class Evidence:
         return self.frame(files.DEVICES, DEVICES.names)
 
     def row_of(self, device: Any) -> Ints:
-        """The row of each of these devices among ``devices``, -1 for one that has none; int64, as many."""
+        """The row of each of these devices among ``devices``, -1 for one that has none; int64,
+        as many.
+        """
         index = pd.Index(self.devices["device"])
         if self.run.has_all_devices or not index.is_unique:
             index = pd.RangeIndex(len(index))
@@ -305,13 +407,17 @@ class Evidence:
         try:
             return read_json(self.run.path / name)
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"{name} of {str(self.run.path)!r} is missing or damaged: {error}") from None
+            raise RunFolderError(
+                f"{name} of {str(self.run.path)!r} is missing or damaged: {error}"
+            ) from None
 
     @property
     def cells(self) -> int:
         """Number of cells, or of places to which devices are attached."""
         network = self.run.scenario["network"]
-        return network.get("cells", 0) if self.network is None else len(self.network["routes"]["down"])
+        return (
+            network.get("cells", 0) if self.network is None else len(self.network["routes"]["down"])
+        )
 
     @property
     def overhead(self) -> float:
@@ -329,7 +435,9 @@ def _values(column: Any) -> Any:
     if pa.types.is_dictionary(column.type):
         names = column.unify_dictionaries().combine_chunks()
         known = list(dict.fromkeys([*names.dictionary.to_pylist(), ""]))
-        return pd.Categorical.from_codes(names.indices.fill_null(known.index("")), pd.Index(known, dtype=object))
+        return pd.Categorical.from_codes(
+            names.indices.fill_null(known.index("")), pd.Index(known, dtype=object)
+        )
     if pa.types.is_integer(column.type):
         return column.fill_null(NOTHING).to_numpy()
     return (column.fill_null(False) if pa.types.is_boolean(column.type) else column).to_numpy()
@@ -343,7 +451,9 @@ def findings(text: str, rows: pd.DataFrame, wrong: Any = slice(None)) -> Iterato
 
 
 def differing(text: str, table: pd.DataFrame, due: Any, **how: Any) -> Iterator[str]:
-    """``text`` of each cell (``name``, ``row``, ``told``) that is not ``due``, column by column; ``how`` as for ``close``."""
+    """``text`` of each cell (``name``, ``row``, ``told``) that is not ``due``, column by column;
+    ``how`` as for ``close``.
+    """
     for name, values in due.items():
         told = np.asarray(table[name])
         if len(told) != len(values):
@@ -360,7 +470,9 @@ def shown(value: Any) -> Any:
 
 
 def latest(wanted: Any, keys: Any) -> Ints:
-    """For each row the place of the last wanted one, at or before it, with the same key; -1 where there is none."""
+    """For each row the place of the last wanted one, at or before it, with the same key; -1
+    where there is none.
+    """
     places = pd.Series(np.where(wanted, np.arange(len(wanted)), np.nan))
     found = places.groupby(np.asarray(keys)).ffill().fillna(-1)
     return found.to_numpy().astype(np.int64)
@@ -385,12 +497,18 @@ def read(kind: Any, text: Any) -> Any:
 
 
 def numbered(names: "pd.Series[str]", kind: str) -> Ints:
-    """The numbers in names such as ``edge 3`` of one ``kind`` of endpoint; ``NOTHING`` for other names; int64 [names]."""
+    """The numbers in names such as ``edge 3`` of one ``kind`` of endpoint; ``NOTHING`` for other
+    names; int64 [names].
+    """
     codes, distinct = pd.factorize(names)
     found = [re.fullmatch(rf"{kind} ([0-9]{{1,9}})", str(name)) for name in distinct]
-    return np.array([NOTHING if one is None else int(one[1]) for one in found], dtype=np.int64)[codes]
+    return np.array([NOTHING if one is None else int(one[1]) for one in found], dtype=np.int64)[
+        codes
+    ]
 
 
 def grain_s(times: Any) -> Floats:
-    """Least distance of two times around each of some (s): a tick, or beyond 97 days the spacing of float64."""
+    """Least distance of two times around each of some (s): a tick, or beyond 97 days the spacing
+    of float64.
+    """
     return np.maximum(TICK_S, np.spacing(np.asarray(times, dtype=np.float64)))

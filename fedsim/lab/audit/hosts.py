@@ -16,20 +16,27 @@ _ON_CORES = ("train", "evaluate", "compute")
 
 
 def hosts_shared(evidence: Evidence) -> Iterator[str]:
-    """Each computation had its host's even share at every instant, and no host had more tasks at once than it has room for."""
+    """Each computation had its host's even share at every instant, and no host had more tasks at
+    once than it has room for.
+    """
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
-    steps, cores = evidence.steps, host.get("cores", 1)
+    steps = evidence.steps
+    cores = host.get("cores", 1)
     counts, work = zip([1.0, 1.0], *host.get("throughput", [[cores, cores]]), strict=True)
     computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
-    text = "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
+    text = (
+        "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
+    )
     for _, own in computing.join(evidence.core_s).groupby(steps["device"] % host["number"]):
         times, busy = counts_at_once(own)
         rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
         served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
         had = np.interp(own["time"], times, served) - np.interp(own["start"], times, served)
-        yield from findings(text, own.assign(had=had), ~(np.abs(own["core_s"] - had) <= _ROUNDING * (1 + had)))
+        yield from findings(
+            text, own.assign(had=had), ~(np.abs(own["core_s"] - had) <= _ROUNDING * (1 + had))
+        )
 
 
 def workers_as_said(evidence: Evidence) -> Iterator[str]:
@@ -37,7 +44,9 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
-    steps, tasks, slots = evidence.steps, evidence.tasks, _slots(host)
+    steps = evidence.steps
+    tasks = evidence.tasks
+    slots = _slots(host)
     first = steps.sort_values("begun").drop_duplicates("task")
     waits = first[first["step"] == "queue"]  # a queue that comes first is for a worker
     entered = waits.set_index("task")["time"]
@@ -52,8 +61,13 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
         waited = waits[waits["device"] % host["number"] == number]
         waited = waited[waited["time"] > waited["start"]]
         least = fewest_at_once(times, busy, waited["start"].to_numpy(), waited["time"].to_numpy())
-        text = "task {task} waited for a worker of host {number} at {start!r} s, when {least:g} of {slots:g} were taken"
-        yield from findings(text, waited.assign(number=number, least=least, slots=slots), least < slots)
+        text = (
+            "task {task} waited for a worker of host {number} at {start!r} s, when {least:g} of "
+            "{slots:g} were taken"
+        )
+        yield from findings(
+            text, waited.assign(number=number, least=least, slots=slots), least < slots
+        )
 
 
 def _slots(host: Mapping[str, Any]) -> float:
@@ -70,7 +84,8 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
     if not len(start) or not len(times):
         return found
     settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
-    times, busy = times[settled], busy[settled]
+    times = times[settled]
+    busy = busy[settled]
     for place, (begin, until) in enumerate(zip(start, end, strict=True)):
         first = np.searchsorted(times, begin, side="right") - 1
         last = np.searchsorted(times, until, side="left")
@@ -79,14 +94,18 @@ def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> F
 
 
 def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Times at which intervals begin or end, ascending, and how many there are from each on; ends come first."""
+    """Times at which intervals begin or end, ascending, and how many there are from each on;
+    ends come first.
+    """
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")
     return times[order], np.cumsum(np.repeat([-1.0, 1.0], len(spans))[order])
 
 
 def started_up(evidence: Evidence) -> Iterator[str]:
-    """Each task on a host starts up before its first step of another kind, for as long as the scenario says."""
+    """Each task on a host starts up before its first step of another kind, for as long as the
+    scenario says.
+    """
     host = evidence.run.scenario["population"].get("host") or {}
     due = read(Seconds, host.get("start_up", "0 s"))
     steps = evidence.steps[evidence.steps["device"] != NOTHING]
@@ -98,8 +117,14 @@ def started_up(evidence: Evidence) -> Iterator[str]:
     text = "task {task} started up in {took!r} s; by the scenario that takes {due!r} s"
     told = starting.assign(took=took, due=due)
     over = starting["outcome"] == "done"
-    yield from findings(text, told, np.where(over, np.abs(took - due), took - due) > 2 * grain_s(starting["time"]))
-    others = steps[~steps["step"].isin(("start-up", "queue"))].sort_values("begun").drop_duplicates("task")
+    yield from findings(
+        text, told, np.where(over, np.abs(took - due), took - due) > 2 * grain_s(starting["time"])
+    )
+    others = (
+        steps[~steps["step"].isin(("start-up", "queue"))]
+        .sort_values("begun")
+        .drop_duplicates("task")
+    )
     begun = starting.set_index("task")["begun"]
     before = others["task"].map(begun).fillna(math.inf)
     text = "task {task} begins with {step}; by the scenario it starts up first"

@@ -1,4 +1,5 @@
-"""The tensors of a run's models, from the models in the folder and from the scenario, and their bytes on the wire.
+"""The tensors of a run's models, from the models in the folder and from the scenario, and their
+bytes on the wire.
 
 It has its own arithmetic of layers and codecs: nothing of the engine's is used.
 """
@@ -28,13 +29,19 @@ _ADAPTERS = (".lora_A", ".lora_B")
 
 
 def coded_bytes(codec: TomlTable, count: int, whole: int) -> float | None:
-    """Bytes of ``count`` out of ``whole`` numbers of a model by a codec of the scenario; None for a codec of one's own."""
+    """Bytes of ``count`` out of ``whole`` numbers of a model by a codec of the scenario; None
+    for a codec of one's own.
+    """
     bucket = codec.get("bucket") or max(count, 1)
     scales = 4 * math.ceil(count / bucket)
     match codec["kind"]:
         case "plain":
             size = codec.get("size")
-            return float(count * _BYTES_OF[codec["dtype"]] if size is None else read(Bytes, size) * count / whole)
+            return float(
+                count * _BYTES_OF[codec["dtype"]]
+                if size is None
+                else read(Bytes, size) * count / whole
+            )
         case "float16" | "bfloat16":
             return 2 * count
         case "int8":
@@ -68,7 +75,9 @@ def left_tensors(evidence: Evidence) -> Tensors | None:
 
 
 def dense_tensors(scenario: TomlTable) -> tuple[Tensors, Tensors] | None:
-    """Trained and frozen tensors of a model of dense layers by the scenario; None if the scenario does not tell them."""
+    """Trained and frozen tensors of a model of dense layers by the scenario; None if the
+    scenario does not tell them.
+    """
     model = scenario.get("model", {"kind": "module"})
     samples = _samples(scenario)
     hidden = tuple(model["hidden"]) if model["kind"] == "mlp" else _DENSE.get(model["kind"])
@@ -117,7 +126,10 @@ def _split(tensors: Tensors, model: TomlTable) -> tuple[Tensors, Tensors]:
 
 
 def _matches(name: str, patterns: str | Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in ([patterns] if isinstance(patterns, str) else patterns))
+    return any(
+        fnmatchcase(name, pattern)
+        for pattern in ([patterns] if isinstance(patterns, str) else patterns)
+    )
 
 
 def numbers(tensors: Tensors) -> int:
@@ -126,12 +138,17 @@ def numbers(tensors: Tensors) -> int:
 
 
 def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
-    """Count of the numbers of a model that leave a device; None if the scenario names them by what the folder does not have."""
-    model, strategy = scenario.get("model", {}), scenario["strategy"]
+    """Count of the numbers of a model that leave a device; None if the scenario names them by
+    what the folder does not have.
+    """
+    model = scenario.get("model", {})
+    strategy = scenario["strategy"]
     layers = [*dict.fromkeys(name.rpartition(".")[0] for name in tensors)]
     match strategy["kind"]:
         case "fedper" | "fedrep" if isinstance(strategy["head"], int):
-            kept = [name for name in tensors if name.rpartition(".")[0] in layers[-strategy["head"] :]]
+            kept = [
+                name for name in tensors if name.rpartition(".")[0] in layers[-strategy["head"] :]
+            ]
         case "fedper" | "fedrep":
             kept = [name for name in tensors if _matches(name, strategy["head"])]
         case "fedbn" if strategy["keeps"] == "statistics":
@@ -143,7 +160,9 @@ def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
             listed = [patterns] if isinstance(patterns, str) else patterns or []
             if any(":" in pattern for pattern in listed):
                 return None
-            kept = [name for name in tensors if listed and _matches(name, listed) == ("keep" in model)]
+            kept = [
+                name for name in tensors if listed and _matches(name, listed) == ("keep" in model)
+            ]
     return numbers(tensors) - numbers({name: tensors[name] for name in kept})
 
 
@@ -153,9 +172,13 @@ def _is_norm(name: str, tensors: Tensors) -> bool:
 
 
 def cut_numbers(tensors: Tensors, by: str, size: float) -> int | None:
-    """Count of the numbers of a smaller model: of a ``width``, or with adapters of a ``rank``; None where that is not known."""
+    """Count of the numbers of a smaller model: of a ``width``, or with adapters of a ``rank``;
+    None where that is not known.
+    """
     if by == "width":
-        return None if any(name.endswith(_ADAPTERS) for name in tensors) else _narrowed(tensors, size)
+        return (
+            None if any(name.endswith(_ADAPTERS) for name in tensors) else _narrowed(tensors, size)
+        )
     return sum(math.prod(_of_rank(name, shape, int(size))) for name, shape in tensors.items())
 
 
@@ -174,11 +197,14 @@ def _of_rank(name: str, shape: tuple[int, ...], rank: int) -> tuple[int, ...]:
 def _narrowed(tensors: Tensors, width: float) -> int:
     """Numbers of a chain of layers of which all but the last have a share of their outputs."""
     layers = sorted({name.rpartition(".")[0] for name in tensors}, key=_place)
-    total, before, narrow = 0, 0, 0
+    total = 0
+    before = 0
+    narrow = 0
     for layer in layers:
         outputs, inputs, *kernel = tensors[f"{layer}.weight"]
         had = inputs if not before else inputs // before * narrow
-        before, narrow = outputs, outputs if layer == layers[-1] else math.ceil(width * outputs)
+        before = outputs
+        narrow = outputs if layer == layers[-1] else math.ceil(width * outputs)
         total += narrow * had * math.prod(kernel) + (narrow if f"{layer}.bias" in tensors else 0)
     return total
 
@@ -193,11 +219,16 @@ def tensors_as_said(evidence: Evidence) -> Iterator[str]:
     model = scenario.get("model", {})
     due = dense_tensors(scenario)
     for name, tensors in sorted(evidence.models.items()):
-        for member, left in sorted(members(tensors, name).items() if name in ("global", "group", "device") else ()):
+        for member, left in sorted(
+            members(tensors, name).items() if name in ("global", "group", "device") else ()
+        ):
             where = f"{name}/{member}" if member else name
             if due is not None and left != due[0]:
                 yield f"the tensors of model {where!r} are {left}, by the scenario {due[0]}"
             rank = (model.get("lora") or {}).get("rank")
             for tensor, shape in left.items():
                 if tensor.endswith(_ADAPTERS) and shape[tensor.endswith("B")] != rank:
-                    yield f"{tensor} of model {where!r} has the shape {shape}, the scenario's rank is {rank}"
+                    yield (
+                        f"{tensor} of model {where!r} has the shape {shape}, the scenario's rank "
+                        f"is {rank}"
+                    )

@@ -26,7 +26,9 @@ def processes(evidence: Evidence) -> Sequence[TomlTable]:
 
 
 def outages_as_said(evidence: Evidence) -> Iterator[str]:
-    """Outages of links and edge servers begin and end at the times that the scenario and its seed give."""
+    """Outages of links and edge servers begin and end at the times that the scenario and its
+    seed give.
+    """
     told = processes(evidence)
     for number, process in enumerate(told):
         key = {"link-outage": "link", "edge-outage": "edge"}.get(process["kind"])
@@ -45,11 +47,15 @@ def _outages(evidence: Evidence, number: int, process: TomlTable) -> Iterator[st
     if is_of_links and len(rates := _usual_rates(evidence, process)) > 1:
         yield f"{where}: between outages the link has rates of {rates} B/s"
     for what, times, due in (("begin", found[0], begins), ("end", found[1], ends)):
-        if times == due or times == [time for time in due if time < over]:  # the run may have ended in that instant
+        # the run may have ended in that instant
+        if times == due or times == [time for time in due if time < over]:
             continue
         pairs = zip_longest(times, due)
         time, wanted = next(pair for pair in pairs if pair[0] != pair[1])
-        yield f"{where}: an outage {what}s at {time!r} s; by the scenario and its seed one does at {wanted!r} s"
+        yield (
+            f"{where}: an outage {what}s at {time!r} s; by the scenario and its seed one does at "
+            f"{wanted!r} s"
+        )
 
 
 def _rates(evidence: Evidence, process: TomlTable) -> tuple[list[float], list[float]]:
@@ -62,11 +68,17 @@ def _rates(evidence: Evidence, process: TomlTable) -> tuple[list[float], list[fl
 
 
 def _usual_rates(evidence: Evidence, process: TomlTable) -> list[float]:
-    """The different rates that a link has between outages (bytes/s), with that of the scenario where it says one."""
+    """The different rates that a link has between outages (bytes/s), with that of the scenario
+    where it says one.
+    """
     rates = evidence.said("link-rate")
     link = process.get("link", f"edge {process.get('edge')} receive")
     section, _, way = link.partition(" ")
-    told = evidence.run.scenario["network"].get(section, {}).get(way.rpartition(" ")[2]) if section != "device" else None
+    told = (
+        evidence.run.scenario["network"].get(section, {}).get(way.rpartition(" ")[2])
+        if section != "device"
+        else None
+    )
     low = read(BytesPerSecond, process.get("rate", "0 B/s"))
     found = {rate for rate in rates["rate"][rates["link"] == link].tolist() if rate != low}
     return sorted(found | ({read(BytesPerSecond, told)} if told is not None else set()))
@@ -83,14 +95,19 @@ def _losses(evidence: Evidence, edge: int) -> tuple[list[float], list[float]]:
 
 def _times(evidence: Evidence, number: int, process: TomlTable) -> tuple[list[float], list[float]]:
     """When outages begin and end, by draws of the process's own streams (s)."""
-    streams, end = Streams(evidence.run.scenario["seed"]), evidence.run.summary["simulated_s"]
+    streams = Streams(evidence.run.scenario["seed"])
+    end = evidence.run.summary["simulated_s"]
     begins: list[float] = []
     ends: list[float] = []
     now = 0.0
     for count in range(1_000_000):
         for what, found in (("every", begins), ("lasts", ends)):
             mean = read(Seconds, process[what])
-            drawn = streams.generator(f"world/process/{what}", number, count).exponential(mean) if process["random"] else mean
+            drawn = (
+                streams.generator(f"world/process/{what}", number, count).exponential(mean)
+                if process["random"]
+                else mean
+            )
             now = on_grid(now + drawn)
             if now > end:
                 return begins, ends
@@ -109,13 +126,21 @@ def slots_as_said(evidence: Evidence) -> Iterator[str]:
         yield f"messages queue for {found}; by the scenario for {due}"
     if not own or others:
         return
-    steps, slots = evidence.steps, own[0]["slots"]
-    times, under_way = counts_at_once(steps[(steps["step"] == "upload") & ~steps["task"].isin(_of_edges(evidence))])
+    steps = evidence.steps
+    slots = own[0]["slots"]
+    times, under_way = counts_at_once(
+        steps[(steps["step"] == "upload") & ~steps["task"].isin(_of_edges(evidence))]
+    )
     if (most := under_way.max(initial=0)) > slots:
-        yield f"{most:g} uploads were under way at {times[under_way.argmax()]!r} s; there are {slots} slots"
+        yield (
+            f"{most:g} uploads were under way at {times[under_way.argmax()]!r} s; there are "
+            f"{slots} slots"
+        )
     ordered = steps.sort_values(["task", "begun"])
     before_uploads = ordered["step"].groupby(ordered["task"]).shift(-1) == "upload"
-    waits = ordered[(ordered["step"] == "queue") & before_uploads & (ordered["time"] > ordered["start"])]
+    waits = ordered[
+        (ordered["step"] == "queue") & before_uploads & (ordered["time"] > ordered["start"])
+    ]
     least = fewest_at_once(times, under_way, waits["start"].to_numpy(), waits["time"].to_numpy())
     text = "task {task} waited for a slot at {start!r} s, when {least:g} of {slots} were taken"
     yield from findings(text, waits.assign(least=least, slots=slots), least < slots)
@@ -128,7 +153,9 @@ def _of_edges(evidence: Evidence) -> "pd.Series[int]":
 
 
 def paces_as_said(evidence: Evidence) -> Iterator[str]:
-    """Devices are slowed by factors of the scenario's processes alone, and only those that these name."""
+    """Devices are slowed by factors of the scenario's processes alone, and only those that these
+    name.
+    """
     told = processes(evidence)
     heats = [process for process in told if process["kind"] == "heat"]
     if not heats or any(":" in process["kind"] for process in told):
@@ -138,7 +165,11 @@ def paces_as_said(evidence: Evidence) -> Iterator[str]:
     factors = {1.0, *(heat["factor"] for heat in heats)}
     factors |= {math.prod(heat["factor"] for heat in heats)}
     unknown = ~paces["device"].isin(set().union(*devices)) | ~paces["factor"].isin(factors)
-    yield from findings("record {row} slows device {device} by {factor!r}; by the scenario no process does", paces, unknown)
+    yield from findings(
+        "record {row} slows device {device} by {factor!r}; by the scenario no process does",
+        paces,
+        unknown,
+    )
 
 
 def acts_counted(evidence: Evidence) -> Iterator[str]:
@@ -151,7 +182,10 @@ def acts_counted(evidence: Evidence) -> Iterator[str]:
     found = {kind: int(count) for kind, count in kinds.items() if _is_act(str(kind)) and count}
     for kind in sorted({*stated, *found}):
         if stated.get(kind) != found.get(kind):
-            yield f"there are {found.get(kind)} records {kind!r}, the summary counts {json.dumps(stated.get(kind))}"
+            yield (
+                f"there are {found.get(kind)} records {kind!r}, the summary counts "
+                f"{json.dumps(stated.get(kind))}"
+            )
 
 
 def _is_act(kind: str) -> bool:

@@ -1,4 +1,6 @@
-"""Can it have happened in this order: do causes precede effects, and did every update count, and count once?"""
+"""Can it have happened in this order: do causes precede effects, and did every update count, and
+count once?
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -9,11 +11,30 @@ import pandas as pd
 
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Seconds
-from fedsim.lab.audit.evidence import NOTHING, Evidence, at_places, findings, grain_s, latest, read, shown
+from fedsim.lab.audit.evidence import (
+    NOTHING,
+    Evidence,
+    at_places,
+    findings,
+    grain_s,
+    latest,
+    read,
+    shown,
+)
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_PEERS, OF_TASKS
 
-_FIGURES = ("accuracy", "loss", "train_loss", "discrepancy", "discrepancy_start", "purity", "ari", "nmi", "epsilon")
+_FIGURES = (
+    "accuracy",
+    "loss",
+    "train_loss",
+    "discrepancy",
+    "discrepancy_start",
+    "purity",
+    "ari",
+    "nmi",
+    "epsilon",
+)
 _COUNTS = {
     **dict.fromkeys(("late", "memory"), "slow"),
     **dict.fromkeys(("lost", "left", "battery"), "disconnected"),
@@ -23,7 +44,11 @@ _NOT_MEASURED = dict.fromkeys((*_FIGURES, *OF_PEERS, "selected", "valid", "slow"
 """Columns of rounds that are empty where the record of the round does not have them."""
 
 _IN_TURN = (
-    *((kind, before) for kind in ("step-start", "task-end") for before in ("task-start", "step-end")),
+    *(
+        (kind, before)
+        for kind in ("step-start", "task-end")
+        for before in ("task-start", "step-end")
+    ),
     ("task-start", ""),
     ("step-end", "step-start"),
 )
@@ -31,31 +56,52 @@ _IN_TURN = (
 
 
 def time_order(evidence: Evidence) -> Iterator[str]:
-    """Times never decrease, the first is not before 0, and the record of the run's end is the last."""
+    """Times never decrease, the first is not before 0, and the record of the run's end is the
+    last.
+    """
     events = evidence.events
     told = events.assign(before=events["time"].shift(fill_value=0.0))
     text = "record {row} ({kind}) is at {time!r} s, after one at {before!r} s"
     yield from findings(text, told, ~(told["time"] >= told["before"]))
     ends = events[events["kind"] == "run-end"]
     follow = (len(events) - 1 - ends.index).to_numpy()
-    yield from findings("record {row} says that the run is over, but {follow} follow", ends.assign(follow=follow), follow > 0)
+    yield from findings(
+        "record {row} says that the run is over, but {follow} follow",
+        ends.assign(follow=follow),
+        follow > 0,
+    )
     if evidence.run.summary["status"] != "failed" and 0 not in follow:
         yield "the run's end is not recorded"
 
 
 def task_lives(evidence: Evidence) -> Iterator[str]:
-    """task-start, then step-start and step-end in turn, then task-end with the outcome of the last step; and nothing after."""
+    """task-start, then step-start and step-end in turn, then task-end with the outcome of the
+    last step; and nothing after.
+    """
     names = ["kind", "step", "outcome", "device"]
-    lives = evidence.events[evidence.events["kind"].isin(OF_TASKS)].astype(dict.fromkeys(names, object))
+    lives = evidence.events[evidence.events["kind"].isin(OF_TASKS)].astype(
+        dict.fromkeys(names, object)
+    )
     told = lives.join(lives.groupby("task")[names].shift().fillna("").add_prefix("last_"))
-    ends, goes_on = told["kind"] == "step-end", told["last_kind"] == "step-end"
+    ends = told["kind"] == "step-end"
+    goes_on = told["last_kind"] == "step-end"
     in_turn = pd.MultiIndex.from_frame(told[["kind", "last_kind"]]).isin(_IN_TURN)
     yield from findings("task {task}: {kind} follows {last_kind}", told, ~in_turn)
-    yield from findings("task {task}: {last_step} begins and {step} ends", told, ends & (told["step"] != told["last_step"]))
+    yield from findings(
+        "task {task}: {last_step} begins and {step} ends",
+        told,
+        ends & (told["step"] != told["last_step"]),
+    )
     text = "task {task}: goes on after {last_step} ended {last_outcome}"
-    yield from findings(text, told, goes_on & (told["kind"] == "step-start") & (told["last_outcome"] != "done"))
+    yield from findings(
+        text, told, goes_on & (told["kind"] == "step-start") & (told["last_outcome"] != "done")
+    )
     text = "task {task}: ended {outcome}, but its last step {last_outcome}"
-    yield from findings(text, told, goes_on & (told["kind"] == "task-end") & (told["outcome"] != told["last_outcome"]))
+    yield from findings(
+        text,
+        told,
+        goes_on & (told["kind"] == "task-end") & (told["outcome"] != told["last_outcome"]),
+    )
     moves = (told["last_kind"] != "") & (told["device"] != told["last_device"])
     yield from findings("task {task}: moves from device {last_device} to {device}", told, moves)
     if evidence.run.summary["status"] != "failed":
@@ -66,7 +112,9 @@ def task_lives(evidence: Evidence) -> Iterator[str]:
 def one_place(evidence: Evidence) -> Iterator[str]:
     """A device has at most one task at a time."""
     events = evidence.events[evidence.events["kind"].isin(OF_TASKS)]
-    device, task, starts = (one.to_numpy() for one in (events["device"], events["task"], events["kind"] == "task-start"))
+    device, task, starts = (
+        one.to_numpy() for one in (events["device"], events["task"], events["kind"] == "task-start")
+    )
     begun = pd.Series(latest(starts, device)).groupby(device).shift(fill_value=-1).to_numpy()
     begun = np.where(starts, begun, latest(starts, device))  # the start before of the same device
     had = np.append(task, 0)[begun]
@@ -76,11 +124,17 @@ def one_place(evidence: Evidence) -> Iterator[str]:
     told = events.assign(had=had)
     text = "device {device} begins task {task} at {time!r} s while it still has task {had}"
     yield from findings(text, told, starts & busy)
-    yield from findings("device {device} works on task {task} at {time!r} s without having it", told, at_work & ~(busy & own))
+    yield from findings(
+        "device {device} works on task {task} at {time!r} s without having it",
+        told,
+        at_work & ~(busy & own),
+    )
 
 
 def deadlines(evidence: Evidence) -> Iterator[str]:
-    """No task of a round is running, and none counts as done, after its deadline; no training is longer than its limit."""
+    """No task of a round is running, and none counts as done, after its deadline; no training is
+    longer than its limit.
+    """
     events = evidence.events
     ended = events.assign(limit=_limits(evidence, "deadline"))[events["kind"] == "task-end"]
     text = "task {task} ended {outcome} at {time!r} s, after its deadline {limit!r} s"
@@ -88,10 +142,16 @@ def deadlines(evidence: Evidence) -> Iterator[str]:
     trains = (events["step"] == "train").to_numpy()
     begun = latest(trains & (events["kind"] == "step-start"), events["task"])
     took = events["time"] - at_places(events["time"], begun)
-    told = events.assign(begun=begun, took=took, limit=_limits(evidence, "training"))[trains & (events["kind"] == "step-end")]
-    yield from findings("task {task} ends a training that it has not begun", told, told["begun"] < 0)
+    told = events.assign(begun=begun, took=took, limit=_limits(evidence, "training"))[
+        trains & (events["kind"] == "step-end")
+    ]
+    yield from findings(
+        "task {task} ends a training that it has not begun", told, told["begun"] < 0
+    )
     long = (told["begun"] >= 0) & (told["took"] > told["limit"] + grain_s(told["time"]))
-    yield from findings("task {task} trained for {took!r} s, longer than its limit of {limit!r} s", told, long)
+    yield from findings(
+        "task {task} trained for {took!r} s, longer than its limit of {limit!r} s", told, long
+    )
 
 
 def _limits(evidence: Evidence, name: str) -> Floats:
@@ -102,7 +162,9 @@ def _limits(evidence: Evidence, name: str) -> Floats:
 
 
 def rounds_begin(evidence: Evidence) -> Iterator[str]:
-    """A round asks as many clients as the record of its begin says, at that time; where edge servers ask, no more."""
+    """A round asks as many clients as the record of its begin says, at that time; where edge
+    servers ask, no more.
+    """
     begins = evidence.said("round-start").join(evidence.events[["time", "round"]])
     stated = begins.dropna(subset="selected")
     events = evidence.events
@@ -110,7 +172,9 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
     asked = starts.groupby("round")["task"].nunique()
     told = stated.assign(asked=stated["round"].map(asked).fillna(0.0))
     through_edges = "edge" in evidence.run.scenario["network"]
-    differs = (told["asked"] > told["selected"]) if through_edges else (told["asked"] != told["selected"])
+    differs = (
+        (told["asked"] > told["selected"]) if through_edges else (told["asked"] != told["selected"])
+    )
     failed = evidence.run.summary["status"] != "done"
     last = told["round"] == told["round"].max()
     again = begins.assign(before=begins["round"].shift(fill_value=-1))
@@ -121,7 +185,9 @@ def rounds_begin(evidence: Evidence) -> Iterator[str]:
 
 
 def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
-    """A deadline that the scenario gives as a time is that long after the begin of its round, or bounds each training."""
+    """A deadline that the scenario gives as a time is that long after the begin of its round, or
+    bounds each training.
+    """
     strategy = evidence.run.scenario["strategy"]
     rule = strategy.get("deadline")
     if ":" in strategy["kind"] or (isinstance(rule, dict) and rule["kind"] != "fixed"):
@@ -129,7 +195,9 @@ def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
     begins = evidence.said("round-start").join(evidence.events[["time", "round"]])
     if rule is None:
         text = "round {round} has the deadline {deadline!r} s, and the scenario has none"
-        yield from findings(text, begins, begins["deadline"].notna() | np.isfinite(begins["training"]))
+        yield from findings(
+            text, begins, begins["deadline"].notna() | np.isfinite(begins["training"])
+        )
         return
     due = read(Seconds, rule["time"] if isinstance(rule, dict) else rule)
     told = begins.assign(given=begins["deadline"] - begins["time"], due=due)
@@ -140,15 +208,23 @@ def deadlines_as_said(evidence: Evidence) -> Iterator[str]:
 
 
 def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
-    """An aggregation is of the round of its updates, or of as many rounds later as its staleness says.
+    """An aggregation is of the round of its updates, or of as many rounds later as its staleness
+    says.
 
     An update or an aggregation without a round has no age.
     """
-    events, aggregates = evidence.events, evidence.said("aggregate")
-    starts = events[events["kind"] == "task-start"].drop_duplicates("task").set_index("task")["round"]
+    events = evidence.events
+    aggregates = evidence.said("aggregate")
+    starts = (
+        events[events["kind"] == "task-start"].drop_duplicates("task").set_index("task")["round"]
+    )
     told = aggregates.join(events["round"])[["tasks", "staleness", "round"]]
     began = starts.to_dict()
-    columns: tuple[list[Any], ...] = told["tasks"].tolist(), told["staleness"].tolist(), told["round"].tolist()
+    columns: tuple[list[Any], ...] = (
+        told["tasks"].tolist(),
+        told["staleness"].tolist(),
+        told["round"].tolist(),
+    )
     for row, tasks, staleness, number in zip(told.index.tolist(), *columns, strict=True):
         stale = staleness or [0] * len(tasks)
         if number == NOTHING:
@@ -156,31 +232,52 @@ def rounds_of_updates(evidence: Evidence) -> Iterator[str]:
         asked_in = [began.get(task, NOTHING) for task in tasks]
         due = [0 if start == NOTHING else number - start for start in asked_in]
         if stale != due:
-            yield f"record {row} (aggregate): the updates are {due} rounds old, the record says {stale}"
+            yield (
+                f"record {row} (aggregate): the updates are {due} rounds old, the record says "
+                f"{stale}"
+            )
 
 
 def aggregated_once(evidence: Evidence) -> Iterator[str]:
-    """Tasks named by an aggregation had ended done, before it, and are named once; and no done training is left out.
+    """Tasks named by an aggregation had ended done, before it, and are named once; and no done
+    training is left out.
 
-    A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs to no round (profiling), or
-    that only prepared its device for the task that continues it, owes nothing. Updates that came after the last aggregation may
-    still have been waiting for the next one. Without rounds, so may updates of the same instant, and those of another group
-    than the aggregation's. Updates that were lost with an edge server are not left out either.
+    A training of which no epoch counts has nothing to aggregate, and must not be; one that belongs
+    to no round (profiling), or that only prepared its device for the task that continues it, owes
+    nothing. Updates that came after the last aggregation may still have been waiting for the next
+    one. Without rounds, so may updates of the same instant, and those of another group than the
+    aggregation's. Updates that were lost with an edge server are not left out either.
     """
-    events, aggregates = evidence.events, evidence.said("aggregate")
+    events = evidence.events
+    aggregates = evidence.said("aggregate")
     named, rounds = (aggregates[name].to_dict() for name in ("tasks", "rounds"))
     lost = evidence.said("updates-lost")["tasks"].to_dict()
     idle_ends = set(np.flatnonzero(evidence.idle).tolist())
     starts = events[events["kind"] == "task-start"]
-    before = starts.groupby("device")["task"].shift()[evidence.continues[starts.index]].dropna().astype(np.int64).to_dict()
-    wanted = events["kind"].isin(("aggregate", "round", "updates-lost")) | events.index.isin([*before])
+    before = (
+        starts.groupby("device")["task"]
+        .shift()[evidence.continues[starts.index]]
+        .dropna()
+        .astype(np.int64)
+        .to_dict()
+    )
+    wanted = events["kind"].isin(("aggregate", "round", "updates-lost")) | events.index.isin(
+        [*before]
+    )
     wanted |= (events["kind"] == "task-end") & (events["outcome"] == "done")
     wanted |= (events["kind"] == "step-end") & (events["step"] == "train")
     columns = (events[name][wanted].tolist() for name in ("time", "kind", "task", "round", "group"))
-    trained, idle, ended, counted = set[int](), set[int](), set[int](), set[int]()
-    owed: dict[int, tuple[float, int]] = {}  # tasks that trained for a round and ended done: when, and of which group
-    all_due, of_group = True, NOTHING
-    for row, time, kind, task, number, group in zip(events.index[wanted].tolist(), *columns, strict=True):
+    trained = set[int]()
+    idle = set[int]()
+    ended = set[int]()
+    counted = set[int]()
+    # tasks that trained for a round and ended done: when, and of which group
+    owed: dict[int, tuple[float, int]] = {}
+    all_due = True
+    of_group = NOTHING
+    for row, time, kind, task, number, group in zip(
+        events.index[wanted].tolist(), *columns, strict=True
+    ):
         if kind == "step-end":
             if row in idle_ends:
                 idle.add(task)
@@ -199,12 +296,16 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
                 ended.discard(each)
                 owed.pop(each, None)
         elif kind == "aggregate":
-            all_due, of_group = rounds[row], group
+            all_due = rounds[row]
+            of_group = group
             for each in named[row]:
                 if each in counted:
                     yield f"task {each} is aggregated twice"
                 elif each not in ended:
-                    yield f"an aggregation counts task {each}, which had not ended done, with something trained, by then"
+                    yield (
+                        f"an aggregation counts task {each}, which had not ended done, with "
+                        "something trained, by then"
+                    )
                 owed.pop(each, None)
                 counted.add(each)
         elif kind == "round":
@@ -216,17 +317,22 @@ def aggregated_once(evidence: Evidence) -> Iterator[str]:
 
 def round_counts(evidence: Evidence) -> Iterator[str]:
     """Each round's counts are those of its tasks, and the rounds' table agrees with the records."""
-    events, summary, recorded = evidence.events, evidence.run.summary, evidence.said("round")["data"].to_dict()
+    events = evidence.events
+    summary = evidence.run.summary
+    recorded = evidence.said("round")["data"].to_dict()
     table = evidence.run.table(files.ROUNDS)
     agree = len(recorded) == len(table) == summary["rounds"]
     rows = iter(table.to_pylist())
-    idle = latest(evidence.idle, events["task"]) >= 0  # slow, even if they were carried out to their end
+    # slow, even if they were carried out to their end
+    idle = latest(evidence.idle, events["task"]) >= 0
     slow = idle & (events["outcome"] == "done").to_numpy()
     ends = (events["kind"] == "task-end") & (events["round"] != NOTHING)
     wanted = ends | (events["kind"] == "round") | evidence.continues
     told = events.assign(outcome=np.where(slow, "late", events["outcome"]))[wanted]
     ended: dict[int, Counter[str]] = defaultdict(Counter)
-    for row, time, kind, task, of, outcome in told[["time", "kind", "task", "round", "outcome"]].itertuples():
+    for row, time, kind, task, of, outcome in told[
+        ["time", "kind", "task", "round", "outcome"]
+    ].itertuples():
         if kind == "task-end":
             ended[of]["selected"] += 1
             ended[of][_COUNTS.get(outcome, outcome)] += 1
@@ -235,14 +341,25 @@ def round_counts(evidence: Evidence) -> Iterator[str]:
                 yield f"task {task} goes on with one of round {shown(of)}, of which none has ended"
             ended[of].subtract(("selected", "valid"))
         else:
-            data, number, counts = recorded[row], shown(of), ended.pop(of, Counter())
+            data = recorded[row]
+            number = shown(of)
+            counts = ended.pop(of, Counter())
             for key in ("valid", "slow", "disconnected", "selected"):
-                waits = "selected" in data or key != "disconnected"  # others may close before they hear of a loss
+                # others may close before they hear of a loss
+                waits = "selected" in data or key != "disconnected"
                 if key in data and (data[key] != counts[key] if waits else data[key] > counts[key]):
                     yield f"round {number}: {key} is {data[key]}, its tasks say {counts[key]}"
             here: dict[str, Any] = next(rows, {})
-            for key, value in (_NOT_MEASURED | {"round": number, "time": time} | data).items() if agree else ():
+            for key, value in (
+                (_NOT_MEASURED | {"round": number, "time": time} | data).items() if agree else ()
+            ):
                 if here.get(key, "missing") != value:
-                    yield f"round {number}: {key} is {here.get(key)!r} in the table and {value!r} in the records"
+                    yield (
+                        f"round {number}: {key} is {here.get(key)!r} in the table and {value!r} in "
+                        "the records"
+                    )
     if not agree:
-        yield f"there are {len(recorded)} recorded rounds, {len(table)} in the table, {summary['rounds']} in the summary"
+        yield (
+            f"there are {len(recorded)} recorded rounds, {len(table)} in the table, "
+            f"{summary['rounds']} in the summary"
+        )

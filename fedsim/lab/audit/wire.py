@@ -1,4 +1,6 @@
-"""Are the bytes of each message those of the models, parts and numbers in it, as the scenario's codecs write them?"""
+"""Are the bytes of each message those of the models, parts and numbers in it, as the scenario's
+codecs write them?
+"""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -23,7 +25,15 @@ _ROUNDING = 1e-9
 _NUMBER_BYTES = 4
 _ONE_MODEL = (
     *("model", "update", "unchanged-model", "edge-model", "edge-update", "ask", "answer"),
-    *("pre-training", "initial-model", "warm-up", "profiling", "control-variate", "gradient", "group-exchange"),
+    *(
+        "pre-training",
+        "initial-model",
+        "warm-up",
+        "profiling",
+        "control-variate",
+        "gradient",
+        "group-exchange",
+    ),
 )
 """Purposes of which each message has one model, whole or what of it leaves a device."""
 
@@ -42,7 +52,9 @@ _CUT = {"heterofl": "width", "hetlora": "rank", "flora": "adapters"}
 """Strategies whose devices have smaller models, and by what they are smaller."""
 
 _STATES = {"Adam": 2, "AdamW": 2}
-"""Optimisers of torch, and how many numbers each keeps for a number of the model, beside a count a tensor."""
+"""Optimisers of torch, and how many numbers each keeps for a number of the model, beside a count
+a tensor.
+"""
 
 
 def bytes_as_said(evidence: Evidence) -> Iterator[str]:
@@ -51,7 +63,11 @@ def bytes_as_said(evidence: Evidence) -> Iterator[str]:
     if ":" in scenario["strategy"]["kind"] or scenario["strategy"]["kind"] == "flower":
         return  # the purposes of its messages are its own
     sizes = MessageSizes(evidence)
-    keys = ["direction", "payloads"] if sizes.by is None else ["direction", "payloads", "device", "round"]
+    keys = (
+        ["direction", "payloads"]
+        if sizes.by is None
+        else ["direction", "payloads", "device", "round"]
+    )
     transfers = evidence.transfers
     among_peers = (transfers["round"] != NOTHING) & (scenario["strategy"]["kind"] in PEERS)
     of_strategy = (transfers["direction"] != "peer") | among_peers  # others are of processes
@@ -69,7 +85,8 @@ class MessageSizes:
 
     def __init__(self, evidence: Evidence) -> None:
         scenario = evidence.run.scenario
-        self._evidence, self._scenario = evidence, scenario
+        self._evidence = evidence
+        self._scenario = scenario
         self._strategy: Mapping[str, Any] = scenario["strategy"]
         self._codecs = scenario.get("messages", {})
         self._streams = Streams(scenario["seed"])
@@ -81,14 +98,18 @@ class MessageSizes:
 
     @cached_property
     def _tensors(self) -> Tensors | None:
-        """The trained tensors, as the run has left them, or as the scenario says where it has left none."""
+        """The trained tensors, as the run has left them, or as the scenario says where it has
+        left none.
+        """
         left = left_tensors(self._evidence)
         expected = None if self._expected is None else self._expected[0]
         return expected if left is None else left
 
     @cached_property
     def _whole(self) -> int | None:
-        """Numbers of a model; where nothing tells them, those of the first model on the way down."""
+        """Numbers of a model; where nothing tells them, those of the first model on the way
+        down.
+        """
         if self._tensors is not None:
             return numbers(self._tensors)
         model = self._scenario.get("model", {})
@@ -104,7 +125,9 @@ class MessageSizes:
             return self._whole
         return sent_numbers(self._scenario, self._tensors)
 
-    def due(self, direction: str, purpose: str, size: float, device: int, number: int) -> str | None:
+    def due(
+        self, direction: str, purpose: str, size: float, device: int, number: int
+    ) -> str | None:
         """Why a part of a message cannot have this size; None if it can."""
         if purpose in _NUMBERS or purpose in _LISTS:
             return self._of_numbers(purpose, size)
@@ -119,7 +142,11 @@ class MessageSizes:
     def _of_numbers(self, purpose: str, size: float) -> str | None:
         count = _NUMBERS.get(purpose)
         if count is None:
-            return None if size > 0 and size % _NUMBER_BYTES == 0 else f"numbers have {_NUMBER_BYTES} bytes each"
+            return (
+                None
+                if size > 0 and size % _NUMBER_BYTES == 0
+                else f"numbers have {_NUMBER_BYTES} bytes each"
+            )
         due = count * _NUMBER_BYTES
         return None if size == due else f"{count} numbers have {due}"
 
@@ -137,8 +164,12 @@ class MessageSizes:
         due = _NUMBER_BYTES * (each * numbers(self._tensors) + len(self._tensors))
         return None if size == due else f"the state of {training['optimiser']} has {due}"
 
-    def _of_models(self, direction: str, purpose: str, size: float, device: int, number: int) -> str | None:
-        codec = self._codecs.get("down" if direction == "down" else "up", {"kind": "plain", "dtype": "float32"})
+    def _of_models(
+        self, direction: str, purpose: str, size: float, device: int, number: int
+    ) -> str | None:
+        codec = self._codecs.get(
+            "down" if direction == "down" else "up", {"kind": "plain", "dtype": "float32"}
+        )
         if self._whole is None or ":" in codec["kind"]:
             return None
         counts = self._counts(direction, purpose, device, number)
@@ -146,16 +177,24 @@ class MessageSizes:
             return None
         if purpose == "model" and self.by == "adapters":
             return self._of_stacks(size)
-        units = {unit for count in counts if (unit := coded_bytes(codec, count, self._whole)) is not None}
+        units = {
+            unit for count in counts if (unit := coded_bytes(codec, count, self._whole)) is not None
+        }
         if not units:
             return None
         times = self._times(purpose)
         for unit in units:
             models = size / unit if unit else math.nan
-            if any(math.isclose(models, count, rel_tol=_ROUNDING) for count in times or [max(1, round(models))]):
+            if any(
+                math.isclose(models, count, rel_tol=_ROUNDING)
+                for count in times or [max(1, round(models))]
+            ):
                 return None
         many = "" if times == [1] else f"{times[0]} times " if times else "some times "
-        return f"the codec {codec['kind']!r} makes {many}{' or '.join(f'{unit:g}' for unit in sorted(units))} of it"
+        return (
+            f"the codec {codec['kind']!r} makes "
+            f"{many}{' or '.join(f'{unit:g}' for unit in sorted(units))} of it"
+        )
 
     def _times(self, purpose: str) -> list[int]:
         """Counts of models that a message may have; empty for any number."""
@@ -181,7 +220,9 @@ class MessageSizes:
         return cut_numbers(tensors, self.by, size)
 
     def _sizes(self, device: int, number: int) -> list[float]:
-        """The sizes that a device's model may have in a round: of a list the one that its stream draws."""
+        """The sizes that a device's model may have in a round: of a list the one that its stream
+        draws.
+        """
         sizes = self._strategy["sizes"]
         if isinstance(sizes, dict):
             return [*sizes.values()]

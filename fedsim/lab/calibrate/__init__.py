@@ -1,7 +1,8 @@
 """From a log of a real deployment to a world to simulate: ``fedsim calibrate``.
 
-``log`` reads the log, ``fitting`` finds devices and links in it, ``replay`` predicts its rounds with the simulator, ``files``
-writes the scenario and the tables. Rounds that are held out are predicted, and not fitted to.
+``log`` reads the log, ``fitting`` finds devices and links in it, ``replay`` predicts its rounds
+with the simulator, ``files`` writes the scenario and the tables. Rounds that are held out are
+predicted, and not fitted to.
 """
 
 from pathlib import Path
@@ -30,7 +31,8 @@ def calibrate(
     latency: float | None = None,
     protocol: Literal["fluid", "tcp", "bbr"] | None = None,
 ) -> list[str]:
-    """Fit a world to a log and write it as a scenario with tables of clients and of rounds; returns lines for people.
+    """Fit a world to a log and write it as a scenario with tables of clients and of rounds;
+    returns lines for people.
 
     Args:
         path: the log, or a run folder.
@@ -66,5 +68,8 @@ def _protocol(path: Path, name: str | None) -> Protocol:
         spec = RunFolder(path).scenario["network"].get("protocol") or spec
     kind = spec if isinstance(spec, str) else spec["kind"]
     if kind not in PROTOCOLS.kinds:
-        raise DataError(f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid, tcp or bbr")
+        raise DataError(
+            f"the run {str(path)!r} has a protocol of its own, {kind!r}; say --protocol fluid, "
+            "tcp or bbr"
+        )
     return TypeAdapter(ProtocolSpec).validate_python(spec)

@@ -1,4 +1,6 @@
-"""The tasks of a log in a fitted world, through the simulator's network without a strategy; errors of its predictions."""
+"""The tasks of a log in a fitted world, through the simulator's network without a strategy;
+errors of its predictions.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -40,7 +42,9 @@ class _Play:
     """A fitted world in which processes of SimPy carry out tasks."""
 
     def __init__(self, world: FittedWorld, seed: int) -> None:
-        simulation, self._streams, self._world = Simulation(), Streams(seed), world
+        simulation = Simulation()
+        self._streams = Streams(seed)
+        self._world = world
         self.env = simulation.env
         links = world.down, world.up, world.latency, world.server["down"], world.server["up"]
         self._network = Star(simulation, *links, Transport(world.protocol, self._streams))
@@ -52,7 +56,8 @@ class _Play:
         return arrived
 
     def carry_out(self, tasks: Tasks, task: int) -> ProcessGenerator:
-        client, epochs = int(tasks.client[task]), int(tasks.epochs[task])
+        client = int(tasks.client[task])
+        epochs = int(tasks.epochs[task])
         down, samples, up = (float(tasks[step].amount[task]) for step in ("down", "train", "up"))
         if not math.isnan(down):
             yield self.arrival(client, "down", down)
@@ -65,12 +70,17 @@ class _Play:
     def _jitter(self, task: int, epoch: int) -> float:
         if not self._sigma:
             return 1.0
-        return math.exp(self._sigma * self._streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2)
+        return math.exp(
+            self._sigma * self._streams.normal("world/jitter", task, epoch) - self._sigma**2 / 2
+        )
 
 
 def transfers(world: FittedWorld, way: Direction, steps: Any, client: Ints) -> Floats:
-    """Durations of the downloads or uploads of a log if each began when it did, or after the client's last (s), [steps]."""
-    play, took = _Play(world, 0), np.zeros(len(client))
+    """Durations of the downloads or uploads of a log if each began when it did, or after the
+    client's last (s), [steps].
+    """
+    play = _Play(world, 0)
+    took = np.zeros(len(client))
     env = play.env
 
     def send_all(one: int) -> ProcessGenerator:
@@ -87,9 +97,12 @@ def transfers(world: FittedWorld, way: Direction, steps: Any, client: Ints) -> F
 
 
 def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int = 0) -> Floats:
-    """Durations of rounds in which the clients of all tasks of a cohort begin at once (s), [cohorts]."""
+    """Durations of rounds in which the clients of all tasks of a cohort begin at once (s),
+    [cohorts].
+    """
     play = _Play(world, seed)
-    env, over = play.env, [0.0]
+    env = play.env
+    over = [0.0]
 
     def play_all() -> ProcessGenerator:
         for cohort in cohorts:
@@ -102,12 +115,16 @@ def rounds(world: FittedWorld, tasks: Tasks, cohorts: Sequence[Ints], seed: int 
 
 
 def updates_per_s(world: FittedWorld, tasks: Tasks, at_work: int, seed: int = 0) -> float:
-    """Updates a second from so many clients at work, after a warm-up; the next client is drawn from those that are idle.
+    """Updates a second from so many clients at work, after a warm-up; the next client is drawn
+    from those that are idle.
 
     ``tasks``: one of each client, in their order.
     """
-    play, over, draws = _Play(world, seed), list[float](), Streams(seed).generator("world/calibrate")
-    idle, before = list(range(len(tasks))), 3 * at_work
+    play = _Play(world, seed)
+    over = list[float]()
+    draws = Streams(seed).generator("world/calibrate")
+    idle = list(range(len(tasks)))
+    before = 3 * at_work
 
     def work() -> ProcessGenerator:
         while len(over) <= before + _UPDATES:
@@ -128,7 +145,8 @@ class Prediction(NamedTuple):
     held_out: Flags  # nothing was fitted to it
     measured: Floats  # s
     predicted: Floats  # s; NaN where a round cannot be predicted
-    updates: tuple[float, float] | None  # updates a second, measured and predicted; None of a synchronous server
+    # updates a second, measured and predicted; None of a synchronous server
+    updates: tuple[float, float] | None
 
     def summary(self, whose: str) -> Iterator[str]:
         """Lines for people; ``whose`` values predicted it."""
@@ -140,34 +158,54 @@ class Prediction(NamedTuple):
             return
         known = ~np.isnan(self.predicted)
         if not known.any():
-            yield f"fit        not known {whose}: no round can be predicted, since each has a task that did not come to its end"
+            yield (
+                f"fit        not known {whose}: no round can be predicted, since each has a task "
+                "that did not come to its end"
+            )
         for what, part in (("held out", known & self.held_out), ("fitted", known & ~self.held_out)):
             if not part.any():
                 continue
             errors = np.abs(self.predicted[part] / self.measured[part] - 1)
-            means = f"{self.measured[part].mean():.4g} s on the mean, {self.predicted[part].mean():.4g} s predicted"
-            error = f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th percentile"
+            means = (
+                f"{self.measured[part].mean():.4g} s on the mean, "
+                f"{self.predicted[part].mean():.4g} s predicted"
+            )
+            error = (
+                f"{errors.mean():.1%} on the mean, {np.percentile(errors, 95):.1%} at the 95th "
+                "percentile"
+            )
             yield f"{what:<10} {len(errors)} rounds of {means} {whose}: error {error}"
 
 
 def held_out(log: Log) -> Flags:
-    """Rounds that are held out of the fit: every third; of versions, which overlap, the last third; bool [rounds]."""
+    """Rounds that are held out of the fit: every third; of versions, which overlap, the last
+    third; bool [rounds].
+    """
     count = len(log.rounds)
     places = np.arange(count)
     return np.asarray(places % 3 == 2 if log.synchronous else places >= count - count // 3)
 
 
 def predict(log: Log, held: Flags, worlds: Sequence[FittedWorld]) -> Prediction:
-    """The mean prediction of several worlds: each round with its own cohort; of an asynchronous server, updates a second."""
-    measured, tasks, done = log.rounds.end - log.rounds.start, log.tasks, whole(log.tasks)
+    """The mean prediction of several worlds: each round with its own cohort; of an asynchronous
+    server, updates a second.
+    """
+    measured = log.rounds.end - log.rounds.start
+    tasks = log.tasks
+    done = whole(log.tasks)
     if log.synchronous:
         cohorts = [np.flatnonzero(tasks.number == number) for number in log.rounds.number]
         known = np.array([len(cohort) > 0 and done[cohort].all() for cohort in cohorts])
-        predicted, chosen = np.full(len(cohorts), np.nan), list(compress(cohorts, known))
-        predicted[known] = np.mean([rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0)
+        predicted = np.full(len(cohorts), np.nan)
+        chosen = list(compress(cohorts, known))
+        predicted[known] = np.mean(
+            [rounds(world, tasks, chosen, seed) for seed, world in enumerate(worlds)], axis=0
+        )
         return Prediction(held, measured, predicted, None)
     scored = log.rounds[held if held.any() else ~held]
-    first, last, over = scored.start.min(), scored.end.max(), tasks.up.end[done]
+    first = scored.start.min()
+    last = scored.end.max()
+    over = tasks.up.end[done]
     rate = float(np.sum((over > first) & (over <= last)) / (last - first))
     one_each = tasks[done][np.unique(tasks.client[done], return_index=True)[1]]
     rates = [updates_per_s(world, one_each, log.at_once, seed) for seed, world in enumerate(worlds)]

@@ -1,4 +1,6 @@
-"""The lines of a comparison: run folders one by one, and the variants of studies, each with the runs of its seeds."""
+"""The lines of a comparison: run folders one by one, and the variants of studies, each with the
+runs of its seeds.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,7 +15,8 @@ from fedsim.records.reading import RunFolder
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a ``point`` of its grid.
+    """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a
+    ``point`` of its grid.
 
     A variant's runs are the done ones of ``planned``. A ``reference`` is not ranked.
     """
@@ -25,7 +28,9 @@ class ComparedLine:
     study: str = ""
     reference: bool = False
     is_begun: bool = True
-    """whether a folder of one of its runs is there: the others wait, or ``--only`` left them out."""
+    """whether a folder of one of its runs is there: the others wait, or ``--only`` left them
+    out.
+    """
 
     @property
     def strategy(self) -> str:
@@ -38,14 +43,18 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, in the order of their arguments, and of the studies' variants, with the studies' targets."""
+    """All lines of a comparison, in the order of their arguments, and of the studies' variants,
+    with the studies' targets.
+    """
 
     lines: tuple[ComparedLine, ...]
     targets: tuple[float | str, ...]
     baselines: tuple[int | None, ...]
     """the place of each line's baseline, or None."""
     baseline: str = ""
-    """the name of the baseline, if there is one; ``is_first``: the first run, since none was named."""
+    """the name of the baseline, if there is one; ``is_first``: the first run, since none was
+    named.
+    """
     is_first: bool = False
     goal: str = "time"
     """one of ``fedsim.lab.compare.measures.GOALS``."""
@@ -74,18 +83,31 @@ class Lines:
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
 
-    def by_seed(self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str) -> dict[int, float]:
-        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed, since any two are compared."""
+    def by_seed(
+        self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
+    ) -> dict[int, float]:
+        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed,
+        since any two are compared.
+        """
         seeds = [0 if self.are_runs else int(run.summary["seed"]) for run in self.lines[place].runs]
-        return {seed: float(value) for seed, own in zip(seeds, figures, strict=True) if (value := own.get(name)) is not None}
+        return {
+            seed: float(value)
+            for seed, own in zip(seeds, figures, strict=True)
+            if (value := own.get(name)) is not None
+        }
 
 
 def read_lines(
-    paths: Sequence[str | Path], baseline: str | None = None, goal: str | None = None, budget: Mapping[str, float] | None = None
+    paths: Sequence[str | Path],
+    baseline: str | None = None,
+    goal: str | None = None,
+    budget: Mapping[str, float] | None = None,
 ) -> Lines:
-    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such baseline (a run or a variant).
+    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such
+    baseline (a run or a variant).
 
-    The ``baseline``, ``goal`` and ``budget`` default to those of the first study, else to the first run and the least time.
+    The ``baseline``, ``goal`` and ``budget`` default to those of the first study, else to the
+    first run and the least time.
     """
     lines: list[ComparedLine] = []
     targets: list[float | str] = []
@@ -95,23 +117,32 @@ def read_lines(
         if not is_study(path):
             lines.append(ComparedLine(next(single), (RunFolder(path),)))
             continue
-        study, name = read_index(path), path.resolve().name
+        study = read_index(path)
+        name = path.resolve().name
         for one in study.variants:
             folders = [path / run.folder for run in one.runs]
             done = tuple(RunFolder(folder) for folder in folders if is_done(folder))
             is_begun = any(folder.exists() for folder in folders)
             point = tuple(one.point.items())
-            lines.append(ComparedLine(one.name, done, len(one.runs), point, name, one.reference, is_begun))
+            lines.append(
+                ComparedLine(one.name, done, len(one.runs), point, name, one.reference, is_begun)
+            )
         targets += study.targets
-        named, goal, budget = named or study.baseline, goal or study.goal, budget or study.budget
+        named = named or study.baseline
+        goal = goal or study.goal
+        budget = budget or study.budget
     aim = goal or ("budget" if budget else "time"), budget or {}
     if named is None and not any(line.study for line in lines):
         return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
     names = list(dict.fromkeys(line.name for line in lines))
     if named is not None and named not in names:
-        raise ScenarioError(f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}")
+        raise ScenarioError(
+            f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}"
+        )
     if baseline is not None and not any(line.is_begun for line in lines if line.name == baseline):
-        raise ScenarioError(f"--baseline is {baseline!r}, of which no run was begun; allowed are lines with runs")
+        raise ScenarioError(
+            f"--baseline is {baseline!r}, of which no run was begun; allowed are lines with runs"
+        )
     baselines = tuple(_baseline_of(line, lines, named) for line in lines)
     return Lines(tuple(lines), tuple(dict.fromkeys(targets)), baselines, named or "", False, *aim)
 
@@ -123,7 +154,9 @@ def title_of(path: Path) -> str:
 
 
 def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
-    """The place of a line's baseline: in its own study, at its own point of the grid; else where the name is."""
+    """The place of a line's baseline: in its own study, at its own point of the grid; else where
+    the name is.
+    """
     places = [at for at, other in enumerate(lines) if other.name == name]
     near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
     return next(iter(near or [at for at in places if not lines[at].point]), None)

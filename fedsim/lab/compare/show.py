@@ -1,4 +1,6 @@
-"""A comparison from folders to text, for terminals, spreadsheets and Markdown, and the tables beside the runs of a study."""
+"""A comparison from folders to text, for terminals, spreadsheets and Markdown, and the tables
+beside the runs of a study.
+"""
 
 import csv
 import html
@@ -44,7 +46,9 @@ def print_short(console: "Console", comparison: Comparison) -> None:
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
-    """The tables of a file of published ``figures``, beside the figures of the study in a folder."""
+    """The tables of a file of published ``figures``, beside the figures of the study in a
+    folder.
+    """
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
@@ -57,7 +61,9 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Tables as CSV (the first alone, of published ones all but the claims) or Markdown, published ones as printed."""
+    """Tables as CSV (the first alone, of published ones all but the claims) or Markdown,
+    published ones as printed.
+    """
     titled = bool(tables and tables[0].title)
     if form == "csv":
         return to_csv(_in_one(tables) if titled else tables[0])
@@ -70,33 +76,53 @@ def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
     """One table of all tables with the columns of the first; its first column is their title."""
     heads = [column.head for column in tables[0].columns]
     same = [table for table in tables if [column.head for column in table.columns] == heads]
-    titles = ComparedColumn("table", tuple(table.title for table in same for _ in table.columns[0].cells))
+    titles = ComparedColumn(
+        "table", tuple(table.title for table in same for _ in table.columns[0].cells)
+    )
     joined = zip(*(table.columns for table in same), strict=True)
-    return ComparedTable((titles, *(replace(own[0], cells=tuple(cell for one in own for cell in one.cells)) for own in joined)))
+    return ComparedTable(
+        (
+            titles,
+            *(
+                replace(own[0], cells=tuple(cell for one in own for cell in one.cells))
+                for own in joined
+            ),
+        )
+    )
 
 
 def write_tables(path: Path) -> None:
-    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at ``path``, and ``published.md``.
+    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at
+    ``path``, and ``published.md``.
 
     They depend on its runs alone, never on when or in which order these were made.
     """
     study = read_index(path)
     lines = read_lines([path])
     comparison = Comparison(lines.begun())
-    together, differences = comparison.side_by_side(), comparison.differences()
+    together = comparison.side_by_side()
+    differences = comparison.differences()
     write_text(path / "compare.csv", to_csv(together))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
-    write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}")
+    write_text(
+        path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}"
+    )
     if (path / PUBLISHED).is_file():
         published = Published.read(path / PUBLISHED)
         about = html.escape(published.about.strip(), quote=False)
         tables = map(to_markdown, as_printed(beside_published(lines.lines, published)))
-        write_text(path / "published.md", "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]))
+        write_text(
+            path / "published.md",
+            "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]),
+        )
 
 
 def to_csv(table: ComparedTable) -> str:
-    """One line a row, in full precision; an estimate takes three columns. No cell is a formula for a spreadsheet."""
+    """One line a row, in full precision; an estimate takes three columns.
+
+    No cell is a formula for a spreadsheet.
+    """
     out = io.StringIO()
     rows = zip(*((column.head, *column.cells) for column in in_full(table)), strict=True)
     csv.writer(out, lineterminator="\n").writerows(map(_plain, row) for row in rows)
@@ -115,7 +141,10 @@ def in_full(table: ComparedTable) -> list[ComparedColumn]:
     """All columns, those of estimates as three: mean, low, high."""
     found = []
     for column in table.columns:
-        whole = [(cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None) for cell in column.cells]
+        whole = [
+            (cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None)
+            for cell in column.cells
+        ]
         endings = ("", " low", " high") if column.over_seeds else ("",)
         parts = zip(endings, zip(*whole, strict=True) if whole else [()] * 3, strict=False)
         found += [ComparedColumn(column.head + ending, cells) for ending, cells in parts]
@@ -132,7 +161,10 @@ def to_markdown(table: ComparedTable, title: str = "") -> str:
         heads = [[_escaped(column.head), "---" if column.is_text else "---:"] for column in columns]
         rows = zip(*(head + own for head, own in zip(heads, cells, strict=True)), strict=True)
         lines += [*("| " + " | ".join(row) + " |" for row in rows), ""]
-    return "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n") + "\n"
+    return (
+        "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n")
+        + "\n"
+    )
 
 
 def _escaped(text: str) -> str:
@@ -142,29 +174,54 @@ def _escaped(text: str) -> str:
 def _marked(cell: Cell, column: ComparedColumn) -> str:
     if not isinstance(cell, Beside):
         return _escaped(shown(cell, column))
-    mean, half = cell.ours.mean, cell.ours.half
-    ours = " +- ".join(_as_fine_as_known((mean, half), half, column)) if half else shown(mean, column)
+    mean = cell.ours.mean
+    half = cell.ours.half
+    ours = (
+        " +- ".join(_as_fine_as_known((mean, half), half, column)) if half else shown(mean, column)
+    )
     said = "" if cell.published is None else f" *({shown(cell.published, column)})*"
     return (f"**{ours}**" if cell.within is False else ours) + said
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """Renderables of rich: a table for each topic, or a list for each row where ``width`` is too narrow; then notes."""
+    """Renderables of rich: a table for each topic, or a list for each row where ``width`` is too
+    narrow; then notes.
+    """
     parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
     for topic, columns in by_topic(table):
-        cells = [[clean(column.head), *(shown(cell, column) for cell in column.cells)] for column in columns]
+        cells = [
+            [clean(column.head), *(shown(cell, column) for cell in column.cells)]
+            for column in columns
+        ]
         if sum(max(map(len, " ".join(own).split()), default=0) + 3 for own in cells) + 1 > width:
             parts += [Text(topic, style="bold")] if topic else []
             heads, *rows = zip(*cells, strict=True)
             for row in rows:
-                parts.append(Text("".join(f"{head}: {cell}\n" for head, cell in zip(heads, row, strict=True) if cell)))
+                parts.append(
+                    Text(
+                        "".join(
+                            f"{head}: {cell}\n"
+                            for head, cell in zip(heads, row, strict=True)
+                            if cell
+                        )
+                    )
+                )
             continue
-        drawn = RichTable(title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        drawn = RichTable(
+            title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+        )
         for (head, *_), column in zip(cells, columns, strict=True):
-            drawn.add_column(Text(head), justify="left" if column.is_text else "right", overflow="fold")
+            drawn.add_column(
+                Text(head), justify="left" if column.is_text else "right", overflow="fold"
+            )
         best = [column.best_cells for column in columns]
         for number, row in enumerate(zip(*(own[1:] for own in cells), strict=True)):
-            drawn.add_row(*(Text(cell, style="bold" if number in of else "") for cell, of in zip(row, best, strict=True)))
+            drawn.add_row(
+                *(
+                    Text(cell, style="bold" if number in of else "")
+                    for cell, of in zip(row, best, strict=True)
+                )
+            )
         parts.append(drawn)
     return [*parts, *(Text(note) for note in table.notes)]
 
@@ -174,7 +231,9 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
     if cell is None:
         return ""
     if isinstance(cell, Estimate) and cell.half:
-        return "{} ({} to {})".format(*_as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column))
+        return "{} ({} to {})".format(
+            *_as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
+        )
     if isinstance(cell, Estimate):
         return shown(cell.mean, column)
     if isinstance(cell, str):
@@ -189,8 +248,12 @@ def shown(cell: Cell, column: ComparedColumn) -> str:
     return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
 
 
-def _as_fine_as_known(values: Sequence[float], half: float, column: ComparedColumn) -> Iterator[str]:
-    """A mean and the ends of its interval, to two digits of half its width, in the unit of the mean."""
+def _as_fine_as_known(
+    values: Sequence[float], half: float, column: ComparedColumn
+) -> Iterator[str]:
+    """A mean and the ends of its interval, to two digits of half its width, in the unit of the
+    mean.
+    """
     letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
@@ -205,12 +268,18 @@ def _scale(size: float) -> tuple[str, float]:
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Each topic with the columns that identify the row, then its own columns that are not empty."""
+    """Each topic with the columns that identify the row, then its own columns that are not
+    empty.
+    """
     who = [column for column in table.columns if not column.topic]
     topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
     if who and not topics:
         yield "", who
     for topic in topics:
-        there = [one for one in table.columns if one.topic == topic and any(cell is not None for cell in one.cells)]
+        there = [
+            one
+            for one in table.columns
+            if one.topic == topic and any(cell is not None for cell in one.cells)
+        ]
         if there:
             yield topic, [*who, *there]

@@ -1,4 +1,6 @@
-"""Fairness of selections: tasks of a round (or of a version, where there are none), and no reports, profiling or tests."""
+"""Fairness of selections: tasks of a round (or of a version, where there are none), and no
+reports, profiling or tests.
+"""
 
 import math
 from collections.abc import Iterable
@@ -31,7 +33,9 @@ def worst_decile(values: Iterable[float]) -> float:
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """The end of each round (s), and Jain's index of all selections until then, over all devices of the population."""
+    """The end of each round (s), and Jain's index of all selections until then, over all devices
+    of the population.
+    """
     import pandas as pd
 
     names = ["time", "kind", "device", "round"]
@@ -41,11 +45,14 @@ def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
     before = events[asked].groupby("device").cumcount().reindex(events.index, fill_value=0)
     squares = ((2 * before + 1) * asked).cumsum()
     index = asked.cumsum() ** 2 / (run.population * squares)
-    return events["time"][ends].to_numpy().astype(np.float64), index[ends].to_numpy().astype(np.float64)
+    return events["time"][ends].to_numpy().astype(np.float64), index[ends].to_numpy().astype(
+        np.float64
+    )
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """The selections in order of their tasks' ends: ``device``, its ``group`` then (NaN for none), and ``valid``.
+    """The selections in order of their tasks' ends: ``device``, its ``group`` then (NaN for
+    none), and ``valid``.
 
     An update is valid if it was not late or lost, and an epoch was finished.
     """
@@ -54,6 +61,10 @@ def selections(run: RunFolder) -> "pd.DataFrame":
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
     events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
     trained = events[(events["kind"] == "step-end") & (events["step"] == "train")]
-    idle = trained["task"][trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)]
+    idle = trained["task"][
+        trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
+    ]
     ended = events[(events["kind"] == "task-end") & events["round"].notna()]
-    return ended[["device", "group"]].assign(valid=(ended["outcome"] == "done") & ~ended["task"].isin(idle))
+    return ended[["device", "group"]].assign(
+        valid=(ended["outcome"] == "done") & ~ended["task"].isin(idle)
+    )

@@ -1,6 +1,8 @@
-"""The index of a study's folder, which describes its runs. Comparisons and reports read it, and not the study's file.
+"""The index of a study's folder, which describes its runs. Comparisons and reports read it, and
+not the study's file.
 
-``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the study is continued.
+``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the
+study is continued.
 """
 
 import json
@@ -14,19 +16,27 @@ from fedsim.common.errors import RunFolderError
 from fedsim.common.files import read_bytes
 from fedsim.records import folder as files
 
-STUDY, INDEX, RUNS, PUBLISHED = "study.toml", "index.json", "runs", "published.toml"
-TRIALS, BEST_OF = "trials.csv", "best.toml"  # of a study that searches
+STUDY = "study.toml"
+INDEX = "index.json"
+RUNS = "runs"
+PUBLISHED = "published.toml"
+# of a study that searches
+TRIALS = "trials.csv"
+BEST_OF = "best.toml"
 UNNAMED = "unnamed study"  # name of a study whose file has none
 
 _PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
 
 
 class _IndexPart(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)  # a newer fedsim may write more
+    # a newer fedsim may write more
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
 
 
 class IndexedRun(_IndexPart):
-    """A run of a study, done or not; its folder is relative to the study's, with ``/`` between the parts."""
+    """A run of a study, done or not; its folder is relative to the study's, with ``/`` between
+    the parts.
+    """
 
     seed: int
     folder: Annotated[str, Field(pattern=f"^{_PART}(/{_PART})*$")]
@@ -50,11 +60,13 @@ class StudyIndex(_IndexPart):
     name: str
     about: str = ""  # what it shows
     baseline: str | None  # the variant that the others are compared with
-    targets: tuple[float | str, ...]  # accuracies (0..1), or metrics: the costs to reach each are compared
+    # accuracies (0..1), or metrics: the costs to reach each are compared
+    targets: tuple[float | str, ...]
     goal: str | None = None  # what cells are ranked by
     budget: dict[str, float] = {}  # limits by cost, within which an accuracy is to be reached
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]  # in the order of the tables
+    # in the order of the tables
+    variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
 
 
 def is_study(path: Path) -> bool:
@@ -63,7 +75,9 @@ def is_study(path: Path) -> bool:
 
 
 def read_index(path: Path) -> StudyIndex:
-    """The index of the study at ``path``; ``RunFolderError``: there is none, or it is damaged or of another format."""
+    """The index of the study at ``path``; ``RunFolderError``: there is none, or it is damaged or
+    of another format.
+    """
     try:
         return StudyIndex.model_validate_json(read_bytes(path / INDEX))
     except ValidationError as error:
@@ -72,14 +86,27 @@ def read_index(path: Path) -> StudyIndex:
         why = f"is damaged: {where}: {problems[0]['msg']}"
         for one in problems:  # another format is the reason for whatever else does not fit
             if one["loc"] == ("format",) and one["type"] == "literal_error":
-                why = f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim that wrote it"
+                why = (
+                    f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim "
+                    "that wrote it"
+                )
         raise RunFolderError(f"{INDEX} of {str(path)!r} {why}") from None
     except OSError:
-        why = "is not the folder of a study: it holds no" if path.exists() else "does not exist: there is no"
+        why = (
+            "is not the folder of a study: it holds no"
+            if path.exists()
+            else "does not exist: there is no"
+        )
         message = f"{str(path)!r} {why} {INDEX}"
         if is_study(path):
-            again = f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none of the runs again"
-            message = f"{str(path)!r} holds a study, but no {INDEX} that can be read; {again} that are done"
+            again = (
+                f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none "
+                "of the runs again"
+            )
+            message = (
+                f"{str(path)!r} holds a study, but no {INDEX} that can be read; {again} that are "
+                "done"
+            )
         raise RunFolderError(message) from None
 
 
@@ -89,7 +116,9 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """The names of folders, with as many folders above as tell them apart, or with their places where none do."""
+    """The names of folders, with as many folders above as tell them apart, or with their places
+    where none do.
+    """
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts), default=0)):
         found = ["/".join(part[-depth:]) for part in parts]

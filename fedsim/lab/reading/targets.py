@@ -19,15 +19,22 @@ class Target(NamedTuple):
 
     @classmethod
     def read(cls, said: "float | str | Target") -> "Target":
-        """The target that a number or ``metric=value`` means; any other text raises ``ScenarioError``."""
+        """The target that a number or ``metric=value`` means; any other text raises
+        ``ScenarioError``.
+        """
         if isinstance(said, Target):
             return said
         metric, _, number = str(said).rpartition("=")
         with suppress(ValueError):
             target = cls(float(number), metric or "accuracy")
-            if 0.0 <= target.value <= 1.0 or (metric not in ("", "accuracy") and not math.isnan(target.value)):
+            if 0.0 <= target.value <= 1.0 or (
+                metric not in ("", "accuracy") and not math.isnan(target.value)
+            ):
                 return target
-        allowed = "an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, such as perplexity=8"
+        allowed = (
+            "an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, such as "
+            "perplexity=8"
+        )
         raise ScenarioError(f"--target is {said}; allowed is {allowed}")
 
     def __format__(self, form: str) -> str:
@@ -44,8 +51,11 @@ class Target(NamedTuple):
 def until(
     rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
 ) -> dict[str, float | int | None]:
-    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None where none did."""
-    target, moved = Target.read(said), 0.0
+    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None
+    where none did.
+    """
+    target = Target.read(said)
+    moved = 0.0
     for count, row in enumerate(rows, start=1):
         moved += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
@@ -58,8 +68,11 @@ def until(
 
 
 def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> float | None:
-    """The best accuracy that a test showed while none of the costs (``COSTS`` without rounds) was above its limit, if any."""
-    spent, best = dict.fromkeys(COSTS[2:], 0.0), None
+    """The best accuracy that a test showed while none of the costs (``COSTS`` without rounds)
+    was above its limit, if any.
+    """
+    spent = dict.fromkeys(COSTS[2:], 0.0)
+    best = None
     for row in rows:
         spent["time"], spent["bytes"] = row["time"], spent["bytes"] + total_of_round(row)
         for name in COSTS[3:]:
@@ -71,6 +84,11 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
     return best
 
 
-def costs_to(rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]) -> dict[str, float]:
+def costs_to(
+    rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
+) -> dict[str, float]:
     """The same for notebooks, with NaN for targets not reached and costs not counted, for plots."""
-    return {name: math.nan if value is None else value for name, value in until(rows, said, summary).items()}
+    return {
+        name: math.nan if value is None else value
+        for name, value in until(rows, said, summary).items()
+    }

@@ -1,7 +1,8 @@
-"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does on this machine.
+"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does on this
+machine.
 
-All nodes see the study's folder at the same path. A run whose worker or node is lost is begun again elsewhere, from its newest
-checkpoint: each worker looks up the state of the run.
+All nodes see the study's folder at the same path. A run whose worker or node is lost is begun
+again elsewhere, from its newest checkpoint: each worker looks up the state of the run.
 """
 
 import signal
@@ -27,7 +28,9 @@ class RayWorkers:
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
         import ray
 
-        self._ray, self._executor, self._progress = ray, executor, progress
+        self._ray = ray
+        self._executor = executor
+        self._progress = progress
         head = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
             ray.get_runtime_context().get_node_id(), soft=False
         )
@@ -42,7 +45,11 @@ class RayWorkers:
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}
         for place, order in enumerate(orders):
-            places[self._executor.submit(_carry_out, self._board, self._home, place, order.scenario, order.folder)] = place
+            places[
+                self._executor.submit(
+                    _carry_out, self._board, self._home, place, order.scenario, order.folder
+                )
+            ] = place
         while places:
             done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
             for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
@@ -75,7 +82,9 @@ class _Board:
 
     def taken_down(self, stop: bool) -> list[tuple[int, News]]:
         """All news since the last call; from now on workers are asked to ``stop``."""
-        self._stop, news, self._news = stop, self._news, []
+        self._stop = stop
+        news = self._news
+        self._news = []
         return news
 
 

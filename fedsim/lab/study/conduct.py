@@ -65,17 +65,21 @@ def run_study(
         conductor.run(progress)
     if not conductor.complete:
         failed = conductor.failed
-        reason = f"{failed[0].order.label}: {failed[0].error}" if failed else "no trial has the metric"
+        reason = (
+            f"{failed[0].order.label}: {failed[0].error}" if failed else "no trial has the metric"
+        )
         raise SimulationError(f"{len(failed)} runs of the study {str(out)!r} failed; {reason}")
     return load_study(out, allow_code=allow_code)
 
 
 class Conductor:
-    """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before it writes anything.
+    """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before
+    it writes anything.
 
     Args:
         workers: runs at a time; by default one a core.
-        executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's folder; no influence on results.
+        executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
+            folder; no influence on results.
         address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
         tried: whether to build a run of each variant first, with its data, to refuse invalid ones.
@@ -97,12 +101,22 @@ class Conductor:
             known = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
             raise ScenarioError(f"--executor is {executor!r}; allowed are {known}")
         if address is not None and executor != "ray":
-            raise ScenarioError(f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an address")
+            raise ScenarioError(
+                f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
+                "address"
+            )
         if study.spec.search is not None and only:
-            raise ScenarioError(f"--only is {only[0]!r}, but the study searches: which trials follow depends on all its runs")
+            raise ScenarioError(
+                f"--only is {only[0]!r}, but the study searches: which trials follow depends "
+                "on all its runs"
+            )
         files.refuse_unusable(out)
-        self.study, self.out, self._only = study, out, only
-        self._executor, self._address, self._workers = executor, address, workers
+        self.study = study
+        self.out = out
+        self._only = only
+        self._executor = executor
+        self._address = address
+        self._workers = workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self.ended: list[Ended] = []
         self._look()
@@ -134,7 +148,9 @@ class Conductor:
         """Whether every run is there, or of a search all trials, and a best one of each variant."""
         if self.trials is None:
             return not self.failed
-        return self.trials.is_over and all(self.trials.best(line) is not None for line in self.trials.lines)
+        return self.trials.is_over and all(
+            self.trials.best(line) is not None for line in self.trials.lines
+        )
 
     def _look(self) -> None:
         if self.trials is not None:
@@ -144,15 +160,22 @@ class Conductor:
         self.states: list[RunState] = files.states(self.out, self.study)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Let the runs under way save themselves, and begin no other. Safe in the handler of a signal of that number."""
+        """Let the runs under way save themselves, and begin no other.
+
+        Safe in the handler of a signal of that number.
+        """
         self._stopped = number
         if self._pool is not None:
             self._pool.interrupt(number)
 
     def run(self, progress: StudyProgress) -> None:
-        """Do the missing runs, then write the tables, of as many runs as there are if some failed."""
+        """Do the missing runs, then write the tables, of as many runs as there are if some
+        failed.
+        """
         with ExitStack() as stack:
-            cluster = stack.enter_context(closing(self._cluster())) if self._executor == "ray" else None
+            cluster = (
+                stack.enter_context(closing(self._cluster())) if self._executor == "ray" else None
+            )
             lock = stack.enter_context(files.locked(self.out))
             if cluster is None:  # else the cluster is joined first, and left last
                 self._pool = WorkerPool(self._workers or os.cpu_count() or 1, progress, lock)

@@ -1,7 +1,8 @@
 """The folder of a study, and which runs of an earlier one in it can be resumed.
 
-``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see ``fedsim.lab.reading.study_folder``),
-``runs/VARIANT/seed-N`` are run folders, ``published.toml`` holds published figures; ``fedsim.lab.compare.show`` adds tables.
+``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see
+``fedsim.lab.reading.study_folder``), ``runs/VARIANT/seed-N`` are run folders, ``published.toml``
+holds published figures; ``fedsim.lab.compare.show`` adds tables.
 """
 
 import json
@@ -14,7 +15,16 @@ import tomli_w
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.files import flat, read_text, toml
-from fedsim.lab.reading.study_folder import PUBLISHED, RUNS, STUDY, IndexedRun, IndexedVariant, StudyIndex, is_done, write_index
+from fedsim.lab.reading.study_folder import (
+    PUBLISHED,
+    RUNS,
+    STUDY,
+    IndexedRun,
+    IndexedVariant,
+    StudyIndex,
+    is_done,
+    write_index,
+)
 from fedsim.lab.study.plan import Study
 from fedsim.records import folder as files
 from fedsim.records import lock
@@ -26,7 +36,9 @@ _LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
 
 
 def refuse_unusable(path: Path) -> None:
-    """Refuse a path that holds other files than a study's, is no folder, or cannot be written; change nothing."""
+    """Refuse a path that holds other files than a study's, is no folder, or cannot be written;
+    change nothing.
+    """
     if not (path / STUDY).is_file():
         files.refuse_unusable(path)
     elif not os.access(path, os.W_OK | os.X_OK):
@@ -34,12 +46,17 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[RunState]:
-    """The state of each run of a study at ``path``; runs of another study or other scenarios are refused."""
+    """The state of each run of a study at ``path``; runs of another study or other scenarios are
+    refused.
+    """
     planned = {path / run.folder for run in study.runs}
     for there in sorted((path / RUNS).glob("*/seed-*")):
-        if there not in planned and there.name.removeprefix("seed-").isdecimal():  # pictures and traces may lie beside a run
+        # pictures and traces may lie beside a run
+        if there not in planned and there.name.removeprefix("seed-").isdecimal():
             strange = str(there.relative_to(path))
-            raise RunFolderError(f"--out {str(path)!r} holds {strange!r}, no run of this study; give another folder")
+            raise RunFolderError(
+                f"--out {str(path)!r} holds {strange!r}, no run of this study; give another folder"
+            )
     return [state_of(path / run.folder, run.scenario.to_toml()) for run in study.runs]
 
 
@@ -51,7 +68,9 @@ def state_of(folder: Path, scenario: str) -> RunState:
         there = read_text(folder / files.SCENARIO)
     except (OSError, UnicodeDecodeError):
         if not files.holds_nothing(folder):
-            raise RunFolderError(f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study") from None
+            raise RunFolderError(
+                f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study"
+            ) from None
         return "anew"
     if there != scenario:
         try:
@@ -59,7 +78,9 @@ def state_of(folder: Path, scenario: str) -> RunState:
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
         hint = "give another folder, or remove that run"
-        raise RunFolderError(f"{str(folder)!r} holds a run of another scenario: {difference}; {hint}")
+        raise RunFolderError(
+            f"{str(folder)!r} holds a run of another scenario: {difference}; {hint}"
+        )
     if is_done(folder):
         return "done"
     return "resume" if (folder / "checkpoint").is_dir() else "anew"
@@ -78,12 +99,26 @@ def index_of(study: Study) -> StudyIndex:
     spec = study.spec
     variants = []
     for one in study.variants:
-        runs = (IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()) for run in study.runs_of[one.folder])
-        point, changes = _plain(dict(one.point)), _plain(flat(spread_out(one.changes)))
-        about: dict[str, Any] = {"name": one.name, "label": one.label, "reference": one.name in spec.references}
+        runs = (
+            IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix())
+            for run in study.runs_of[one.folder]
+        )
+        point = _plain(dict(one.point))
+        changes = _plain(flat(spread_out(one.changes)))
+        about: dict[str, Any] = {
+            "name": one.name,
+            "label": one.label,
+            "reference": one.name in spec.references,
+        }
         variants.append(IndexedVariant(**about, point=point, changes=changes, runs=tuple(runs)))
-    said: dict[str, Any] = {name: getattr(spec, name) for name in ("name", "about", "baseline", "goal")}
-    said |= {"targets": tuple(spec.target), "seeds": tuple(spec.seeds), "budget": spec.budget.limits}
+    said: dict[str, Any] = {
+        name: getattr(spec, name) for name in ("name", "about", "baseline", "goal")
+    }
+    said |= {
+        "targets": tuple(spec.target),
+        "seeds": tuple(spec.seeds),
+        "budget": spec.budget.limits,
+    }
     return StudyIndex(format=1, **said, variants=tuple(variants))
 
 

@@ -19,15 +19,21 @@ if TYPE_CHECKING:
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
-    """Load a study's folder; of an unfinished study, the runs that are done. Arguments and errors as of ``load_run``."""
+    """Load a study's folder; of an unfinished study, the runs that are done.
+
+    Arguments and errors as of ``load_run``.
+    """
     return LoadedStudy(path, allow_code)
 
 
 class LoadedStudy:
-    """The folder of a study, finished or not; ``index`` has the variants at each point of the grid, and their runs."""
+    """The folder of a study, finished or not; ``index`` has the variants at each point of the
+    grid, and their runs.
+    """
 
     def __init__(self, path: str | Path, allow_code: bool = False) -> None:
-        self.path, self._allow_code = Path(path), allow_code
+        self.path = Path(path)
+        self._allow_code = allow_code
         self.index = read_index(self.path)
 
     @cached_property
@@ -53,17 +59,26 @@ class LoadedStudy:
         try:
             return pd.read_csv(regular(self.path / TRIALS))
         except FileNotFoundError:
-            raise RunFolderError(f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet") from None
+            raise RunFolderError(
+                f"the study {str(self.path)!r} holds no {TRIALS}: nothing was searched, or not yet"
+            ) from None
         except (OSError, ValueError) as error:
-            raise RunFolderError(f"{TRIALS} of {str(self.path)!r} cannot be read: {error}") from None
+            raise RunFolderError(
+                f"{TRIALS} of {str(self.path)!r} cannot be read: {error}"
+            ) from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
-        """The run of a variant (of ``variants``) and a seed, by default the first; ``RunFolderError`` if there is none."""
-        seeds, named = self.index.seeds, f"the study {str(self.path)!r}"
+        """The run of a variant (of ``variants``) and a seed, by default the first;
+        ``RunFolderError`` if there is none.
+        """
+        seeds = self.index.seeds
+        named = f"the study {str(self.path)!r}"
         if variant not in self.variants:
             allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
             raise RunFolderError(f"{named} has no variant {variant!r}; {allowed}")
-        folders = {run.seed: run.folder for run in self.index.variants[self.variants.index(variant)].runs}
+        folders = {
+            run.seed: run.folder for run in self.index.variants[self.variants.index(variant)].runs
+        }
         if (seed := seeds[0] if seed is None else seed) not in folders:
             raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
         return load_run(self.path / folders[seed], allow_code=self._allow_code)
@@ -80,15 +95,26 @@ class LoadedStudy:
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 
-        return drawing(OF_SEVERAL, kind)([run for line in self._lines.lines for run in line.runs], **options)
+        return drawing(OF_SEVERAL, kind)(
+            [run for line in self._lines.lines for run in line.runs], **options
+        )
 
     def __repr__(self) -> str:
-        return f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} runs>"
+        return (
+            f"<fedsim study {str(self.path)!r}: {len(self.variants)} variants, {self._planned} "
+            "runs>"
+        )
 
     def _repr_html_(self) -> str:
         done = f"{sum(len(line.runs) for line in self._lines.lines)} of {self._planned}"
-        facts = {"study": self.index.name, "variants": ", ".join(self.variants), "runs that are done": done}
-        return as_html(f"study {self.path.name}", facts | {"seeds": ", ".join(map(str, self.index.seeds))})
+        facts = {
+            "study": self.index.name,
+            "variants": ", ".join(self.variants),
+            "runs that are done": done,
+        }
+        return as_html(
+            f"study {self.path.name}", facts | {"seeds": ", ".join(map(str, self.index.seeds))}
+        )
 
     @property
     def _planned(self) -> int:

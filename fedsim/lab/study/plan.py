@@ -22,13 +22,27 @@ from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.reading.study_folder import RUNS
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import PART, REFERENCES, SIZE, TRIAL, Size, StudyPart, StudySpec
-from fedsim.running.overrides import SetChange, Tables, apply_changes, at, changed, read_toml, spread_out
+from fedsim.running.overrides import (
+    SetChange,
+    Tables,
+    apply_changes,
+    at,
+    changed,
+    read_toml,
+    spread_out,
+)
 from fedsim.running.scenario import Scenario
 from fedsim.running.shipped import found, is_study, shipped
 from fedsim.strategies import STRATEGIES, params_class
 
 _LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
-_NEEDS = {"energy": "energy", "carbon": "energy", "battery": "energy", "flat": "energy", "cost": "costs"}
+_NEEDS = {
+    "energy": "energy",
+    "carbon": "energy",
+    "battery": "energy",
+    "flat": "energy",
+    "cost": "costs",
+}
 """Sections of a scenario without which no run has a figure, by the first word of its measure."""
 
 
@@ -36,7 +50,8 @@ _NEEDS = {"energy": "energy", "carbon": "energy", "battery": "energy", "flat": "
 class Variant:
     """One line of a comparison: a way to change the base, at one point of the grid.
 
-    ``point``: size and part, if any, and the grid's keys with their values; of a trial also its number and its values.
+    ``point``: size and part, if any, and the grid's keys with their values; of a trial also its
+    number and its values.
     """
 
     name: str
@@ -46,7 +61,15 @@ class Variant:
     @property
     def label(self) -> str:
         """Its name and its place in the grid, for people; different for each variant of a study."""
-        return ", ".join([self.name, *(f"{short_key(key, dict(self.point))}={shown(value)}" for key, value in self.point)])
+        return ", ".join(
+            [
+                self.name,
+                *(
+                    f"{short_key(key, dict(self.point))}={shown(value)}"
+                    for key, value in self.point
+                ),
+            ]
+        )
 
     def at(self, values: Mapping[str, Any]) -> "Variant":
         return replace(self, point=(*self.point, *values.items()))
@@ -58,7 +81,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a study: the first variant with its scenario, the scenario, seed included, and its folder within the study's."""
+    """A run of a study: the first variant with its scenario, the scenario, seed included, and
+    its folder within the study's.
+    """
 
     variant: Variant
     scenario: Scenario
@@ -73,10 +98,12 @@ class Study:
     """A study that can be run; runs of the same scenario are one run."""
 
     def __init__(self, spec: StudySpec) -> None:
-        self.spec, self.allow_code = spec, is_allowed()
+        self.spec = spec
+        self.allow_code = is_allowed()
         self.variants: list[Variant] = []  # at each point of the grid, those of one point together
         self.typed: Sequence[SetChange] = ()  # changes of the bases, as ``--set`` gives them
-        self.runs_of: dict[str, list[PlannedRun]] = {}  # by the variant's folder, in the order of the seeds
+        # by the variant's folder, in the order of the seeds
+        self.runs_of: dict[str, list[PlannedRun]] = {}
         self._first: dict[str, PlannedRun] = {}
 
     @property
@@ -85,12 +112,17 @@ class Study:
         return tuple(self._first.values())
 
     def add(self, variants: Sequence[Variant], seeds: Sequence[int]) -> None:
-        """Add a run of each variant for each seed, seed by seed; a variant that is there gets more runs."""
+        """Add a run of each variant for each seed, seed by seed; a variant that is there gets
+        more runs.
+        """
         known = {variant.folder.lower(): variant for variant in self.variants}
         for variant in variants:
             other = known.setdefault(variant.folder.lower(), variant)
             if other != variant:
-                raise ScenarioError(f"variants {other.label!r} and {variant.label!r} would share a folder; rename one of them")
+                raise ScenarioError(
+                    f"variants {other.label!r} and {variant.label!r} would share a folder; "
+                    "rename one of them"
+                )
             if variant.folder not in self.runs_of:
                 self.variants.append(variant)
                 self.runs_of[variant.folder] = []
@@ -99,28 +131,44 @@ class Study:
             self.runs_of[variant.folder].append(self._first.setdefault(run.scenario.to_toml(), run))
 
     def unfelt(self, folders: Collection[Path]) -> list[str]:
-        """A line for each change that some of the runs in ``folders`` do not feel; ``ScenarioError`` if all of them do not."""
-        chosen = [variant for variant in self.variants if any(run.folder in folders for run in self.runs_of[variant.folder])]
+        """A line for each change that some of the runs in ``folders`` do not feel;
+        ``ScenarioError`` if all of them do not.
+        """
+        chosen = [
+            variant
+            for variant in self.variants
+            if any(run.folder in folders for run in self.runs_of[variant.folder])
+        ]
         notes = []
         for change in self.typed if chosen else ():
             others = {variant.label: _layers(variant, self.spec) for variant in chosen}
-            others = {label: layers for label, layers in others.items() if not _feels(layers, change)}
+            others = {
+                label: layers for label, layers in others.items() if not _feels(layers, change)
+            }
             if not others:
                 continue
             label, layers = next(iter(others.items()))
             why = _last_word(layers, change.keys)
             if len(others) == len(chosen):
-                raise ScenarioError(f"--set {change.text!r} reaches none of the runs that are chosen: {why}; change it there")
-            notes.append(f"--set {change.text!r} does not reach {len(others)} of {len(chosen)} lines, such as {label!r}: {why}")
+                raise ScenarioError(
+                    f"--set {change.text!r} reaches none of the runs that are chosen: {why}; "
+                    "change it there"
+                )
+            notes.append(
+                f"--set {change.text!r} does not reach {len(others)} of {len(chosen)} lines, "
+                f"such as {label!r}: {why}"
+            )
         return notes
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.spec.model_dump(exclude_unset=True, mode="python"))
 
     def only(self, wanted: Sequence[str]) -> "frozenset[Path]":
-        """The folders of the runs with one of the ``wanted`` values of each key, as ``KEY=VALUE``, or a variant alone.
+        """The folders of the runs with one of the ``wanted`` values of each key, as
+        ``KEY=VALUE``, or a variant alone.
 
-        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part; another one raises ``ScenarioError``.
+        A key is ``variant``, ``seed`` or one of ``point``, in full or its last part; another one
+        raises ``ScenarioError``.
         """
         asked: dict[str, list[str]] = {}
         for text in wanted:
@@ -129,21 +177,39 @@ class Study:
         facts = []
         for variant in self.variants:
             point = {key: shown(value) for key, value in variant.point}
-            said = {"variant": variant.name, "seed": "", **{short_key(key, point): point[key] for key in point}, **point}
-            facts += [(run.folder, said | {"seed": str(run.scenario.seed)}) for run in self.runs_of[variant.folder]]
+            said = {
+                "variant": variant.name,
+                "seed": "",
+                **{short_key(key, point): point[key] for key in point},
+                **point,
+            }
+            facts += [
+                (run.folder, said | {"seed": str(run.scenario.seed)})
+                for run in self.runs_of[variant.folder]
+            ]
         for key, values in asked.items():
             known = list(dict.fromkeys(said[key] for _, said in facts if key in said))
             if not known:
                 keys = list(dict.fromkeys(name for _, said in facts for name in said))
-                raise ScenarioError(f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}")
+                raise ScenarioError(
+                    f"--only names {key!r}; allowed are {', '.join(keys)}{nearest(key, keys)}"
+                )
             for value in values:
                 if value not in known:
-                    raise ScenarioError(f"--only {key} is {value!r}; allowed are {', '.join(known)}{nearest(value, known)}")
-        chosen = [(folder, said) for folder, said in facts if all(said.get(key) in values for key, values in asked.items())]
+                    raise ScenarioError(
+                        f"--only {key} is {value!r}; allowed are "
+                        f"{', '.join(known)}{nearest(value, known)}"
+                    )
+        chosen = [
+            (folder, said)
+            for folder, said in facts
+            if all(said.get(key) in values for key, values in asked.items())
+        ]
         for key, value in ((key, value) for key, values in asked.items() for value in values):
             if not any(said[key] == value for _, said in chosen):
                 raise ScenarioError(
-                    f"--only {key}={value} chooses no run that the other --only choose too; leave one of them out"
+                    f"--only {key}={value} chooses no run that the other --only choose too; "
+                    "leave one of them out"
                 )
         return frozenset(folder for folder, _ in chosen)
 
@@ -157,31 +223,49 @@ def read_study(
     allow_code: bool = False,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Study:
-    """Read a study and the files that it names; for ``tell`` see ``fedsim.load``. ``ScenarioError``: it cannot be run.
+    """Read a study and the files that it names; for ``tell`` see ``fedsim.load``.
+    ``ScenarioError``: it cannot be run.
 
     Args:
-        study: a TOML file, the name of a shipped one, or tables, whose paths are relative to the working directory.
+        study: a TOML file, the name of a shipped one, or tables, whose paths are relative to the
+            working directory.
         changes: ``key.path=value`` texts that override the bases.
         size, seeds: replace the study's own; the seeds are 1 to ``seeds``.
-        allow_code: whether code that it names by import path may be imported; see ``fedsim.common.imports``.
+        allow_code: whether code that it names by import path may be imported; see
+            ``fedsim.common.imports``.
     """
     if isinstance(study, Mapping):
-        tables, folder, called = deepcopy(dict(study)), Path(), "this"
+        tables = deepcopy(dict(study))
+        folder = Path()
+        called = "this"
     else:
         path = found(study)
-        tables, folder, called = read_toml(path, "study"), path.parent, repr(str(path))
+        tables = read_toml(path, "study")
+        folder = path.parent
+        called = repr(str(path))
     if not is_study(tables) and {"strategy", "stop", "data", "population", "network"} & set(tables):
-        raise ScenarioError(f"{called} is a scenario, not a study: 'fedsim run' runs it, and a study names it as its 'base'")
+        raise ScenarioError(
+            f"{called} is a scenario, not a study: 'fedsim run' runs it, and a study names it "
+            "as its 'base'"
+        )
     if isinstance(tables.get("published"), str):
         tables["published"] = read_toml(folder / tables["published"], "published figures")
     if isinstance(tables.get("parts"), dict):
         tables["parts"] = {name: _extended(name, tables["parts"]) for name in tables["parts"]}
-    named = [said for key in ("sizes", "parts") if isinstance(tables.get(key), dict) for said in tables[key].values()]
+    named = [
+        said
+        for key in ("sizes", "parts")
+        if isinstance(tables.get(key), dict)
+        for said in tables[key].values()
+    ]
     bases: list[Tables] = []
     for said in (tables, *(said for said in named if isinstance(said, dict))):
         if isinstance(said.get("base"), str):
-            name, path = said["base"], folder / said["base"]
-            said["base"] = read_toml(found(name) if name in shipped() and not path.exists() else path, "base scenario")
+            name = said["base"]
+            path = folder / said["base"]
+            said["base"] = read_toml(
+                found(name) if name in shipped() and not path.exists() else path, "base scenario"
+            )
             if is_study(said["base"]):
                 raise ScenarioError(f"base is {name!r}, which is a study; allowed is a scenario")
         if isinstance(said.get("base"), dict):
@@ -216,19 +300,23 @@ def _extended(name: str, parts: Mapping[str, Any], of: Sequence[str] = ()) -> An
 
 
 def plan(spec: StudySpec) -> Study:
-    """The runs of a study; of one that searches those of its references, see ``fedsim.lab.study.trials``."""
+    """The runs of a study; of one that searches those of its references, see
+    ``fedsim.lab.study.trials``.
+    """
     variants = variants_of(spec)
     if spec.published is not None:  # a row that is none of the study's is refused here
         lines = [ComparedLine(variant.name, (), 0, variant.point) for variant in variants]
         beside_published(lines, Published(**spec.published))
-    study, trials = Study(spec), [] if spec.search is None else searched(spec)
+    study = Study(spec)
+    trials = [] if spec.search is None else searched(spec)
     study.add([variant for variant in variants if variant not in trials], spec.seeds)
     return study
 
 
 def variants_of(spec: StudySpec) -> list[Variant]:
     """The variants of each part at each point of its grid."""
-    size, found = spec.chosen_size, []
+    size = spec.chosen_size
+    found = []
     for name, part in (spec.parts or {"": StudyPart()}).items():
         if part.sizes is not None and size is not None and size[0] not in part.sizes:
             continue
@@ -238,12 +326,20 @@ def variants_of(spec: StudySpec) -> list[Variant]:
             point = (*where, *zip(grid, values, strict=True))
             for one in spec.names if part.variants is None else part.variants:
                 here = (part.variants or {}).get(one, {})
-                found.append(Variant(one, point, changed(spread_out(spec.variants.get(one, {})), spread_out(here))))
+                found.append(
+                    Variant(
+                        one,
+                        point,
+                        changed(spread_out(spec.variants.get(one, {})), spread_out(here)),
+                    )
+                )
     return found
 
 
 def searched(spec: StudySpec) -> list[Variant]:
-    """The variants at each point of the grid that are searched; each is refused whose runs are invalid or lack the metric."""
+    """The variants at each point of the grid that are searched; each is refused whose runs are
+    invalid or lack the metric.
+    """
     assert spec.search is not None
     metric = measure_of(spec.search.metric, spec.target)
     assert metric is not None
@@ -251,7 +347,10 @@ def searched(spec: StudySpec) -> list[Variant]:
     needs = _NEEDS.get(first)
     variants = [variant for variant in variants_of(spec) if variant.name not in spec.references]
     tried = (
-        one.at({key: end}) for one in variants for key, of in spec.search.space_of(one.name).items() for end in of.extremes
+        one.at({key: end})
+        for one in variants
+        for key, of in spec.search.space_of(one.name).items()
+        for end in of.extremes
     )
     for variant in tried:
         scenario = planned(variant, spec, spec.seeds[0]).scenario
@@ -267,19 +366,25 @@ def searched(spec: StudySpec) -> list[Variant]:
 
 
 def planned(variant: Variant, spec: StudySpec, seed: int) -> PlannedRun:
-    """A run of the base, changed by size, part, variant and grid, in this order; a ``ScenarioError`` names the variant."""
+    """A run of the base, changed by size, part, variant and grid, in this order; a
+    ``ScenarioError`` names the variant.
+    """
     try:
         tables: Tables = reduce(changed, _layers(variant, spec).values(), {})
         tables = tables if variant.name in spec.variants else REFERENCES[variant.name](tables)
-        return PlannedRun(variant, Scenario(**tables | {"seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}"))
+        return PlannedRun(
+            variant, Scenario(**tables | {"seed": seed}), Path(RUNS, variant.folder, f"seed-{seed}")
+        )
     except ScenarioError as error:
         raise ScenarioError(f"variant {variant.label!r}: {error}") from None
 
 
 def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
     point = {key: value for key, value in variant.point if key != TRIAL}
-    size_name, part_name = point.pop(SIZE, ""), point.pop(PART, "")
-    size, part = spec.sizes.get(size_name, Size()), spec.parts.get(part_name, StudyPart())
+    size_name = point.pop(SIZE, "")
+    part_name = point.pop(PART, "")
+    size = spec.sizes.get(size_name, Size())
+    part = spec.parts.get(part_name, StudyPart())
     layers: dict[str, Mapping[str, Any]] = {
         "base": part.base or size.base or spec.base,
         f"sizes.{size_name}.changes": spread_out(size.changes),
@@ -289,7 +394,9 @@ def _layers(variant: Variant, spec: StudySpec) -> dict[str, Mapping[str, Any]]:
         layers[f"variants.{variant.name}"] = spread_out(variant.changes)
     for key, value in point.items():
         sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
-        layers[f"sets.{key}.{value}" if sets else f"grid.{key}"] = spread_out(sets[value] if sets else {key: value})
+        layers[f"sets.{key}.{value}" if sets else f"grid.{key}"] = spread_out(
+            sets[value] if sets else {key: value}
+        )
     return layers
 
 
@@ -308,18 +415,24 @@ def _last_word(layers: Mapping[str, Mapping[str, Any]], keys: Sequence[str]) -> 
 
 
 def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
-    """Refuse keys of a study, or changes of it, that reach no run; of the base only keys that its own strategy lacks too."""
+    """Refuse keys of a study, or changes of it, that reach no run; of the base only keys that
+    its own strategy lacks too.
+    """
     counts: dict[tuple[str, str], bool] = {}
     for variant in variants_of(spec):
         if spec.search is not None and variant.name in spec.variants:
-            variant = variant.at({key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()})
+            variant = variant.at(
+                {key: one.extremes[0] for key, one in spec.search.space_of(variant.name).items()}
+            )
         layers = _layers(variant, spec)
         tables: Tables = reduce(changed, layers.values(), {})
         tables.pop("seed", None)
         found = [(("--set", change.text), change.holds_in(tables)) for change in changes]
         for where, layer in layers.items():
             for key in flat(layer) if where != "base" else _strange(layer):
-                found.append(((where, key), key.endswith("kind") or at(tables, key.split(".")) is not None))
+                found.append(
+                    ((where, key), key.endswith("kind") or at(tables, key.split(".")) is not None)
+                )
         for said, counted in found:
             counts[said] = counts.get(said, False) or counted
     for where, key in (said for said, counted in counts.items() if not counted):
@@ -334,15 +447,24 @@ def _strange(base: Mapping[str, Any]) -> list[str]:
     """Keys of a base's strategy that this strategy lacks; a variant's may have them."""
     strategy = base.get("strategy")
     kind = strategy.get("kind", STRATEGIES.usual) if isinstance(strategy, Mapping) else None
-    takes = params_class(kind).takes() if isinstance(kind, str) and kind in STRATEGIES.kinds else None
+    takes = (
+        params_class(kind).takes() if isinstance(kind, str) and kind in STRATEGIES.kinds else None
+    )
     return [f"strategy.{key}" for key in strategy or () if takes is not None and key not in takes]
 
 
 def safe_name(name: str) -> str:
-    """A name as a folder's: letters, digits and ``-_.=,+`` stay; one that had to be altered ends in part of its sha256."""
+    """A name as a folder's: letters, digits and ``-_.=,+`` stay; one that had to be altered ends
+    in part of its sha256.
+    """
     plain = name.replace(", ", ",")
     kept = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", plain)
-    if kept == plain and len(kept) <= _LONGEST_NAME and kept[:1].isalnum() and not kept.endswith("."):
+    if (
+        kept == plain
+        and len(kept) <= _LONGEST_NAME
+        and kept[:1].isalnum()
+        and not kept.endswith(".")
+    ):
         return kept
     digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
     return f"{kept[:_LONGEST_NAME].lstrip('-_.=,+') or 'variant'}-{digest}"

@@ -1,8 +1,10 @@
-"""Runs carried out side by side by worker processes, one run a process at a time; a thread waits for each process.
+"""Runs carried out side by side by worker processes, one run a process at a time; a thread waits
+for each process.
 
-A worker that dies takes one run with it and is replaced. One that has used much memory is replaced after its run, since a
-process does not return memory to the system. When this process dies, its workers notice, save their runs and end; file
-descriptors that they inherit (``keep``, a lock) are held until the last of them is gone.
+A worker that dies takes one run with it and is replaced. One that has used much memory is replaced
+after its run, since a process does not return memory to the system. When this process dies, its
+workers notice, save their runs and end; file descriptors that they inherit (``keep``, a lock) are
+held until the last of them is gone.
 """
 
 import json
@@ -37,12 +39,15 @@ class RunOrder:
     label: str  # for people
     scenario: str  # as TOML
     folder: Path
-    how: Literal["new", "anew", "resume"]  # there is no folder; remove the folder first; from its checkpoint
+    # there is no folder; remove the folder first; from its checkpoint
+    how: Literal["new", "anew", "resume"]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Ending of a run: ``failed`` with an error, or else with its best accuracy (0..1), if any, and duration (s)."""
+    """Ending of a run: ``failed`` with an error, or else with its best accuracy (0..1), if any,
+    and duration (s).
+    """
 
     order: RunOrder
     status: Literal["done", "failed", "interrupted"]
@@ -52,7 +57,10 @@ class Ended:
 
 
 class StudyProgress:
-    """Shows how far all runs are, and the real time left. Runs are known by the place of their order in the list."""
+    """Shows how far all runs are, and the real time left.
+
+    Runs are known by the place of their order in the list.
+    """
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -61,7 +69,9 @@ class StudyProgress:
     def begin(self, orders: Sequence[RunOrder], there: int) -> None:
         """These orders are to be carried out; ``there`` runs of the study are done already."""
         self.close()
-        self._orders, self._shares, self._ended = orders, [0.0] * len(orders), 0
+        self._orders = orders
+        self._shares = [0.0] * len(orders)
+        self._ended = 0
         self._began = time.perf_counter()
         self._print(f"{len(orders)} runs to do, {there} are there")
         if self._console.is_terminal and orders:
@@ -85,7 +95,11 @@ class StudyProgress:
             self._ended += 1
             self._shares[place] = 1.0
             best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
-            said = f"failed: {run.error}" if run.status == "failed" else f"{best}{show_seconds(run.wall_s)}"
+            said = (
+                f"failed: {run.error}"
+                if run.status == "failed"
+                else f"{best}{show_seconds(run.wall_s)}"
+            )
         self._print(f"{self._so_far()}: {clean(run.order.label)}: {said}")
 
     def close(self) -> None:
@@ -97,7 +111,11 @@ class StudyProgress:
         done = sum(self._shares)
         if done == len(self._orders):
             return f"{self._ended}/{len(self._orders)}"
-        time_left = show_seconds((time.perf_counter() - self._began) * (len(self._orders) / done - 1)) if done else "unknown"
+        time_left = (
+            show_seconds((time.perf_counter() - self._began) * (len(self._orders) / done - 1))
+            if done
+            else "unknown"
+        )
         return f"{self._ended}/{len(self._orders)}, about {time_left} left"
 
     def _print(self, text: str) -> None:
@@ -118,8 +136,16 @@ class WorkerPool:
         keep: file descriptors that the workers inherit.
     """
 
-    def __init__(self, workers: int, progress: StudyProgress, keep: Sequence[int] = (), most_bytes: int = 1 << 30) -> None:
-        self._progress, self._keep, self._most_bytes = progress, keep, most_bytes
+    def __init__(
+        self,
+        workers: int,
+        progress: StudyProgress,
+        keep: Sequence[int] = (),
+        most_bytes: int = 1 << 30,
+    ) -> None:
+        self._progress = progress
+        self._keep = keep
+        self._most_bytes = most_bytes
         self._threads = ThreadPoolExecutor(workers)
         self._workers: list[_Process] = []
         self._idle: list[_Process] = []
@@ -127,14 +153,23 @@ class WorkerPool:
         self._interrupted = False
 
     def interrupt(self, number: int) -> None:
-        """Begin no further run, and pass a signal on to those under way: they save themselves. Safe in its handler."""
+        """Begin no further run, and pass a signal on to those under way: they save themselves.
+
+        Safe in its handler.
+        """
         self._interrupted = True
         for worker in self._workers.copy():
             worker.send_signal(number)
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        """Carry out the orders; returns how each run ended, in their order. Those never begun count as interrupted."""
-        runs = [self._threads.submit(self._carry_out, place, order) for place, order in enumerate(orders)]
+        """Carry out the orders; returns how each run ended, in their order.
+
+        Those never begun count as interrupted.
+        """
+        runs = [
+            self._threads.submit(self._carry_out, place, order)
+            for place, order in enumerate(orders)
+        ]
         return [run.result() for run in runs]
 
     def close(self) -> None:
@@ -153,12 +188,15 @@ class WorkerPool:
         with self._lock:
             worker = self._idle.pop() if self._idle else self._hire()
         news = self._watch(worker, place, order)
-        ended = Ended(order, "interrupted")  # also of a worker that was interrupted before it had installed its handlers
+        # also of a worker that was interrupted before it had installed its handlers
+        ended = Ended(order, "interrupted")
         if news is not None:
             ended = Ended(order, **news["run"])
         elif not self._interrupted:
             code = worker.wait()
-            reason = f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+            reason = (
+                f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
+            )
             ended = Ended(order, "failed", f"its process ended with {reason}")
         with self._lock:
             self._progress.ended(place, ended)
@@ -169,13 +207,20 @@ class WorkerPool:
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Let a worker carry out an order; returns its last news, None if the worker dies before."""
+        """Let a worker carry out an order; returns its last news, None if the worker dies
+        before.
+        """
         assert worker.stdin is not None
         assert worker.stdout is not None
         if self._interrupted:  # before the worker was started
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
         with suppress(BrokenPipeError):  # the worker died before it began: its output ends
-            worker.stdin.write(json.dumps({"scenario": order.scenario, "folder": str(order.folder), "how": order.how}) + "\n")
+            worker.stdin.write(
+                json.dumps(
+                    {"scenario": order.scenario, "folder": str(order.folder), "how": order.how}
+                )
+                + "\n"
+            )
             worker.stdin.flush()
         for line in worker.stdout:
             news: News = json.loads(line)
@@ -186,7 +231,12 @@ class WorkerPool:
         return None
 
     def _hire(self) -> _Process:
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+        pipes = {
+            "stdin": subprocess.PIPE,
+            "stdout": subprocess.PIPE,
+            "text": True,
+            "encoding": "utf-8",
+        }
         self._workers.append(start("fedsim.lab.study.worker", "main", **pipes, pass_fds=self._keep))
         return self._workers[-1]
 

@@ -1,9 +1,10 @@
-"""Searches of a study: the values that its keys are tried with, the metric, and the methods that propose the next values.
+"""Searches of a study: the values that its keys are tried with, the metric, and the methods that
+propose the next values.
 
-Each variant is searched by itself, at each point of the grid, with the same number of trials. A trial is a point of the space;
-the mean of its runs over the study's seeds counts. Methods know the rank of each trial alone, so that trials without a figure
-(the target was not reached, the run failed) have a rank too.
-``scenarios/studies/search.toml`` is an example.
+Each variant is searched by itself, at each point of the grid, with the same number of trials. A
+trial is a point of the space; the mean of its runs over the study's seeds counts. Methods know the
+rank of each trial alone, so that trials without a figure (the target was not reached, the run
+failed) have a rank too. ``scenarios/studies/search.toml`` is an example.
 """
 
 import math
@@ -14,7 +15,15 @@ from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, RootModel, Tag, field_validator, model_validator
+from pydantic import (
+    BeforeValidator,
+    Discriminator,
+    Field,
+    RootModel,
+    Tag,
+    field_validator,
+    model_validator,
+)
 from typing_extensions import override
 
 from fedsim.common.errors import ScenarioError
@@ -22,7 +31,15 @@ from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
 from fedsim.common.stop import MORE_IS_BETTER
 from fedsim.common.streams import Streams
-from fedsim.lab.compare.measures import COST_GOALS, GOALS, WITHIN, Measure, goal_of, measures, of_metric
+from fedsim.lab.compare.measures import (
+    COST_GOALS,
+    GOALS,
+    WITHIN,
+    Measure,
+    goal_of,
+    measures,
+    of_metric,
+)
 from fedsim.lab.reading.targets import Target
 
 Number = int | float
@@ -32,12 +49,18 @@ TrialResult = tuple[Mapping[str, Any], int]
 _FEW = 8  # trials that importances need
 _DIGITS = 4  # of a value that is drawn: values go into names of folders
 _TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
-_NUMBER_AND_UNIT = re.compile(r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*")
+_NUMBER_AND_UNIT = re.compile(
+    r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
+)
 
 
 METRICS: Mapping[str, Measure] = {
     one.name.replace(" ", "_"): one
-    for one in (*measures(), WITHIN, *(of_metric(which, name) for name in MORE_IS_BETTER for which in ("final", "best")))
+    for one in (
+        *measures(),
+        WITHIN,
+        *(of_metric(which, name) for name in MORE_IS_BETTER for which in ("final", "best")),
+    )
     if one.best is not None
 }
 """Measures of whole runs, by the names that a search gives them."""
@@ -45,8 +68,12 @@ _NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """The measure of a search's metric; None if it needs a target. Of several the highest accuracy counts, else the last."""
-    accuracies, goal = [one for one in targets if not isinstance(one, str)], metric.removesuffix("_to_accuracy")
+    """The measure of a search's metric; None if it needs a target.
+
+    Of several the highest accuracy counts, else the last.
+    """
+    accuracies = [one for one in targets if not isinstance(one, str)]
+    goal = metric.removesuffix("_to_accuracy")
     aim = Target.read(max(accuracies, default=targets[-1])) if targets else None
     return goal_of(goal, aim) if goal in GOALS else METRICS[metric]
 
@@ -62,7 +89,8 @@ def _measured(said: Number | str) -> tuple[Number, str]:
 
 
 class Range(Spec):
-    """All numbers from one end to another: whole ones if both ends are, and quantities if these have a unit.
+    """All numbers from one end to another: whole ones if both ends are, and quantities if these
+    have a unit.
 
     Attributes:
         low, high: the ends: numbers, or quantities in the same unit.
@@ -77,9 +105,13 @@ class Range(Spec):
     def _is_one(self) -> "Range":
         (low, unit), (high, other) = _measured(self.low), _measured(self.high)
         if unit != other:
-            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; both must have the same unit")
+            raise ValueError(
+                f"low is {self.low!r} and high is {self.high!r}; both must have the same unit"
+            )
         if not low < high:
-            raise ValueError(f"low is {self.low!r} and high is {self.high!r}; low must be below high")
+            raise ValueError(
+                f"low is {self.low!r} and high is {self.high!r}; low must be below high"
+            )
         if self.log and low <= 0:
             raise ValueError(f"low is {self.low!r}; with log = true it must be above 0")
         return self
@@ -119,7 +151,11 @@ class Range(Spec):
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
-        return IntDistribution(int(low), int(high), self.log) if self.whole else FloatDistribution(low, high, self.log)
+        return (
+            IntDistribution(int(low), int(high), self.log)
+            if self.whole
+            else FloatDistribution(low, high, self.log)
+        )
 
 
 class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
@@ -159,7 +195,11 @@ def _dotted(space: Any, prefix: str = "") -> Any:
     found: dict[str, Any] = {}
     for key, said in space.items():
         is_range = isinstance(said, Mapping) and {"low", "high"} & set(said)
-        found |= _dotted(said, f"{prefix}{key}.") if isinstance(said, Mapping) and not is_range else {prefix + key: said}
+        found |= (
+            _dotted(said, f"{prefix}{key}.")
+            if isinstance(said, Mapping) and not is_range
+            else {prefix + key: said}
+        )
     return found
 
 
@@ -168,7 +208,13 @@ def _which(said: Any) -> str:
 
 
 Space = Annotated[
-    dict[str, Annotated[Annotated[OneOf, Tag("~choice")] | Annotated[Range, Tag("~range")], Discriminator(_which)]],
+    dict[
+        str,
+        Annotated[
+            Annotated[OneOf, Tag("~choice")] | Annotated[Range, Tag("~range")],
+            Discriminator(_which),
+        ],
+    ],
     BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
 ]
 """Dotted key -> the values that it is tried with."""
@@ -181,15 +227,21 @@ class Search(Spec):
     trials: int = Field(default=40, ge=1, le=10_000)
     """of each variant at each point of the grid."""
     metric: Literal[_NAMES]  # type: ignore[valid-type]
-    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or one of ``METRICS``."""
+    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or one of
+    ``METRICS``.
+    """
     space: Space = Field(default={})
-    """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of values."""
+    """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of
+    values.
+    """
     variants: dict[str, Space] = Field(default={})
     """by name, the keys that one of them is searched over besides."""
     seed: int = Field(default=0, ge=0)
     """of the draws."""
     prune: bool = False
-    """whether a trial that is worse than the median after some of the seeds is spared the others."""
+    """whether a trial that is worse than the median after some of the seeds is spared the
+    others.
+    """
 
     def space_of(self, variant: str) -> Space:
         return self.space | self.variants.get(variant, {})
@@ -198,8 +250,12 @@ class Search(Spec):
     def batch(self) -> int:
         return self.trials
 
-    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        """The values of the next ``count`` trials of a ``line`` (a variant's label), determined by its trials until now."""
+    def ask(
+        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+    ) -> list[dict[str, Any]]:
+        """The values of the next ``count`` trials of a ``line`` (a variant's label), determined
+        by its trials until now.
+        """
         raise NotImplementedError
 
 
@@ -209,14 +265,25 @@ class RandomSearch(Search):
     kind: Literal["random"] = "random"
 
     @override
-    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
-        streams, numbers = Streams(self.seed), range(len(told), len(told) + count)
-        draws = [{key: streams.uniform(f"search/{line}/{key}", number) for key in space} for number in numbers]
-        return [{key: space[key].written(space[key].at(share)) for key, share in shares.items()} for shares in draws]
+    def ask(
+        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+    ) -> list[dict[str, Any]]:
+        streams = Streams(self.seed)
+        numbers = range(len(told), len(told) + count)
+        draws = [
+            {key: streams.uniform(f"search/{line}/{key}", number) for key in space}
+            for number in numbers
+        ]
+        return [
+            {key: space[key].written(space[key].at(share)) for key, share in shares.items()}
+            for shares in draws
+        ]
 
 
 class OptunaSearch(Search):
-    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best (needs the extra search)."""
+    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best
+    (needs the extra search).
+    """
 
     kind: Literal["optuna"] = "optuna"
 
@@ -226,25 +293,33 @@ class OptunaSearch(Search):
         return _TOGETHER
 
     @override
-    def ask(self, line: str, space: Space, told: Sequence[TrialResult], count: int) -> list[dict[str, Any]]:
+    def ask(
+        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+    ) -> list[dict[str, Any]]:
         try:
             import optuna
         except ImportError as error:
             how = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
-            raise ScenarioError(f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}") from None
+            raise ScenarioError(
+                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}"
+            ) from None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         study, distributions = _in_optuna(space, told, sampler)
         asked = [study.ask(distributions).params for _ in range(count)]
-        return [{key: space[key].written(number) for key, number in params.items()} for params in asked]
+        return [
+            {key: space[key].written(number) for key, number in params.items()} for params in asked
+        ]
 
 
 def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
-    """The share of each key in how trials rank (0..1), the most first; empty without Optuna, or with too little to tell.
+    """The share of each key in how trials rank (0..1), the most first; empty without Optuna, or
+    with too little to tell.
 
-    Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing hyperparameter importance", ICML 2014.
+    Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
+    hyperparameter importance", ICML 2014.
     """
     if find_spec("optuna") is None or len(space) < 2 or len(told) < _FEW:
         return {}
@@ -254,7 +329,9 @@ def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
     return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
 
 
-def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple[Any, dict[str, Any]]:
+def _in_optuna(
+    space: Space, told: Sequence[TrialResult], sampler: Any
+) -> tuple[Any, dict[str, Any]]:
     import optuna
 
     optuna.logging.disable_default_handler()
@@ -262,7 +339,11 @@ def _in_optuna(space: Space, told: Sequence[TrialResult], sampler: Any) -> tuple
     distributions = {key: one.distribution for key, one in space.items()}
     for values, place in told:
         params = {key: space[key].number(value) for key, value in values.items()}
-        study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=float(place)))
+        study.add_trial(
+            optuna.trial.create_trial(
+                params=params, distributions=distributions, value=float(place)
+            )
+        )
     return study, distributions
 
 

@@ -1,7 +1,8 @@
 """A process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on standard output, a line of JSON each. SIGINT, SIGTERM and SIGHUP, passed on by
-the parent, interrupt the run under way, which saves itself; so does the end of standard input, when the parent is gone.
+Orders come on standard input and news go out on standard output, a line of JSON each. SIGINT,
+SIGTERM and SIGHUP, passed on by the parent, interrupt the run under way, which saves itself; so
+does the end of standard input, when the parent is gone.
 """
 
 import asyncio
@@ -54,15 +55,20 @@ class Worker:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
         gc.collect()  # a run's objects point at each other
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+            1 if sys.platform == "darwin" else 1024
+        )
         self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:
             return None
-        scenario = Scenario(**tomllib.loads(text))  # its code, if it names any, was allowed where it was read
+        # its code, if it names any, was allowed where it was read
+        scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, how)
-        stop, rounds, said = scenario.strategy.horizon(scenario.stop), 0, time.perf_counter()
+        stop = scenario.strategy.horizon(scenario.stop)
+        rounds = 0
+        said = time.perf_counter()
 
         def take(record: Record) -> None:
             nonlocal rounds, said
@@ -101,14 +107,19 @@ def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
     """Outcome of a run, by its summary; None for one that was not begun."""
     if summary is None:
         return {"status": "interrupted"}
-    return {"status": summary["status"], "accuracy": summary["accuracy"]["best"], "wall_s": summary["wall_s"]}
+    return {
+        "status": summary["status"],
+        "accuracy": summary["accuracy"]["best"],
+        "wall_s": summary["wall_s"],
+    }
 
 
 def main() -> None:
     """Take orders from standard input."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # prints of a user's strategy must not be taken for news
-    with suppress(BrokenPipeError), out:  # the parent is gone; the end of standard input says so too
+    # the parent is gone; the end of standard input says so too
+    with suppress(BrokenPipeError), out:
 
         def say(**news: Any) -> None:
             with suppress(BrokenPipeError):
@@ -116,7 +127,8 @@ def main() -> None:
                 out.flush()
 
         worker = Worker(say)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all are the parent's to pass on
+        # all are the parent's to pass on
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
         threading.Thread(target=_listen, args=(orders,), daemon=True).start()
@@ -125,7 +137,9 @@ def main() -> None:
 
 
 def _listen(orders: "SimpleQueue[Mapping[str, Any] | None]") -> None:
-    """Pass orders on until standard input ends; then end the run under way, in its own thread, as a SIGTERM would."""
+    """Pass orders on until standard input ends; then end the run under way, in its own thread,
+    as a SIGTERM would.
+    """
     for line in sys.stdin:
         orders.put(json.loads(line))
     orders.put(None)

@@ -1,7 +1,8 @@
-"""Data sets as one pool of samples, and each device's shard: indices into the pool plus a transform.
+"""Data sets as one pool of samples, and each device's shard: indices into the pool plus a
+transform.
 
-Samples are made when they are asked for. A shift of data adds the next version of a shard; earlier ones stay, because a
-training is often computed long after its simulated time.
+Samples are made when they are asked for. A shift of data adds the next version of a shard;
+earlier ones stay, because a training is often computed long after its simulated time.
 """
 
 from collections.abc import Mapping
@@ -19,23 +20,33 @@ Index = NDArray[np.int32]
 Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
 Normalise = Literal["pixel", "standardise", "none"]
 TokenAnswers = Literal["one", "each", "next"]
-"""Outputs of a model for a sequence of tokens: one for all, one at each token, or one at each out of it and earlier ones."""
+"""Outputs of a model for a sequence of tokens: one for all, one at each token, or one at each
+out of it and earlier ones.
+"""
 
-NO_GROUP = -1  # in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's groups
-_STD_FLOOR = 0.001  # added to each standard deviation, as FedProx and Ditto do: border pixels never change
+# in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's
+# groups
+NO_GROUP = -1
+# added to each standard deviation, as FedProx and Ditto do: border pixels never change
+_STD_FLOOR = 0.001
 _BLOCK = 4096
 
 
 class TokenShape(tuple[int, ...]):
-    """The shape of a sample of tokens, integers 0..vocabulary-1; samples of any other shape are numbers."""
+    """The shape of a sample of tokens, integers 0..vocabulary-1; samples of any other shape are
+    numbers.
+    """
 
     vocabulary: int
     answers: TokenAnswers
 
     @classmethod
-    def of(cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one") -> "TokenShape":
+    def of(
+        cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one"
+    ) -> "TokenShape":
         made = cls(shape)
-        made.vocabulary, made.answers = vocabulary, answers
+        made.vocabulary = vocabulary
+        made.answers = answers
         return made
 
 
@@ -45,13 +56,16 @@ class Pool:
 
     Attributes:
         x: samples, shape [n, *shape]; uint8 as published, float32, or int64 for tokens.
-        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 where there are none (``labelled``).
+        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 where there are none
+            (``labelled``).
         classes: number of labels.
-        scale, mean, std: ``x`` is multiplied, lessened and divided by these; scalars, or arrays that broadcast to ``shape``.
+        scale, mean, std: ``x`` is multiplied, lessened and divided by these; scalars, or arrays
+            that broadcast to ``shape``.
         targets: what a model is to give for each sample, [n, ...]; None for the labels.
         outputs: numbers that a model gives for each answer; 0 for one a class.
         vocabulary: number of tokens, of which samples are made; 0 where they are no tokens.
-        answers: outputs for a sequence of tokens: one for all, one at ``each`` token, or at each but for the ``next`` one.
+        answers: outputs for a sequence of tokens: one for all, one at ``each`` token, or at each
+            but for the ``next`` one.
         labelled: whether there are labels.
     """
 
@@ -69,7 +83,9 @@ class Pool:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, height, width) for images, (features,) for vectors, (length,) for tokens."""
+        """Shape of one sample: (channels, height, width) for images, (features,) for vectors,
+        (length,) for tokens.
+        """
         shape = tuple(self.x.shape[1:])
         return TokenShape.of(shape, self.vocabulary, self.answers) if self.vocabulary else shape
 
@@ -87,7 +103,8 @@ class Shard:
     """One device's data in one version: indices into the pool, and the transform of the samples.
 
     Attributes:
-        train, test: pool indices, int32; a training image may occur several times, augmented differently.
+        train, test: pool indices, int32; a training image may occur several times, augmented
+            differently.
         quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
         label_map: new label of each class, int64 [C].
         augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j).
@@ -113,7 +130,10 @@ class FederatedData:
     augmentation: Augmentation | None = None
     """distortion of training images (``data.augmentation``); None for none."""
     truth: NDArray[np.int64] | None = None
-    """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown. Hidden from strategies."""
+    """true group of each device's present data, int64 [devices], or ``NO_GROUP``; None: unknown.
+
+    Hidden from strategies.
+    """
     flipping: frozenset[int] = frozenset()
     """devices that flip their training labels, whatever data they come to hold."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
@@ -141,7 +161,9 @@ class FederatedData:
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """From now on ``device`` holds ``shard``, its next version, whose number is returned; ``truth`` is left alone."""
+        """From now on ``device`` holds ``shard``, its next version, whose number is returned;
+        ``truth`` is left alone.
+        """
         version = self.version(device) + 1
         self._versions[device] = version
         self._later[device, version] = shard
@@ -152,15 +174,23 @@ class FederatedData:
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
     def train_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The training samples as the model sees them: x float32 (tokens: int64) [n, *shape], and their targets [n, ...]."""
-        raw, targets = self._turned(shard, shard.train), self.pool.targets
+        """The training samples as the model sees them: x float32 (tokens: int64) [n, *shape],
+        and their targets [n, ...].
+        """
+        raw = self._turned(shard, shard.train)
+        targets = self.pool.targets
         if shard.augment_seed is not None and self.augmentation is not None:
             raw = augment(raw, self.augmentation, shard.augment_seed)
-        return self.pool.normalised(raw), self.train_labels(shard) if targets is None else targets[shard.train]
+        return self.pool.normalised(raw), self.train_labels(shard) if targets is None else targets[
+            shard.train
+        ]
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The test samples as the model sees them, never augmented, and their targets; as ``train_samples`` has them."""
-        x, targets = self.pool.normalised(self._turned(shard, shard.test)), self.pool.targets
+        """The test samples as the model sees them, never augmented, and their targets; as
+        ``train_samples`` has them.
+        """
+        x = self.pool.normalised(self._turned(shard, shard.test))
+        targets = self.pool.targets
         return x, self.test_labels(shard) if targets is None else targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
@@ -177,15 +207,24 @@ class FederatedData:
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
-        """One device with the samples of all, as each device sees them: the reference line of centralised training."""
-        held = [(shard, shard.train) for shard in self.shards] + [(shard, shard.test) for shard in self.shards]
-        index, size = np.concatenate([own for _, own in held]), int(self.train_sizes().sum())
+        """One device with the samples of all, as each device sees them: the reference line of
+        centralised training.
+        """
+        held = [(shard, shard.train) for shard in self.shards] + [
+            (shard, shard.test) for shard in self.shards
+        ]
+        index = np.concatenate([own for _, own in held])
+        size = int(self.train_sizes().sum())
         if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
             return FederatedData(self.pool, [Shard(index[:size], index[size:])])
-        x, y = (np.concatenate([seen(*own) for own in held]) for seen in (self._turned, self._labels))
+        x, y = (
+            np.concatenate([seen(*own) for own in held]) for seen in (self._turned, self._labels)
+        )
         places = np.arange(len(y), dtype=np.int32)
         targets = None if self.pool.targets is None else self.pool.targets[index]
-        return FederatedData(replace(self.pool, x=x, y=y, targets=targets), [Shard(places[:size], places[size:])])
+        return FederatedData(
+            replace(self.pool, x=x, y=y, targets=targets), [Shard(places[:size], places[size:])]
+        )
 
     def _turned(self, shard: Shard, index: Index) -> NDArray[Any]:
         raw: NDArray[Any] = self.pool.x[index]
@@ -200,10 +239,11 @@ class FederatedData:
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by label, int64.
+    """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by
+    label, int64.
 
-    A label's counts in two parts differ by at most 1, and so do the parts' sizes (``Part.samples``); another split halves each
-    part x into x and x + 2^u.
+    A label's counts in two parts differ by at most 1, and so do the parts' sizes
+    (``Part.samples``); another split halves each part x into x and x + 2^u.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
@@ -214,12 +254,15 @@ class Raw:
 
     Attributes:
         name: name of the data set, in messages.
-        x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w], float32, or int64 for tokens.
-        y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32 [n, k].
+        x_train, x_test: samples [n, *shape]; uint8 images with channels first [n, c, h, w],
+            float32, or int64 for tokens.
+        y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32
+            [n, k].
         classes: number of classes C; of targets the numbers that a model gives for each.
         peak: the value of a full pixel, by which ``pixel`` divides; 1 for data that are no pixels.
         vocabulary: samples are tokens 0..vocabulary-1; 0: they are not.
-        columns: further integers of each sample by name, training samples first, by which partitions can deal; int64 [n].
+        columns: further integers of each sample by name, training samples first, by which
+            partitions can deal; int64 [n].
     """
 
     name: str
@@ -268,26 +311,54 @@ class Dataset:
         return [index[labels == label] for label in range(self.pool.classes)]
 
 
-def pooled(raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None) -> Dataset:
-    """All samples of ``raw`` in one pool, labelled by ``column`` if given; ``over_test`` standardises over test samples too."""
+def pooled(
+    raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None
+) -> Dataset:
+    """All samples of ``raw`` in one pool, labelled by ``column`` if given; ``over_test``
+    standardises over test samples too.
+    """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
     pool = Pool(x, y, raw.classes, vocabulary=raw.vocabulary)
     if y.ndim > 1 or y.dtype != np.int64:
         targets = y if y.size else None
-        pool = replace(pool, y=np.zeros(len(y), np.int64), classes=1, targets=targets, outputs=raw.classes, labelled=False)
+        pool = replace(
+            pool,
+            y=np.zeros(len(y), np.int64),
+            classes=1,
+            targets=targets,
+            outputs=raw.classes,
+            labelled=False,
+        )
     if column is not None:
         if column not in raw.columns:
             known = f"{', '.join(raw.columns) or 'none'}{nearest(column, raw.columns)}"
-            raise ScenarioError(f"data.column is {column!r}; the columns of '{raw.name}' are {known}")
+            raise ScenarioError(
+                f"data.column is {column!r}; the columns of '{raw.name}' are {known}"
+            )
         names, labels = np.unique(raw.columns[column], return_inverse=True)
-        pool = replace(pool, y=labels.astype(np.int64), classes=len(names), targets=y, outputs=raw.classes, labelled=True)
+        pool = replace(
+            pool,
+            y=labels.astype(np.int64),
+            classes=len(names),
+            targets=y,
+            outputs=raw.classes,
+            labelled=True,
+        )
     if normalise == "standardise" and not raw.vocabulary:
         basis = x if over_test else raw.x_train
-        blocks = [basis[start : start + _BLOCK] for start in range(0, len(basis), _BLOCK)]  # summed in float64
+        # summed in float64
+        blocks = [basis[start : start + _BLOCK] for start in range(0, len(basis), _BLOCK)]
         mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(basis)
-        std = np.sqrt(sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(basis), dtype=np.float64)
-        pool = replace(pool, mean=np.asarray(mean, np.float32), std=std.astype(np.float32) + np.float32(_STD_FLOOR))
+        std = np.sqrt(
+            sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(basis),
+            dtype=np.float64,
+        )
+        pool = replace(
+            pool,
+            mean=np.asarray(mean, np.float32),
+            std=std.astype(np.float32) + np.float32(_STD_FLOOR),
+        )
     elif normalise == "pixel":
         pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))

@@ -1,4 +1,6 @@
-"""Sources of samples: the base of all, scikit-learn's digits, FedProx's synthetic data, and the registry."""
+"""Sources of samples: the base of all, scikit-learn's digits, FedProx's synthetic data, and the
+registry.
+"""
 
 import gzip
 from abc import abstractmethod
@@ -30,10 +32,15 @@ class Source(Spec):
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """Read the data set; ``DataError`` if files are missing or malformed. ``root``: ``data.root``."""
+        """Read the data set; ``DataError`` if files are missing or malformed.
+
+        ``root``: ``data.root``.
+        """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Columns of the user's file that nothing uses and that must not be there; ``column`` is ``data.column``."""
+        """Columns of the user's file that nothing uses and that must not be there; ``column`` is
+        ``data.column``.
+        """
         return []
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
@@ -62,21 +69,27 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 class Digits(Source):
-    """1,442 + 355 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's ``load_digits``)."""
+    """1,442 + 355 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's
+    ``load_digits``).
+    """
 
     kind: Literal["digits"] = "digits"
     known = (1, 8, 8), 10
 
     def load(self, root: Path | None) -> Raw:
         rows = _rows()
-        x, y = rows[:, :-1].reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)  # what goes out below are copies
+        # what goes out below are copies
+        x = rows[:, :-1].reshape(-1, 1, 8, 8)
+        y = rows[:, -1].astype(np.int64)
         test = every_fifth(y)
         return Raw("digits", x[~test], y[~test], x[test], y[test], classes=10, peak=16.0)
 
 
 @cache
 def _rows() -> NDArray[np.uint8]:
-    """64 pixels and the label of each digit, from scikit-learn's own file: importing scikit-learn takes more than a second."""
+    """64 pixels and the label of each digit, from scikit-learn's own file: importing
+    scikit-learn takes more than a second.
+    """
     package = find_spec("sklearn")
     file = Path((package and package.origin) or "/").parent / "datasets" / "data" / "digits.csv.gz"
     if file.is_file():
@@ -88,10 +101,12 @@ def _rows() -> NDArray[np.uint8]:
 
 
 class Synthetic(Spec):
-    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors' code).
+    """Samples drawn for each device (Li et al. 2020, section 5.1; constants from the authors'
+    code).
 
-    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v, Sigma) with v_j ~ N(B, 1) and
-    Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is ``synthetic``, which has the number of each device's samples.
+    Device k draws u ~ N(0, alpha) and B ~ N(0, beta); the entries of W and b ~ N(u, 1); x ~ N(v,
+    Sigma) with v_j ~ N(B, 1) and Sigma_jj = j^-1.2; y = argmax(x W + b). Its partition is
+    ``synthetic``, which has the number of each device's samples.
     """
 
     kind: Literal["synthetic"] = "synthetic"
@@ -105,18 +120,26 @@ class Synthetic(Spec):
     """number of classes."""
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
-        """Samples of devices of such ``sizes``, int64 [devices], one after the other; no device's depend on the others."""
+        """Samples of devices of such ``sizes``, int64 [devices], one after the other; no
+        device's depend on the others.
+        """
         numbers = int(sizes.sum()) * self.features + self.features * self.classes
         if numbers > _MOST_NUMBERS:
             raise ScenarioError(
-                f"data.source.features is {self.features} for {sizes.sum()} samples and {self.classes} classes, {numbers} "
+                f"data.source.features is {self.features} for {sizes.sum()} samples and "
+                f"{self.classes} classes, {numbers} "
                 f"numbers; allowed are at most {_MOST_NUMBERS}"
             )
-        parts = [self._draw_device(int(size), streams.generator("world/data/synthetic", k)) for k, size in enumerate(sizes)]
+        parts = [
+            self._draw_device(int(size), streams.generator("world/data/synthetic", k))
+            for k, size in enumerate(sizes)
+        ]
         x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return Dataset("synthetic", Pool(x, y, self.classes), len(y))
 
-    def _draw_device(self, size: int, generator: np.random.Generator) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    def _draw_device(
+        self, size: int, generator: np.random.Generator
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         u, place = generator.normal(0.0, [self.alpha, self.beta])
         centre = generator.normal(place, 1.0, self.features)
         weights = generator.normal(u, 1.0, (self.features, self.classes))
@@ -128,15 +151,36 @@ class Synthetic(Spec):
 
 _TOOLS = "fedsim.toolbox.sources"
 _OTHERS = {
-    "text": (f"{_TOOLS}.laws:Text", "characters of a text as tokens, a window of one speaker's lines each"),
+    "text": (
+        f"{_TOOLS}.laws:Text",
+        "characters of a text as tokens, a window of one speaker's lines each",
+    ),
     "linear": (f"{_TOOLS}.laws:LinearLaw", "a linear law with noise: y = x W + b + e"),
-    "mnist": (f"{_TOOLS}.images:Mnist", "60,000 + 10,000 hand-written digits of 28x28 pixels, from IDX files"),
-    "fashion": (f"{_TOOLS}.images:Fashion", "60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from IDX files"),
-    "cifar10": (f"{_TOOLS}.images:Cifar10", "50,000 + 10,000 colour images of 32x32 pixels, from the binary batches"),
-    "emnist": (f"{_TOOLS}.images:Emnist", "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files"),
+    "mnist": (
+        f"{_TOOLS}.images:Mnist",
+        "60,000 + 10,000 hand-written digits of 28x28 pixels, from IDX files",
+    ),
+    "fashion": (
+        f"{_TOOLS}.images:Fashion",
+        "60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from IDX files",
+    ),
+    "cifar10": (
+        f"{_TOOLS}.images:Cifar10",
+        "50,000 + 10,000 colour images of 32x32 pixels, from the binary batches",
+    ),
+    "emnist": (
+        f"{_TOOLS}.images:Emnist",
+        "digits and letters (EMNIST ByClass, Cohen et al. 2017), from IDX files",
+    ),
     "npz": (f"{_TOOLS}.own:Npz", "arrays of the user's own in one '.npz' file"),
-    "huggingface": (f"{_TOOLS}.own:HuggingFace", "a folder that the 'save_to_disk' of Hugging Face's data sets has written"),
-    "dataset": (f"{_TOOLS}.datasets:MapDataset", "a map-style 'torch.utils.data.Dataset', read into memory"),
+    "huggingface": (
+        f"{_TOOLS}.own:HuggingFace",
+        "a folder that the 'save_to_disk' of Hugging Face's data sets has written",
+    ),
+    "dataset": (
+        f"{_TOOLS}.datasets:MapDataset",
+        "a map-style 'torch.utils.data.Dataset', read into memory",
+    ),
 }
 _HERE = Registry.of("source", Digits, Synthetic)
 SOURCES = Registry("source", "fedsim.learning.data.sources:Source", {**_HERE.known, **_OTHERS})

@@ -15,7 +15,8 @@ from fedsim.learning.data.partitions import PARTITIONS, Iid, PartitionSpec, Synt
 from fedsim.learning.data.sources import Digits, SourceSpec, Synthetic
 from fedsim.learning.data.transforms import Augmentation
 
-_WITHOUT_LABELS = {"iid", "rotations", "file"}  # partitions of samples that may have targets instead
+# partitions of samples that may have targets instead
+_WITHOUT_LABELS = {"iid", "rotations", "file"}
 
 
 class DataSpec(Spec):
@@ -26,18 +27,28 @@ class DataSpec(Spec):
     root: str | None = None
     """the folder of data folders; None: the working directory, and then ``$FEDSIM_DATA``."""
     partition: PartitionSpec = Iid()
-    """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the source ``synthetic``."""
+    """a name, or a table with ``kind`` and options; by default ``iid``, or ``synthetic`` for the
+    source ``synthetic``.
+    """
     normalise: Normalise = "pixel"
-    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x - mean) / (std + 0.001) of
-    each pixel over the samples that the partition trains on. By default as published: ``standardise`` for ``power-law`` (over
-    all samples) and ``ditto``, ``none`` for ``synthetic``, ``pixel`` for the others.
+    """``pixel`` scales bytes to [0, 1] (digits: 0..16) and leaves floats; ``standardise`` takes (x
+    - mean) / (std + 0.001) of each pixel over the samples that the partition trains on. By default
+    as published: ``standardise`` for ``power-law`` (over all samples) and ``ditto``, ``none`` for
+    ``synthetic``, ``pixel`` for the others.
     """
     augmentation: Augmentation | Literal["none"] = "none"
-    """distortion of training images. By default that of ``Augmentation`` for ``class-bias``, ``none`` for the others."""
+    """distortion of training images.
+
+    By default that of ``Augmentation`` for ``class-bias``, ``none`` for the others.
+    """
     column: str | None = None
-    """an integer column of the source, such as the writer, that partitions and strategies take for labels; None: the labels."""
+    """an integer column of the source, such as the writer, that partitions and strategies take
+    for labels; None: the labels.
+    """
     pooled_from: int | None = Field(default=None, ge=1)
-    """deal to so many devices, then give all to the one device: the reference line of centralised training; None: do not."""
+    """deal to so many devices, then give all to the one device: the reference line of
+    centralised training; None: do not.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -56,14 +67,20 @@ class DataSpec(Spec):
     def _fits_together(self) -> "DataSpec":
         generated = isinstance(self.source, Synthetic)
         if generated != isinstance(self.partition, SyntheticSizes):
-            kinds = f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'"
-            raise ValueError(f"{kinds}; the source 'synthetic' and the partition 'synthetic' go together only")
+            kinds = (
+                f"source '{self.source.kind}' does not go with partition '{self.partition.kind}'"
+            )
+            raise ValueError(
+                f"{kinds}; the source 'synthetic' and the partition 'synthetic' go together only"
+            )
         if generated and self.column is not None:
             raise ValueError(f"'column' is {self.column!r}; the source 'synthetic' has no columns")
         return self
 
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample and number of classes, without reading files where they are known beforehand."""
+        """Shape of one sample and number of classes, without reading files where they are known
+        beforehand.
+        """
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
         return self.source.shape_and_classes(self.own_folder())
@@ -75,18 +92,27 @@ class DataSpec(Spec):
     def build(self, devices: int, streams: Streams) -> FederatedData:
         """Load the source and deal it to the devices; draws from the streams ``world/data/...``.
 
-        ``ScenarioError``: the partition does not fit the source or the devices; ``DataError``: files are wrong.
+        ``ScenarioError``: the partition does not fit the source or the devices; ``DataError``:
+        files are wrong.
         """
         if self.pooled_from is not None and devices != 1:
-            raise ScenarioError(f"population.devices is {devices}; with data.pooled_from only 1 is allowed")
+            raise ScenarioError(
+                f"population.devices is {devices}; with data.pooled_from only 1 is allowed"
+            )
         data = self._deal(self.pooled_from or devices, streams)
         data = data if self.pooled_from is None else data.on_one_device()
         if self.augmentation == "none":
             return data
         if len(shape := data.pool.shape) != 3:
-            raise ScenarioError(f"data.augmentation is given for samples of shape {shape}; only images can be augmented")
+            raise ScenarioError(
+                f"data.augmentation is given for samples of shape {shape}; only images can be "
+                "augmented"
+            )
         seeds = (streams.word("world/data/augment", device) for device in range(len(data.shards)))
-        shards = [replace(shard, augment_seed=seed) for shard, seed in zip(data.shards, seeds, strict=True)]
+        shards = [
+            replace(shard, augment_seed=seed)
+            for shard, seed in zip(data.shards, seeds, strict=True)
+        ]
         return replace(data, shards=shards, augmentation=self.augmentation)
 
     def _deal(self, devices: int, streams: Streams) -> FederatedData:
@@ -97,12 +123,24 @@ class DataSpec(Spec):
             raw = self.source.load(self.own_folder())
             if surplus := self.source.surplus(raw, self.column):
                 names = ", ".join(surplus)
-                advice = "name one as data.column, list them as data.source.columns, or leave them out"
-                raise DataError(f"data.source: nothing uses the columns {names} of '{raw.name}'; {advice}")
-            dataset = pooled(raw, self.normalise, over_test=self.partition.pools_test, column=self.column)
-            if not dataset.pool.labelled and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS:
+                advice = (
+                    "name one as data.column, list them as data.source.columns, or leave them out"
+                )
+                raise DataError(
+                    f"data.source: nothing uses the columns {names} of '{raw.name}'; {advice}"
+                )
+            dataset = pooled(
+                raw, self.normalise, over_test=self.partition.pools_test, column=self.column
+            )
+            if (
+                not dataset.pool.labelled
+                and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
+            ):
                 of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
-                why = f"which deals by labels, and '{raw.name}' has targets instead; allowed are 'iid' and 'file'{of}"
+                why = (
+                    f"which deals by labels, and '{raw.name}' has targets instead; allowed are "
+                    f"'iid' and 'file'{of}"
+                )
                 raise ScenarioError(f"data.partition.kind is {self.partition.kind!r}, {why}")
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 

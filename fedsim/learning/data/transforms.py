@@ -1,4 +1,6 @@
-"""Quarter turns of raw images on the way to a model, and random augmentation that is never stored."""
+"""Quarter turns of raw images on the way to a model, and random augmentation that is never
+stored.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,37 +15,49 @@ _BLOCK = 512  # samples warped at once: bounds the working memory, without influ
 
 
 class Augmentation(Spec):
-    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022, section 5.1)."""
+    """Random distortions of training images; the defaults are CATA-Fed's (Jeong and Kim 2022,
+    section 5.1).
+    """
 
     max_degrees: float = Field(default=15.0, ge=0.0, le=180.0)
     """each image is rotated by an angle uniform in [-max_degrees, max_degrees]."""
     flip: float = Field(default=0.5, ge=0.0, le=1.0)
     """probability of a mirror image, left to right."""
     shift: float = Field(default=0.1, ge=0.0, lt=1.0)
-    """each image is moved by a fraction of its side, uniform in [-shift, shift], in both directions."""
+    """each image is moved by a fraction of its side, uniform in [-shift, shift], in both
+    directions.
+    """
 
 
 def rotate(raw: Images, quarter_turns: int) -> Images:
-    """Images [k, c, h, w] rotated by ``quarter_turns`` quarter turns, counter-clockwise; exact, no interpolation."""
+    """Images [k, c, h, w] rotated by ``quarter_turns`` quarter turns, counter-clockwise; exact,
+    no interpolation.
+    """
     return np.ascontiguousarray(np.rot90(raw, quarter_turns, axes=(2, 3)))
 
 
 def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
-    """Distort image j of [k, c, h, w] by the draw (seed, j), with bilinear interpolation; border pixels repeat outwards."""
+    """Distort image j of [k, c, h, w] by the draw (seed, j), with bilinear interpolation; border
+    pixels repeat outwards.
+    """
     draws = Streams(seed).uniforms
     positions, (height, width) = np.arange(len(raw), dtype=np.int64), raw.shape[2:]
-    middle_row, middle_column = (height - 1) / 2.0, (width - 1) / 2.0
+    middle_row = (height - 1) / 2.0
+    middle_column = (width - 1) / 2.0
     out = np.empty_like(raw)
     for start in range(0, len(raw), _BLOCK):
         block = slice(start, start + _BLOCK)
-        turn, fall, move, chance = (draws("augment", positions[block], count)[:, None, None] for count in range(4))
+        turn, fall, move, chance = (
+            draws("augment", positions[block], count)[:, None, None] for count in range(4)
+        )
         angle = np.deg2rad(augmentation.max_degrees) * (2.0 * turn - 1.0)
         down = augmentation.shift * height * (2.0 * fall - 1.0)
         right = augmentation.shift * width * (2.0 * move - 1.0)
         mirror = np.where(chance < augmentation.flip, -1.0, 1.0)
         y = np.arange(height)[None, :, None] - middle_row - down
         x = np.arange(width)[None, None, :] - middle_column - right
-        cos, sin = np.cos(angle), np.sin(angle)
+        cos = np.cos(angle)
+        sin = np.sin(angle)
         rows = np.clip(middle_row + cos * y + sin * x, 0.0, height - 1.0)
         columns = np.clip(middle_column + mirror * (cos * x - sin * y), 0.0, width - 1.0)
         out[block] = _bilinear(raw[block], rows, columns)
@@ -53,9 +67,12 @@ def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
 def _bilinear(images: Images, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Images:
     """Images [k, c, h, w] read at fractional coordinates [k, h, w] within them."""
     k, c, height, width = images.shape
-    top, left = np.floor(rows).astype(np.int64), np.floor(columns).astype(np.int64)
-    bottom, right = np.minimum(top + 1, height - 1), np.minimum(left + 1, width - 1)
-    lower, righter = (rows - top).astype(np.float32)[:, None], (columns - left).astype(np.float32)[:, None]
+    top = np.floor(rows).astype(np.int64)
+    left = np.floor(columns).astype(np.int64)
+    bottom = np.minimum(top + 1, height - 1)
+    right = np.minimum(left + 1, width - 1)
+    lower = (rows - top).astype(np.float32)[:, None]
+    righter = (columns - left).astype(np.float32)[:, None]
     flat = images.reshape(k, c, height * width)
 
     def at(row: NDArray[np.int64], column: NDArray[np.int64]) -> Images:

@@ -1,4 +1,6 @@
-"""Compilation of loops too short for an interpreter, and for which torch has no operation: numba, without its traps."""
+"""Compilation of loops too short for an interpreter, and for which torch has no operation:
+numba, without its traps.
+"""
 
 import hashlib
 import pickle
@@ -16,7 +18,8 @@ from fedsim.common.files import read_bytes
 F = TypeVar("F", bound=Callable[..., object])
 
 _config: Any = config
-_config._config_fname = ""  # a file in the working directory could say where numba's caches are, and they are pickles
+# a file in the working directory could say where numba's caches are, and they are pickles
+_config._config_fname = ""
 _config.reload_config()
 _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do not run as Python
 
@@ -25,13 +28,16 @@ _njit: Any = partial(
     numba.njit,
     nogil=True,  # other threads go on meanwhile
     error_model="numpy",  # a division by 0 is no exception
-    fastmath={"reassoc", "contract", "nsz"},  # sums may be reordered, for vector registers; non-finite values stay so
+    # sums may be reordered, for vector registers; non-finite values stay so
+    fastmath={"reassoc", "contract", "nsz"},
     no_cfunc_wrapper=True,  # only C would call it; each wrapper takes time to compile
 )
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's cache of a function, with checksums: numba itself would run damaged code, or give up."""
+    """Numba's cache of a function, with checksums: numba itself would run damaged code, or give
+    up.
+    """
 
     def _load_index(self) -> dict[Any, str]:
         try:
@@ -59,9 +65,11 @@ def compiled(function: F) -> F:
 
 
 def compiled_entry(function: F) -> F:
-    """The same for a function that Python calls: made at the first call, and kept beside the source for later processes.
+    """The same for a function that Python calls: made at the first call, and kept beside the
+    source for later processes.
 
-    The stored code, with all functions that it calls, is rebuilt when a file of the function's folder changes, or if damaged.
+    The stored code, with all functions that it calls, is rebuilt when a file of the function's
+    folder changes, or if damaged.
     """
     made: Any = _njit()(function)
     with suppress(RuntimeError):  # there is no folder in which it could be kept

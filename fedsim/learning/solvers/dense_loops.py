@@ -1,7 +1,9 @@
-"""Local SGD of one device on dense layers, as loops over its own samples: gradients in closed form, weights changed in place.
+"""Local SGD of one device on dense layers, as loops over its own samples: gradients in closed
+form, weights changed in place.
 
-Four samples and four outputs are taken at a time, which keeps a processor's registers full. So everything that has outputs is
-filled up to whole fours of them, with zeros; and so is a batch, with one of its samples, whose error is set to 0.
+Four samples and four outputs are taken at a time, which keeps a processor's registers full. So
+everything that has outputs is filled up to whole fours of them, with zeros; and so is a batch, with
+one of its samples, whose error is set to 0.
 """
 
 from typing import NamedTuple
@@ -14,11 +16,14 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 AnyFloats = NDArray[np.floating]
 Positions = NDArray[np.int64]
 
-_AT_ONCE = 32  # samples of a batch (or outputs) that stay in the cache while they are multiplied with everything
+# samples of a batch (or outputs) that stay in the cache while they are multiplied with everything
+_AT_ONCE = 32
 
 
 class Rule(NamedTuple):
-    """``Descent`` in numbers of the model's type; ``kernels`` and ``biases`` are the shrinkage of either."""
+    """``Descent`` in numbers of the model's type; ``kernels`` and ``biases`` are the shrinkage
+    of either.
+    """
 
     lr: np.floating
     momentum: np.floating
@@ -28,7 +33,9 @@ class Rule(NamedTuple):
 
 
 class Parameter(NamedTuple):
-    """Weights, velocity, start, and part of ``LocalSolve.constant``; without rows if the rule does not use them."""
+    """Weights, velocity, start, and part of ``LocalSolve.constant``; without rows if the rule
+    does not use them.
+    """
 
     weight: AnyFloats
     velocity: AnyFloats
@@ -42,9 +49,13 @@ class FirstLayer(NamedTuple):
     features: AnyFloats
     """the samples, [n, c], or their inner products with all samples, filled up with zeros."""
     kernel: Parameter
-    """multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved along each sample."""
+    """multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved
+    along each sample.
+    """
     given: AnyFloats
-    """in sample space products of the samples with the kernel's start (and constant), [1 or 2, n, outputs]; else no samples."""
+    """in sample space products of the samples with the kernel's start (and constant), [1 or 2,
+    n, outputs]; else no samples.
+    """
     shares: AnyFloats
     """how much of either is in the kernel at each step, [1 or 2, steps + 1]."""
     turned: bool
@@ -61,16 +72,31 @@ class Plan(NamedTuple):
 
 
 @compiled_entry
-def descend(entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Positions, plan: Plan, rule: Rule) -> float:
+def descend(
+    entry: FirstLayer,
+    kernels: Parameter,
+    biases: Parameter,
+    sizes: Positions,
+    plan: Plan,
+    rule: Rule,
+) -> float:
     """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
 
-    ``entry`` has the first kernel, ``kernels`` the others, filled up to one shape, [layers - 1, outputs in fours, inputs];
-    ``biases`` are [layers, 1, outputs], ``sizes`` the outputs of each layer, [layers].
+    ``entry`` has the first kernel, ``kernels`` the others, filled up to one shape, [layers - 1,
+    outputs in fours, inputs]; ``biases`` are [layers, 1, outputs], ``sizes`` the outputs of each
+    layer, [layers].
     """
-    dtype, top, total = entry.features.dtype, len(sizes) - 1, 0.0
-    width, widest, near = _fours(plan.rows.shape[1]), _fours(sizes.max()), entry.features.shape[1] if entry.turned else 0
-    outputs, errors = np.zeros((top + 1, width, widest), dtype), np.zeros((2, width, widest), dtype)
-    scratch, every, batch = np.empty((width, near), dtype), np.arange(max(width, widest, near)), np.arange(width)
+    dtype = entry.features.dtype
+    top = len(sizes) - 1
+    total = 0.0
+    width = _fours(plan.rows.shape[1])
+    widest = _fours(sizes.max())
+    near = entry.features.shape[1] if entry.turned else 0
+    outputs = np.zeros((top + 1, width, widest), dtype)
+    errors = np.zeros((2, width, widest), dtype)
+    scratch = np.empty((width, near), dtype)
+    every = np.arange(max(width, widest, near))
+    batch = np.arange(width)
     for step in range(len(plan.counts)):
         count = plan.counts[step]
         filled = _fours(count)
@@ -81,16 +107,28 @@ def descend(entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Pos
             below = outputs[layer - 1]
             for row in range(filled):
                 for column in range(sizes[layer - 1]):
-                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]  # NaN stays NaN
-            weight, bias = kernels.weight[layer - 1], biases.weight[layer]
+                    # NaN stays NaN
+                    below[row, column] = 0 if below[row, column] < 0 else below[row, column]
+            weight = kernels.weight[layer - 1]
+            bias = biases.weight[layer]
             _inner_products(below, every[:filled], weight, bias, sizes[layer], outputs[layer])
         error = errors[top % 2]
         loss = _judge(outputs[top], error, plan.labels, batch[:filled], count, sizes[top])
         if step >= plan.last_epoch:
             total += loss
         for layer in range(top, 0, -1):
-            kernel, hidden, below = _of(kernels, layer - 1), outputs[layer - 1], errors[(layer - 1) % 2]
-            _pass_back(error, every[: _fours(sizes[layer])], kernel.weight, hidden, below, filled, sizes[layer - 1])
+            kernel = _of(kernels, layer - 1)
+            hidden = outputs[layer - 1]
+            below = errors[(layer - 1) % 2]
+            _pass_back(
+                error,
+                every[: _fours(sizes[layer])],
+                kernel.weight,
+                hidden,
+                below,
+                filled,
+                sizes[layer - 1],
+            )
             _descend_kernel(kernel, sizes[layer], hidden, every[:filled], error, rule)
             _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
             error = below
@@ -104,7 +142,9 @@ def descend(entry: FirstLayer, kernels: Parameter, biases: Parameter, sizes: Pos
 
 @compiled
 def _of(stack: Parameter, layer: int) -> Parameter:
-    return Parameter(stack.weight[layer], stack.velocity[layer], stack.start[layer], stack.constant[layer])
+    return Parameter(
+        stack.weight[layer], stack.velocity[layer], stack.start[layer], stack.constant[layer]
+    )
 
 
 @compiled
@@ -127,7 +167,9 @@ def _enter(
     out: AnyFloats,
 ) -> None:
     """Apply the first layer to a batch."""
-    features, kernel, given = entry.features, entry.kernel.weight, entry.given
+    features = entry.features
+    kernel = entry.kernel.weight
+    given = entry.given
     if not entry.turned:
         _inner_products(features, batch, kernel, bias, outputs, out)
     else:
@@ -147,13 +189,23 @@ def _enter(
 
 
 @compiled
-def _judge(logits: AnyFloats, error: AnyFloats, labels: Positions, batch: Positions, count: int, classes: int) -> float:
-    """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect to the logits."""
+def _judge(
+    logits: AnyFloats,
+    error: AnyFloats,
+    labels: Positions,
+    batch: Positions,
+    count: int,
+    classes: int,
+) -> float:
+    """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect
+    to the logits.
+    """
     share = logits.dtype.type(1) / logits.dtype.type(count)
     error[: len(batch), : _fours(classes)] = 0
     loss = 0.0
     for rank in range(count):
-        label, top = labels[batch[rank]], logits[rank, 0]
+        label = labels[batch[rank]]
+        top = logits[rank, 0]
         for output in range(classes):
             top = logits[rank, output] if logits[rank, output] > top else top
         total = logits.dtype.type(0)
@@ -169,9 +221,17 @@ def _judge(logits: AnyFloats, error: AnyFloats, labels: Positions, batch: Positi
 
 @compiled
 def _pass_back(
-    error: AnyFloats, taken: Positions, kernel: AnyFloats, hidden: AnyFloats, below: AnyFloats, rows: int, inputs: int
+    error: AnyFloats,
+    taken: Positions,
+    kernel: AnyFloats,
+    hidden: AnyFloats,
+    below: AnyFloats,
+    rows: int,
+    inputs: int,
 ) -> None:
-    """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU between was shut."""
+    """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU
+    between was shut.
+    """
     below[:rows, : _fours(inputs)] = 0
     _add_products(below, rows, inputs, kernel, taken, error.T, error.dtype.type(1))
     for row in range(rows):
@@ -181,13 +241,23 @@ def _pass_back(
 
 @compiled
 def _inner_products(
-    features: AnyFloats, batch: Positions, kernel: AnyFloats, bias: AnyFloats, outputs: int, out: AnyFloats
+    features: AnyFloats,
+    batch: Positions,
+    kernel: AnyFloats,
+    bias: AnyFloats,
+    outputs: int,
+    out: AnyFloats,
 ) -> None:
-    """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0, output]."""
+    """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0,
+    output].
+    """
     for begin in range(0, len(batch), _AT_ONCE):
         for output in range(outputs):
             for rank in range(begin, min(begin + _AT_ONCE, len(batch)), 4):
-                first, second, third, fourth = batch[rank], batch[rank + 1], batch[rank + 2], batch[rank + 3]
+                first = batch[rank]
+                second = batch[rank + 1]
+                third = batch[rank + 2]
+                fourth = batch[rank + 3]
                 one = two = three = four = bias[0, output]
                 for column in range(kernel.shape[1]):
                     weight = kernel[output, column]
@@ -201,7 +271,13 @@ def _inner_products(
 
 @compiled
 def _add_products(
-    target: AnyFloats, rows: int, columns: int, sources: AnyFloats, taken: Positions, factors: AnyFloats, scale: np.floating
+    target: AnyFloats,
+    rows: int,
+    columns: int,
+    sources: AnyFloats,
+    taken: Positions,
+    factors: AnyFloats,
+    scale: np.floating,
 ) -> None:
     """Add scale x the sum over k of factors [k, row] sources [taken [k]] to each row of ``target``.
 
@@ -210,13 +286,19 @@ def _add_products(
     for begin in range(0, len(taken), _AT_ONCE):
         for row in range(0, rows, 4):
             for k in range(begin, min(begin + _AT_ONCE, len(taken)), 4):
-                first, second, third, fourth = taken[k], taken[k + 1], taken[k + 2], taken[k + 3]
+                first = taken[k]
+                second = taken[k + 1]
+                third = taken[k + 2]
+                fourth = taken[k + 3]
                 a, b, c, d = _four(factors, k, row, scale)
                 e, f, g, h = _four(factors, k, row + 1, scale)
                 i, j, m, n = _four(factors, k, row + 2, scale)
                 p, q, r, s = _four(factors, k, row + 3, scale)
                 for at in range(columns):
-                    one, two, three, four = sources[first, at], sources[second, at], sources[third, at], sources[fourth, at]
+                    one = sources[first, at]
+                    two = sources[second, at]
+                    three = sources[third, at]
+                    four = sources[fourth, at]
                     target[row, at] += a * one + b * two + c * three + d * four
                     target[row + 1, at] += e * one + f * two + g * three + h * four
                     target[row + 2, at] += i * one + j * two + m * three + n * four
@@ -225,7 +307,12 @@ def _add_products(
 
 @compiled
 def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.floating, ...]:
-    return scale * factors[k, row], scale * factors[k + 1, row], scale * factors[k + 2, row], scale * factors[k + 3, row]
+    return (
+        scale * factors[k, row],
+        scale * factors[k + 1, row],
+        scale * factors[k + 2, row],
+        scale * factors[k + 3, row],
+    )
 
 
 # The rule. Its gradient is added to the velocity if there is one, to the weights themselves if not.
@@ -233,7 +320,12 @@ def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.
 
 @compiled
 def _descend_kernel(
-    kernel: Parameter, outputs: int, features: AnyFloats, batch: Positions, error: AnyFloats, rule: Rule
+    kernel: Parameter,
+    outputs: int,
+    features: AnyFloats,
+    batch: Positions,
+    error: AnyFloats,
+    rule: Rule,
 ) -> None:
     """One step along the gradient error^T features."""
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
@@ -242,8 +334,12 @@ def _descend_kernel(
 
 
 @compiled
-def _descend_along(entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule) -> None:
-    """One step in sample space: the gradient is the error at the samples of the batch, and 0 at all others; drawn to 0."""
+def _descend_along(
+    entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
+) -> None:
+    """One step in sample space: the gradient is the error at the samples of the batch, and 0 at
+    all others; drawn to 0.
+    """
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(len(batch)):
         sample = batch[rank]
@@ -266,16 +362,22 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, r
 
 
 @compiled
-def _prepare(part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating) -> tuple[AnyFloats, np.floating]:
+def _prepare(
+    part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
+) -> tuple[AnyFloats, np.floating]:
     """The part of a step without samples; returns the target of the gradient, and its factor."""
     weight, velocity, start, constant = part
     rows, columns = weight.shape
-    target, scale = weight, -rule.lr
+    target = weight
+    scale = -rule.lr
     if len(velocity):
-        target, scale = velocity, weight.dtype.type(1)
+        target = velocity
+        scale = weight.dtype.type(1)
         for row in range(rows):
             for column in range(columns):
-                velocity[row, column] = rule.momentum * velocity[row, column] + shrinkage * weight[row, column]
+                velocity[row, column] = (
+                    rule.momentum * velocity[row, column] + shrinkage * weight[row, column]
+                )
                 if mu > 0:
                     velocity[row, column] -= mu * start[row, column]
     elif shrinkage > 0:

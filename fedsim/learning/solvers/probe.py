@@ -1,7 +1,8 @@
 """A trial of a user's module before a run: what it draws, what it leaves behind, what it gives.
 
-Two small trainings A and B on real samples are carried out on fresh copies and again on used ones. If a result differs, or the
-module's memory changes with each training, the module is refused by the name of the part that differs.
+Two small trainings A and B on real samples are carried out on fresh copies and again on used ones.
+If a result differs, or the module's memory changes with each training, the module is refused by the
+name of the part that differs.
 """
 
 from collections.abc import Callable
@@ -40,7 +41,8 @@ _RULE = Descent(lr=1e-3)
 
 
 def probe(solver: Reference, objective: Objective, x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Try a solver's module on some samples, [n, *shape] with targets [n, ...], and set what the solver is to watch.
+    """Try a solver's module on some samples, [n, *shape] with targets [n, ...], and set what the
+    solver is to watch.
 
     Raises:
         ScenarioError: the module cannot be used, by the name of what is wrong.
@@ -70,7 +72,9 @@ def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> No
 def _work(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
     """A training in two batches, of which the second is smaller if it can be, twice."""
     size = max(2, -(-len(y) * 5 // 8))
-    batches = shuffled(np.random.default_rng(key), len(y), size, 2, last="merge" if len(y) - size < 2 else "keep")
+    batches = shuffled(
+        np.random.default_rng(key), len(y), size, 2, last="merge" if len(y) - size < 2 else "keep"
+    )
     return LocalSolve(weights, x, y, batches, key=key)
 
 
@@ -89,7 +93,9 @@ def _trained(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved
     return found
 
 
-def _tested(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy | None = None) -> Tensor:
+def _tested(
+    solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy | None = None
+) -> Tensor:
     found: Tensor = _plainly(lambda: solver.tested(module or _fresh(solver), weights, x))
     return found
 
@@ -105,19 +111,27 @@ def _refuse_draws(work: Callable[[], object]) -> None:
     raise ScenarioError(draws_message(drawn, _WHERE))
 
 
-def _refuse_outputs(solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor) -> None:
+def _refuse_outputs(
+    solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor
+) -> None:
     """Raise for outputs from which no loss or test follows."""
-    shape, targets = tuple(outputs.shape), y.to(outputs.device)
+    shape = tuple(outputs.shape)
+    targets = y.to(outputs.device)
     if not shape or shape[0] != len(y):
         raise ScenarioError(
-            f"the module of model.factory gives outputs of shape {shape} for {len(y)} samples; allowed is [{len(y)}, ...], one "
+            f"the module of model.factory gives outputs of shape {shape} for {len(y)} samples; "
+            f"allowed is [{len(y)}, ...], one "
             "entry a sample"
         )
     if outputs.is_complex():
-        raise ScenarioError("the module of model.factory gives complex outputs; allowed are real ones, such as outputs.real")
+        raise ScenarioError(
+            "the module of model.factory gives complex outputs; allowed are real ones, such as "
+            "outputs.real"
+        )
     if bool(torch.isnan(outputs).any()):
         raise ScenarioError(
-            "the module of model.factory gives NaN with its initial numbers, for samples of the data; allowed are numbers, "
+            "the module of model.factory gives NaN with its initial numbers, for samples of "
+            "the data; allowed are numbers, "
             "from finite samples and weights"
         )
     fresh = solver.watch.fresh()
@@ -125,14 +139,17 @@ def _refuse_outputs(solver: Reference, objective: Objective, weights: Weights, o
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
         found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise ScenarioError(
-            f"the loss of {len(y)} samples by the module of model.factory has the shape {found}; allowed is [{len(y)}], one "
+            f"the loss of {len(y)} samples by the module of model.factory has the shape "
+            f"{found}; allowed is [{len(y)}], one "
             "loss a sample (reduction='none')"
         )
     _plainly(lambda: objective.answers(outputs) == targets)
 
 
 def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
-    """Names of memory that a test changes without effect; ``ScenarioError`` if there is an effect."""
+    """Names of memory that a test changes without effect; ``ScenarioError`` if there is an
+    effect.
+    """
     module = _fresh(solver)
     first = _tested(solver, weights, x, module)
     once = _memory(module)
@@ -147,7 +164,9 @@ def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
 
 
 def _replayed(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
-    """Names of memory that trainings change without effect; ``ScenarioError`` if there is an effect."""
+    """Names of memory that trainings change without effect; ``ScenarioError`` if there is an
+    effect.
+    """
     used = _fresh(solver)
     other = _fresh(solver)
     results_a = [_trained(solver, used, a)]
@@ -161,14 +180,18 @@ def _replayed(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
     results_b.append(_trained(solver, other, b))
     changed += differences(other.memory, remains(other.module, other.flat))
     results_a.append(_trained(solver, other, a))
-    alike = [same_results(results[0], each) for results in (results_a, results_b) for each in results[1:]]
+    alike = [
+        same_results(results[0], each) for results in (results_a, results_b) for each in results[1:]
+    ]
     if not all(alike):
         raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
     return set(changed)
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
-    """Raise if a cache of a function (``functools.lru_cache``) keeps what another training has drawn."""
+    """Raise if a cache of a function (``functools.lru_cache``) keeps what another training has
+    drawn.
+    """
     module = solver.watch.fresh()
     caches = clear_caches(module.module)
     if not caches:

@@ -1,4 +1,6 @@
-"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time: no bit depends on the cohort."""
+"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time: no bit
+depends on the cohort.
+"""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -26,11 +28,18 @@ from fedsim.learning.modules import (
 )
 from fedsim.learning.refs import Weights
 from fedsim.learning.solvers.base import Descent, LocalSolve, ParameterStep, Solved, Solver
-from fedsim.learning.solvers.context import LocalData, TrainingContext, contrastive_loss, parts_of, rules
+from fedsim.learning.solvers.context import (
+    LocalData,
+    TrainingContext,
+    contrastive_loss,
+    parts_of,
+    rules,
+)
 from fedsim.learning.solvers.dropout import step_key, with_keyed_dropout
 from fedsim.learning.solvers.watched import ModuleCopy, Watch, plainly
 
-_APPLIED_AT_ONCE = 1 << 16  # numbers in the samples of one forward pass: activations then stay in the cache
+# numbers in the samples of one forward pass: activations then stay in the cache
+_APPLIED_AT_ONCE = 1 << 16
 _ALIGNED = 16  # samples: any number of these begins where a cache line does
 _HALVES = (torch.float16, torch.bfloat16)
 _REPEATED = 3  # steps
@@ -41,8 +50,9 @@ _LOSS_KEY = 0x7E58  # of draws in the loss of tests
 class Reference(Solver):
     """Local SGD of a ``nn.Module``, which is copied for each thread that computes with it.
 
-    Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method ``loss(outputs, y)`` that returns one loss
-    a sample, [n]. ``dtype`` is that of the numbers; None: as the module has them, with samples in ``samples_dtype``.
+    Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method
+    ``loss(outputs, y)`` that returns one loss a sample, [n]. ``dtype`` is that of the numbers;
+    None: as the module has them, with samples in ``samples_dtype``.
 
     Attributes:
         watch: the copies; a trial of the module (``probe``) sets what to watch.
@@ -89,7 +99,9 @@ class Reference(Solver):
         """Whether it is neither the module's nor that of an objective."""
         return not self._has_loss and self._losses is None
 
-    def losses_of(self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
+    def losses_of(
+        self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any
+    ) -> Tensor:
         """The loss of each sample, [n], by the method of a copy of the module, if it has one."""
         if not self._has_loss:
             return self.losses(outputs, y, **options)
@@ -105,15 +117,21 @@ class Reference(Solver):
 
         return self.watch.use(judged, same_bits, "in the loss of a test", trains=False)
 
-    def tested_losses_each(self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor) -> Tensor:
+    def tested_losses_each(
+        self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
+    ) -> Tensor:
         if not self._has_loss:
             return super().tested_losses_each(weights, outputs, y)
         targets = torch.split(y, [len(each) for each in outputs])
         work = zip(weights, outputs, targets, strict=True)
         return torch.cat([self.tested_losses(*each) for each in work])
 
-    def judged(self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample of a test by a copy of the module with these weights, [n], without gradients."""
+    def judged(
+        self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
+    ) -> Tensor:
+        """The loss of each sample of a test by a copy of the module with these weights, [n],
+        without gradients.
+        """
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
                 draws.seed(_LOSS_KEY)
@@ -127,7 +145,8 @@ class Reference(Solver):
 
     def tested(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
         """The outputs of a copy of the module for samples, with these weights."""
-        mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode  # its draws could not be keyed there
+        # its draws could not be keyed there
+        mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode
         with mode():
             return self._apply(module, weights, x)
 
@@ -141,11 +160,16 @@ class Reference(Solver):
         return self.watch.use(trained, same_results, where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
-        """Refuse a module that gives other numbers when it repeats the first steps of this thread's first training."""
+        """Refuse a module that gives other numbers when it repeats the first steps of this
+        thread's first training.
+        """
         if not self.watch.is_on or not self.watch.is_first:
             return
         begin = first_steps(solve, _REPEATED)
-        results = [plainly(lambda: self.trained(self.watch.fresh(), begin, descent), where) for _ in range(2)]
+        results = [
+            plainly(lambda: self.trained(self.watch.fresh(), begin, descent), where)
+            for _ in range(2)
+        ]
         if not same_results(*results):
             raise SimulationError(repeats_message(where))
 
@@ -153,7 +177,8 @@ class Reference(Solver):
         """The result of a training on a copy of the module."""
         module = copied_module.module
         with self.context(copied_module, solve, descent) as (trained, context):
-            constants, steps = parts_of(solve.constant(descent), trained), []
+            constants = parts_of(solve.constant(descent), trained)
+            steps = []
             for name, rule in rules(descent, trained).items():
                 if (tensor := trained[name]).requires_grad:
                     shrinkage = rule.shrinkage(name in self.kernels, tensor.ndim)
@@ -164,8 +189,12 @@ class Reference(Solver):
                 gradients = torch.autograd.grad(loss, moved, materialize_grads=True)
                 with torch.no_grad():
                     if descent.clip is not None:
-                        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(each) for each in gradients]))
-                        gradients = tuple(each * (descent.clip / norm).clamp(max=1.0) for each in gradients)
+                        norm = torch.linalg.vector_norm(
+                            torch.stack([torch.linalg.vector_norm(each) for each in gradients])
+                        )
+                        gradients = tuple(
+                            each * (descent.clip / norm).clamp(max=1.0) for each in gradients
+                        )
                     for step, gradient in zip(steps, gradients, strict=True):
                         step.descend(gradient)
         found = flat_weights(list(copied_module.moved().values()), solve.weights.dtype)
@@ -177,18 +206,26 @@ class Reference(Solver):
     def context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
-        """Load a device's start into a module to be trained: its tensors by name, and the batches and the loss."""
-        term, x, module = solve.contrast if solve.batches.steps else None, solve.x, copied_module.module
+        """Load a device's start into a module to be trained: its tensors by name, and the
+        batches and the loss.
+        """
+        term = solve.contrast if solve.batches.steps else None
+        x = solve.x
+        module = copied_module.module
         apply = partial(self._apply, copied_module, x=x)
         draws = KeyedDraws() if self.keyed["training"] else None
         with (
             nullcontext() if draws is None else draws,
-            nullcontext() if term is None else contrastive_loss(module, term, solve.weights, apply) as contrast,
+            nullcontext()
+            if term is None
+            else contrastive_loss(module, term, solve.weights, apply) as contrast,
         ):
             trained = _load(copied_module, solve.weights)
             module.train()
             losses = partial(self.losses_of, copied_module)
-            data = LocalData(module, solve, self._on_device(x), solve.y.to(self.device), self._laid_out, draws)
+            data = LocalData(
+                module, solve, self._on_device(x), solve.y.to(self.device), self._laid_out, draws
+            )
             yield trained, TrainingContext(solve, descent, trained, losses, data, contrast)
         self.drawn["training"] |= draws is not None and draws.drawn
 
@@ -206,7 +243,9 @@ class Reference(Solver):
 
     @contextmanager
     def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
-        """Load weights into a module in evaluation mode, which may not change them; gives its draws, if they are keyed."""
+        """Load weights into a module in evaluation mode, which may not change them; gives its
+        draws, if they are keyed.
+        """
         trained = _load(copied_module, weights)
         copied_module.module.eval()
         versions = [tensor._version for tensor in trained.values()]
@@ -217,7 +256,8 @@ class Reference(Solver):
         for (name, tensor), version in zip(trained.items(), versions, strict=True):
             if tensor._version != version or copied_module.is_replaced(name):
                 raise ScenarioError(
-                    f"the module of model.factory changes its tensor {name!r} in a test (in evaluation mode); allowed are "
+                    f"the module of model.factory changes its tensor {name!r} in a test (in "
+                    "evaluation mode); allowed are "
                     "changes in training (if self.training: ...)"
                 )
 
@@ -226,11 +266,15 @@ class Reference(Solver):
         return x.to(self.device, self._samples_dtype if x.is_floating_point() else self._dtype)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        return x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+        return (
+            x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
+        )
 
 
 def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
-    """Copy a flat model into a module; a running variance below 0, which a server's step may have made, counts as 0."""
+    """Copy a flat model into a module; a running variance below 0, which a server's step may
+    have made, counts as 0.
+    """
     own = module.restore()
     load_weights(list(own.values()), weights)
     for name, tensor in own.items():
@@ -244,8 +288,10 @@ class SingleSampleError(ScenarioError):
 
     def __init__(self, part: str) -> None:
         super().__init__(
-            f"the module of model.factory: {part}, which needs batches of two samples at least, and the last batch of a device "
-            'has one; allowed is training.last_batch = "drop" or "merge", a training.batch_size that leaves no single sample '
+            f"the module of model.factory: {part}, which needs batches of two samples at "
+            "least, and the last batch of a device "
+            'has one; allowed is training.last_batch = "drop" or "merge", a '
+            "training.batch_size that leaves no single sample "
             "over, or torch.nn.GroupNorm"
         )
         self.part = part
@@ -255,15 +301,21 @@ class SingleSampleError(ScenarioError):
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Refuse a batch in which a channel has a single value, and so no variance, for norms by the batch."""
+    """Refuse a batch in which a channel has a single value, and so no variance, for norms by the
+    batch.
+    """
     if args[0].numel() == args[0].shape[1] and (part.training or part.running_mean is None):
         raise SingleSampleError(f"the part {name or 'itself'!r} is a {type(part).__name__}")
 
 
 def module_of(architecture: Architecture) -> nn.Module:
-    """The layers, which are named and given as torch's, as a ``nn.Sequential``; its weights are whatever the memory held."""
+    """The layers, which are named and given as torch's, as a ``nn.Sequential``; its weights are
+    whatever the memory held.
+    """
     with torch.device("meta"):
-        empty = nn.Sequential(*(getattr(nn, type(layer).__name__)(*astuple(layer)) for layer in architecture.layers))
+        empty = nn.Sequential(
+            *(getattr(nn, type(layer).__name__)(*astuple(layer)) for layer in architecture.layers)
+        )
     return empty.to_empty(device="cpu")
 
 
@@ -277,7 +329,9 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
     """Copy a flat model into parameters."""
-    parts = torch.split(torch.tensor(weights), [math.prod(real_shape(parameter)) for parameter in parameters])
+    parts = torch.split(
+        torch.tensor(weights), [math.prod(real_shape(parameter)) for parameter in parameters]
+    )
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(as_tensor_like(part, parameter))
@@ -286,7 +340,10 @@ def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
 def same_results(one: Solved, other: Solved) -> bool:
     """Whether two trainings had the same result, to the bit."""
     losses = np.array([one.train_loss, other.train_loss])
-    return one.weights.tobytes() == other.weights.tobytes() and losses[:1].tobytes() == losses[1:].tobytes()
+    return (
+        one.weights.tobytes() == other.weights.tobytes()
+        and losses[:1].tobytes() == losses[1:].tobytes()
+    )
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
@@ -305,8 +362,10 @@ def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
 def repeats_message(where: str) -> str:
     """The message for a module whose numbers cannot be had again."""
     return (
-        f"the module of model.factory gives other numbers when the same steps are repeated {where}: it draws from a generator "
-        "that nobody seeds (numpy.random.default_rng(), os.urandom), or looks at a clock; allowed are torch's draws in "
+        "the module of model.factory gives other numbers when the same steps are repeated "
+        f"{where}: it draws from a generator "
+        "that nobody seeds (numpy.random.default_rng(), os.urandom), or looks at a clock; "
+        "allowed are torch's draws in "
         "forward, which are keyed by device and step"
     )
 
@@ -324,4 +383,8 @@ def _tie_again(module: nn.Module, moved: nn.Module) -> None:
 def kernels(module: nn.Module) -> set[str]:
     """Names of the parameters that are kernels: weights of dense layers and convolutions."""
     kinds = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
-    return {f"{name}.weight" if name else "weight" for name, part in module.named_modules() if isinstance(part, kinds)}
+    return {
+        f"{name}.weight" if name else "weight"
+        for name, part in module.named_modules()
+        if isinstance(part, kinds)
+    }

@@ -1,7 +1,8 @@
 """Objects as JSON and tensors, and back. Nothing that is read is ever executed.
 
-Only values of known kinds pass: plain ones, lists, tuples, dicts, arrays, and objects of the classes that the caller names,
-field by field. Two places that held one object hold one object again. Floats come back to the last bit.
+Only values of known kinds pass: plain ones, lists, tuples, dicts, arrays, and objects of the
+classes that the caller names, field by field. Two places that held one object hold one object
+again. Floats come back to the last bit.
 """
 
 import math
@@ -21,7 +22,9 @@ _TAGS = ("~tuple", "~named", "~dict", "~float", "~array", "~object")
 
 
 class Encoder:
-    """Gives what must be written of values, with objects of ``classes`` without the fields ``left_out`` (``Class.field``)."""
+    """Gives what must be written of values, with objects of ``classes`` without the fields
+    ``left_out`` (``Class.field``).
+    """
 
     def __init__(self, classes: Mapping[str, type], left_out: tuple[str, ...] = ()) -> None:
         self._names = {cls: name for name, cls in classes.items()}
@@ -33,7 +36,9 @@ class Encoder:
         self.arrays: Arrays = {}
 
     def encode(self, value: Any) -> dict[str, Any]:
-        """``value`` and all objects that can be reached from it, as JSON-able tables; arrays go to ``arrays``."""
+        """``value`` and all objects that can be reached from it, as JSON-able tables; arrays go
+        to ``arrays``.
+        """
         root = self._plain(value)
         objects = []
         while self._waiting:  # a queue, not recursion: chains of models may be of any length
@@ -53,7 +58,8 @@ class Encoder:
         if isinstance(value, list | deque):
             return [self._plain(item) for item in value]
         if isinstance(value, tuple):
-            items, name = [self._plain(item) for item in value], self._names.get(type(value))
+            items = [self._plain(item) for item in value]
+            name = self._names.get(type(value))
             return {"~tuple": items} if name is None else {"~named": [name, *items]}
         if isinstance(value, dict):
             if all(isinstance(key, str) and not key.startswith("~") for key in value):
@@ -71,27 +77,42 @@ class Encoder:
                 self._kept.append(value)
                 self._waiting.append(value)
             return {"~object": self._numbers[id(value)]}
-        raise CheckpointError(f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}")
+        raise CheckpointError(
+            f"a {type(value).__name__} cannot be kept in a checkpoint: {str(value)[:80]}"
+        )
 
 
-def decode(written: Any, arrays: Mapping[str, NDArray[Any]], classes: Mapping[str, Any], left_out: tuple[str, ...] = ()) -> Any:
-    """Values that an ``Encoder`` was given; ``CheckpointError``: it names an unknown class, field or array, or is malformed."""
+def decode(
+    written: Any,
+    arrays: Mapping[str, NDArray[Any]],
+    classes: Mapping[str, Any],
+    left_out: tuple[str, ...] = (),
+) -> Any:
+    """Values that an ``Encoder`` was given; ``CheckpointError``: it names an unknown class,
+    field or array, or is malformed.
+    """
     try:
         shells = [classes[name].__new__(classes[name]) for name, _ in written["objects"]]
         for shell, (name, content) in zip(shells, written["objects"], strict=True):
             expected = {field for field in fields_of(shell) if f"{name}.{field}" not in left_out}
             if expected and set(content) != expected:
-                raise CheckpointError(f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}")
+                raise CheckpointError(
+                    f"a {name} has the fields {sorted(content)}; expected are {sorted(expected)}"
+                )
             for field, value in content.items():
                 if f"{name}.{field}" in left_out or field.startswith("__"):
-                    raise CheckpointError(f"a {name} has the field {field!r}, which is never written")
+                    raise CheckpointError(
+                        f"a {name} has the field {field!r}, which is never written"
+                    )
                 object.__setattr__(shell, field, _value(value, arrays, shells, classes))
         return _value(written["root"], arrays, shells, classes)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"the state is malformed: {type(error).__name__}: {error}") from None
 
 
-def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], classes: Mapping[str, Any]) -> Any:
+def _value(
+    written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], classes: Mapping[str, Any]
+) -> Any:
     def back(item: Any) -> Any:
         return _value(item, arrays, shells, classes)
 
@@ -120,9 +141,16 @@ def _value(written: Any, arrays: Mapping[str, NDArray[Any]], shells: list[Any], 
 
 
 def fields_of(value: Any) -> list[str]:
-    """The names of an object's fields: its slots, its dataclass's fields, or else what it holds now."""
+    """The names of an object's fields: its slots, its dataclass's fields, or else what it holds
+    now.
+    """
     found = [base.__dict__.get("__slots__", ()) for base in reversed(type(value).__mro__)]
-    slots = [name for names in found for name in ((names,) if isinstance(names, str) else names) if not name.startswith("__")]
+    slots = [
+        name
+        for names in found
+        for name in ((names,) if isinstance(names, str) else names)
+        if not name.startswith("__")
+    ]
     if not slots and is_dataclass(value):
         return [field.name for field in fields(value)]
     return slots or list(vars(value))

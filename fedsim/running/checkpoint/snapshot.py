@@ -1,7 +1,8 @@
 """Saving the state of a whole run as one tree of values, and restoring it.
 
-The tree leaves out all that follows from the scenario: a resumed run is built from that, and then each part restores its state.
-Alarms are set again in the order in which they were to ring, which decides the order within an instant.
+The tree leaves out all that follows from the scenario: a resumed run is built from that, and then
+each part restores its state. Alarms are set again in the order in which they were to ring, which
+decides the order within an instant.
 """
 
 import hashlib
@@ -29,7 +30,19 @@ from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flows import Flow
 from fedsim.world.network.star import Place, Tier
-from fedsim.world.task import NOT_SAVED, Code, Download, Evaluate, Pause, Payload, Queue, Task, Train, Upload, Work
+from fedsim.world.task import (
+    NOT_SAVED,
+    Code,
+    Download,
+    Evaluate,
+    Pause,
+    Payload,
+    Queue,
+    Task,
+    Train,
+    Upload,
+    Work,
+)
 
 if TYPE_CHECKING:
     from fedsim.learning.data.federated import FederatedData
@@ -41,42 +54,80 @@ _CLASSES: dict[str, Any] = {
     for cls in (
         *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
         *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-        *(Task, Code, Download, Evaluate, Pause, Payload, Queue, Train, Upload, Work, Training, Contrast, Limit, Part),
+        *(
+            Task,
+            Code,
+            Download,
+            Evaluate,
+            Pause,
+            Payload,
+            Queue,
+            Train,
+            Upload,
+            Work,
+            Training,
+            Contrast,
+            Limit,
+            Part,
+        ),
         *(Flow, Message, Load, Place, Tier),
     )
 }
 
 _LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""Attributes that cannot be written and are made again: callbacks of flows, processes, slots and alarms."""
+"""Attributes that cannot be written and are made again: callbacks of flows, processes, slots and
+alarms.
+"""
 
 
 class Origins:
-    """Fingerprints of the data and traces that a run was built from: a resumed run reads their files again."""
+    """Fingerprints of the data and traces that a run was built from: a resumed run reads their
+    files again.
+    """
 
     def __init__(self, run: "Run") -> None:
-        self._run, scenario = run, run.scenario
+        self._run = run
+        scenario = run.scenario
         sections: dict[str, Spec] = {"population": scenario.population, "network": scenario.network}
         if scenario.learning == "on":
             sections["model"] = scenario.model
         root = scenario.data.own_folder()
-        files = {key: sought(file, root) for section, spec in sections.items() for key, file in _files(section, spec)}
-        self._of_files = {key: hashlib.sha256(read_bytes(path)).hexdigest() for key, path in files.items()}
+        files = {
+            key: sought(file, root)
+            for section, spec in sections.items()
+            for key, file in _files(section, spec)
+        }
+        self._of_files = {
+            key: hashlib.sha256(read_bytes(path)).hexdigest() for key, path in files.items()
+        }
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Of each section of the scenario that names files, and of the devices' first data: one that others do not have."""
-        learner, data = self._run.learner, self._run.data
-        shape = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"  # no samples, but their shape and classes
+        """Of each section of the scenario that names files, and of the devices' first data: one
+        that others do not have.
+        """
+        learner = self._run.learner
+        data = self._run.data
+        # no samples, but their shape and classes
+        shape = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
         return {"data": shape if data is None else _data(data)} | self._of_files
 
     def refuse_others(self, then: Mapping[str, str]) -> None:
-        """See whether all is as it was when a checkpoint was taken; ``CheckpointError`` names what is not."""
+        """See whether all is as it was when a checkpoint was taken; ``CheckpointError`` names
+        what is not.
+        """
         now = self.fingerprints
-        changed = [section for section in sorted(now.keys() | then.keys()) if now.get(section) != then.get(section)]
+        changed = [
+            section
+            for section in sorted(now.keys() | then.keys())
+            if now.get(section) != then.get(section)
+        ]
         if changed:
             raise CheckpointError(
-                f"what the files of [{'] and ['.join(changed)}] hold has changed since the checkpoint was taken: the run would "
-                "go on as another one; put the old files back to resume it, or run the scenario again, with another --out"
+                f"what the files of [{'] and ['.join(changed)}] hold has changed since the "
+                "checkpoint was taken: the run would "
+                "go on as another one; put the old files back to resume it, or run the "
+                "scenario again, with another --out"
             )
 
 
@@ -91,7 +142,11 @@ def _data(data: "FederatedData") -> str:
             digest.update(f"{array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    for part in (data.pool.x, data.pool.y, *([] if data.pool.targets is None else [data.pool.targets])):
+    for part in (
+        data.pool.x,
+        data.pool.y,
+        *([] if data.pool.targets is None else [data.pool.targets]),
+    ):
         add(part)
     for shard in data.shards:
         for held in (shard.train, shard.test, shard.label_map):
@@ -111,18 +166,30 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 class Checkpointer:
     """Watches a run's records and saves it when it is time, at the end of the instant.
 
-    ``tell`` is called when the run was saved, with its rounds and the simulated time (s): a power cut cannot take that back.
+    ``tell`` is called when the run was saved, with its rounds and the simulated time (s): a
+    power cut cannot take that back.
     """
 
-    def __init__(self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-        self._spec, self._folder, self._run, self._recorder, self._origins = spec, folder, run, recorder, origins
+    def __init__(
+        self, spec: CheckpointSpec, folder: Path, run: "Run", recorder: "Recorder", origins: Origins
+    ) -> None:
+        self._spec = spec
+        self._folder = folder
+        self._run = run
+        self._recorder = recorder
+        self._origins = origins
         self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
         self._period = self._periods(recorder.last_time)
 
     def watch(self, record: Record) -> None:
-        rounds, time = self._spec.rounds, self._spec.time
-        if rounds is not None and record.kind == "round" and (record.fields["round"] + 1) % rounds == 0:
+        rounds = self._spec.rounds
+        time = self._spec.time
+        if (
+            rounds is not None
+            and record.kind == "round"
+            and (record.fields["round"] + 1) % rounds == 0
+        ):
             self.request()
         elif time is not None and record.time >= (self._period + 1) * time:
             self._period = self._periods(record.time)
@@ -138,7 +205,11 @@ class Checkpointer:
 
     def _take(self) -> None:
         self._due = False
-        store.write(self._folder, self._recorder.chain.count, *_taken(self._run, self._recorder, self._origins))
+        store.write(
+            self._folder,
+            self._recorder.chain.count,
+            *_taken(self._run, self._recorder, self._origins),
+        )
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
 
@@ -164,20 +235,29 @@ def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str
 
 
 def _parts(run: "Run") -> dict[str, Any]:
-    parts = {"network": run.network, "edges": run.messages, "tasks": run.tasks, "lifetimes": run.lifetimes}
+    parts = {
+        "network": run.network,
+        "edges": run.messages,
+        "tasks": run.tasks,
+        "lifetimes": run.lifetimes,
+    }
     drift = {} if run.drift is None else {"drift": run.drift}
     return drift | parts | {"learner": run.learner, "server": run.dispatch}
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-    """Bring a run just built to where the newest checkpoint of its folder left it; ``CheckpointError``: it cannot be."""
+    """Bring a run just built to where the newest checkpoint of its folder left it;
+    ``CheckpointError``: it cannot be.
+    """
     _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
     try:
         origins.refuse_others(state["origins"])
         _put_back(run, recorder, state)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
-        raise CheckpointError(f"the state is not of this run: {type(error).__name__}: {error}") from None
+        raise CheckpointError(
+            f"the state is not of this run: {type(error).__name__}: {error}"
+        ) from None
 
 
 def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
@@ -189,7 +269,8 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     for name, part in _parts(run).items():
         part.restore(state[name])
     run.strategy.state = state["strategy"]
-    run.evaluator.last, run.evaluator.ever = state["last"], state["ever"]
+    run.evaluator.last = state["last"]
+    run.evaluator.ever = state["ever"]
     run.processes.restore(state["processes"], state["alarms"])
     owners = _owners(run)
     for kind, number, when in state["alarms"]:
@@ -201,7 +282,9 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
 def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
     owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
     owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm)
+    owners |= dict.fromkeys(
+        ("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm
+    )
     owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
     owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
     owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)

@@ -1,4 +1,7 @@
-"""Checkpoints on disk: each a folder, whole or not there, with fingerprints of what it holds. The last two are kept."""
+"""Checkpoints on disk: each a folder, whole or not there, with fingerprints of what it holds.
+
+The last two are kept.
+"""
 
 import hashlib
 import json
@@ -12,20 +15,28 @@ from fedsim.common.files import WRITING, make_folder, read_bytes, read_json, syn
 from fedsim.running.checkpoint.codec import Arrays
 
 FOLDER = "checkpoint"
-_STATE, _ARRAYS, _MANIFEST = "state.json", "arrays.safetensors", "manifest.json"
+_STATE = "state.json"
+_ARRAYS = "arrays.safetensors"
+_MANIFEST = "manifest.json"
 _KEPT = 2
 _FORMAT = 15
 
 
 def write(folder: Path, events: int, tree: Any, arrays: Arrays) -> Path:
-    """Write a checkpoint, whose parts are on the disk already, after so many events; then remove all but the last two."""
+    """Write a checkpoint, whose parts are on the disk already, after so many events; then remove
+    all but the last two.
+    """
     from safetensors.numpy import save
 
     place = folder / FOLDER / f"{events:012d}"
-    if place.exists():  # the same events again, after a signal or a resume: to go on from there comes to the same
+    # the same events again, after a signal or a resume: to go on from there comes to the same
+    if place.exists():
         return place
     beside = place.with_name(place.name + WRITING)
-    content = {_STATE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(), _ARRAYS: save(arrays)}
+    content = {
+        _STATE: json.dumps(tree, separators=(",", ":"), allow_nan=False).encode(),
+        _ARRAYS: save(arrays),
+    }
     fingerprints = {name: hashlib.sha256(part).hexdigest() for name, part in content.items()}
     manifest = {"format": _FORMAT, "events": events} | fingerprints
     content[_MANIFEST] = (json.dumps(manifest, indent=2) + "\n").encode()
@@ -50,26 +61,36 @@ def latest(folder: Path) -> Path:
     """The newest checkpoint of a run folder; ``CheckpointError``: there is none."""
     if (folder / FOLDER).is_symlink():
         raise CheckpointError(
-            f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with all it leads to"
+            f"{str(folder / FOLDER)!r} is a link, which is not followed; resume in a copy with "
+            "all it leads to"
         )
     found = _all(folder)
     if not found:
-        raise CheckpointError(f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with another --out")
+        raise CheckpointError(
+            f"{str(folder)!r} holds no checkpoint to resume from; run the scenario again, with "
+            "another --out"
+        )
     return found[-1]
 
 
 def read(place: Path) -> tuple[int, Any, Arrays]:
-    """Number of events, tree and arrays of a checkpoint; ``CheckpointError``: it is of another format, or damaged."""
+    """Number of events, tree and arrays of a checkpoint; ``CheckpointError``: it is of another
+    format, or damaged.
+    """
     from safetensors.numpy import load
 
     def damaged(why: str) -> CheckpointError:
-        return CheckpointError(f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the one before")
+        return CheckpointError(
+            f"the checkpoint {str(place)!r} is damaged: {why}; remove it to resume from the "
+            "one before"
+        )
 
     try:
         manifest = read_json(place / _MANIFEST)
         if manifest["format"] != _FORMAT:
             raise CheckpointError(
-                f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this fedsim reads {_FORMAT}: resume "
+                f"the checkpoint {str(place)!r} is of format {manifest['format']!r}, and this "
+                f"fedsim reads {_FORMAT}: resume "
                 "with the fedsim that wrote it, or run the scenario again, with another --out"
             )
         content = {name: read_bytes(place / name) for name in (_STATE, _ARRAYS)}
@@ -87,4 +108,8 @@ def read(place: Path) -> tuple[int, Any, Arrays]:
 
 def _all(folder: Path) -> list[Path]:
     places = (folder / FOLDER).glob("*") if (folder / FOLDER).is_dir() else ()
-    return sorted(place for place in places if re.fullmatch("[0-9]+", place.name) and place.is_dir() and not place.is_symlink())
+    return sorted(
+        place
+        for place in places
+        if re.fullmatch("[0-9]+", place.name) and place.is_dir() and not place.is_symlink()
+    )

@@ -1,4 +1,7 @@
-"""Aggregation: how the updates of a cohort (or of a group of it) become one. Here are the base and the means."""
+"""Aggregation: how the updates of a cohort (or of a group of it) become one.
+
+Here are the base and the means.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -19,16 +22,30 @@ AGGREGATIONS = Registry(
         "mean": (f"{_HERE}:Mean", "the plain mean"),
         "first": (f"{_HERE}:First", "the update of the client that was asked first, alone"),
         "median": (f"{_TOOLS}.robust:Median", "the median of each coordinate"),
-        "trimmed-mean": (f"{_TOOLS}.robust:TrimmedMean", "the mean of each coordinate without its smallest and largest values"),
+        "trimmed-mean": (
+            f"{_TOOLS}.robust:TrimmedMean",
+            "the mean of each coordinate without its smallest and largest values",
+        ),
         "krum": (f"{_TOOLS}.robust:Krum", "the one update that is nearest to its nearest others"),
-        "multi-krum": (f"{_TOOLS}.robust:MultiKrum", "the mean of the updates with the best scores of Krum"),
-        "bulyan": (f"{_TOOLS}.robust:Bulyan", "updates picked by Krum, then the mean of each coordinate around its median"),
-        "private": (f"{_TOOLS}.private:Private", "the mean of clipped changes with noise (DP-FedAvg), and its epsilon"),
+        "multi-krum": (
+            f"{_TOOLS}.robust:MultiKrum",
+            "the mean of the updates with the best scores of Krum",
+        ),
+        "bulyan": (
+            f"{_TOOLS}.robust:Bulyan",
+            "updates picked by Krum, then the mean of each coordinate around its median",
+        ),
+        "private": (
+            f"{_TOOLS}.private:Private",
+            "the mean of clipped changes with noise (DP-FedAvg), and its epsilon",
+        ),
     },
     usual="weighted",
 )
 
-Entry = dict[str, Any]  # an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``, ``contents``
+# an update that came: ``task``, ``device``, ``group``, ``update``, ``samples``, ``start``,
+# ``contents``
+Entry = dict[str, Any]
 Protection = Literal["private", "robust"]
 Draws = Mapping[tuple[int, int], int]  # (clients drawn, devices from which) -> how many rounds
 
@@ -40,32 +57,45 @@ PROTECTS: dict[Protection, str] = {
 
 def changes(server: Server, entries: Sequence[Entry]) -> list[Ref]:
     """Update minus starting model of each entry; not finite if the update is not."""
-    return [server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries]
+    return [
+        server.models.mix([(entry["update"], 1.0), (entry["start"], -1.0)]) for entry in entries
+    ]
 
 
 class Aggregation(Spec):
     """The base of every aggregation. By default the plain mean of the updates."""
 
     protection: ClassVar[Protection | None] = None
-    """The protection offered. With one, strategies that use updates elsewhere are refused (``StrategyParams.unprotected``)."""
+    """The protection offered.
+
+    With one, strategies that use updates elsewhere are refused (``StrategyParams.unprotected``).
+    """
 
     uses_weights: ClassVar[bool] = True
-    """Whether a strategy may scale ``weights`` by factors of its own, with every update still used."""
+    """Whether a strategy may scale ``weights`` by factors of its own, with every update still
+    used.
+    """
 
     kind: str
 
     @property
     def looks_at_each(self) -> str | None:
-        """Reason why the server needs single updates; None if their sum is enough (``secure_aggregation``)."""
+        """Reason why the server needs single updates; None if their sum is enough
+        (``secure_aggregation``).
+        """
         return None
 
     @property
     def accounts(self) -> bool:
-        """Whether it counts what a run gives away (``spent``); refused where a strategy gives away more."""
+        """Whether it counts what a run gives away (``spent``); refused where a strategy gives
+        away more.
+        """
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """The aggregation where a round brings so many updates if nobody drops out; by default itself."""
+        """The aggregation where a round brings so many updates if nobody drops out; by default
+        itself.
+        """
         return self
 
     def check(self, clients: int) -> None:
@@ -76,37 +106,61 @@ class Aggregation(Spec):
         return None
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
-        """The weight of each update, independent of the updates' values; the weights sum to 1. ``entries`` is never empty."""
+        """The weight of each update, independent of the updates' values; the weights sum to 1.
+
+        ``entries`` is never empty.
+        """
         return [1 / len(entries)] * len(entries)
 
-    async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
-        """The weights after a look at the updates' values: 0 for one that is left out. By default as given."""
+    async def weigh(
+        self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Sequence[float]:
+        """The weights after a look at the updates' values: 0 for one that is left out.
+
+        By default as given.
+        """
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """The client's update, trained from ``start``, as the client sends it; by default unchanged."""
+        """The client's update, trained from ``start``, as the client sends it; by default
+        unchanged.
+        """
         return update
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+        self,
+        server: Server,
+        state: dict[str, Any],
+        entries: Sequence[Entry],
+        weights: Sequence[float],
+        otherwise: Ref,
     ) -> Ref:
-        """Combine the finite updates into one model, with the weights from ``weigh``; ``otherwise`` without any.
+        """Combine the finite updates into one model, with the weights from ``weigh``;
+        ``otherwise`` without any.
 
         ``state``: its memory, one for each model, of JSON-able values and refs.
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
 
-    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
-        """``share`` times the (robust) sum of models that were sent beside updates, as parts of a linear combination."""
+    async def total(
+        self, server: Server, models: Sequence[Ref], share: float
+    ) -> list[tuple[Ref, float]]:
+        """``share`` times the (robust) sum of models that were sent beside updates, as parts of
+        a linear combination.
+        """
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Extra fields of the record ``aggregate`` of so many updates, beside tasks and weights; none by default."""
+        """Extra fields of the record ``aggregate`` of so many updates, beside tasks and weights;
+        none by default.
+        """
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Extra fields of a round's record, over all rounds; where nobody was drawn at random ``draws`` has equal numbers."""
+        """Extra fields of a round's record, over all rounds; where nobody was drawn at random
+        ``draws`` has equal numbers.
+        """
         return {}
 
 
@@ -114,13 +168,17 @@ AggregationSpec = Annotated[Aggregation, AGGREGATIONS]
 
 
 class Weighted(Aggregation):
-    """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody has any."""
+    """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody
+    has any.
+    """
 
     kind: Literal["weighted"] = "weighted"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         total = sum(entry["samples"] for entry in entries)
-        return [entry["samples"] / total for entry in entries] if total else super().weights(entries)
+        return (
+            [entry["samples"] / total for entry in entries] if total else super().weights(entries)
+        )
 
 
 class Mean(Aggregation):
@@ -130,7 +188,9 @@ class Mean(Aggregation):
 
 
 class First(Aggregation):
-    """The update of the client that was asked first (what the published code of FlexCFL does for its IFCA and FeSEM)."""
+    """The update of the client that was asked first (what the published code of FlexCFL does for
+    its IFCA and FeSEM).
+    """
 
     uses_weights: ClassVar[bool] = False
     kind: Literal["first"] = "first"

@@ -16,7 +16,10 @@ DEADLINES = Registry(
     {
         "fixed": (f"{_HERE}:Fixed", "the same time in every round"),
         "relative": (f"{_TOOLS}:Relative", "a multiple of the mean training time of all devices"),
-        "quantile": (f"{_TOOLS}:Quantile", "a share of the clients of the last rounds would have been in time"),
+        "quantile": (
+            f"{_TOOLS}:Quantile",
+            "a share of the clients of the last rounds would have been in time",
+        ),
     },
     bare="time",
     usual="fixed",
@@ -30,7 +33,8 @@ class Deadline(Spec):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether it counts from each client's own download on and bounds its training alone; else it ends the round.
+        """Whether it counts from each client's own download on and bounds its training alone;
+        else it ends the round.
 
         By default whether it has a key ``since`` that is ``"download"``.
         """
@@ -46,11 +50,16 @@ class Deadline(Spec):
         return self
 
     def least_s(self) -> float:
-        """The limit by which a scenario is checked (s): it is refused if nobody could receive the model within it."""
+        """The limit by which a scenario is checked (s): it is refused if nobody could receive
+        the model within it.
+        """
         raise NotImplementedError
 
     def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        """The time that clients have in a round (s); None if unlimited. Called when the round begins."""
+        """The time that clients have in a round (s); None if unlimited.
+
+        Called when the round begins.
+        """
         raise NotImplementedError
 
     def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
@@ -63,9 +72,10 @@ class Fixed(Deadline):
     kind: Literal["fixed"] = "fixed"
     time: PositiveSeconds
     since: Since | None = None
-    """``round``: from the begin of the round, for a whole task. ``download``: from the end of each client's own download, for
-    its training alone (in CATA-Fed with its upload, unless ``upload_time`` is ``ignored``); the round
-    closes after the last upload. None: ``round``, but for CATA-Fed.
+    """``round``: from the begin of the round, for a whole task. ``download``: from the end of each
+    client's own download, for its training alone (in CATA-Fed with its upload, unless
+    ``upload_time`` is ``ignored``); the round closes after the last upload. None: ``round``, but
+    for CATA-Fed.
     """
 
     def least_s(self) -> float:

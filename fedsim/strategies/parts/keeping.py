@@ -1,4 +1,6 @@
-"""Tensors of the model that never leave a device: it trains them together with those that it receives."""
+"""Tensors of the model that never leave a device: it trains them together with those that it
+receives.
+"""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -22,15 +24,21 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is left to send, or to stay."""
+        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is
+        left to send, or to stay.
+        """
         if all(stays):
             raise ScenarioError(
-                f"{key}, and every tensor of the model stays on its device: {', '.join(tensor.name for tensor in tensors)}; "
+                f"{key}, and every tensor of the model stays on its device: "
+                f"{', '.join(tensor.name for tensor in tensors)}; "
                 "allowed is what leaves something to send, with a model of more layers"
             )
         if not any(stays):
             names = ", ".join(tensor.name for tensor in tensors)
-            raise ScenarioError(f"{key}, and no tensor of the model stays on its device: all of {names} are sent; leave it out")
+            raise ScenarioError(
+                f"{key}, and no tensor of the model stays on its device: all of {names} are "
+                "sent; leave it out"
+            )
         ends = [*accumulate(tensor.size for tensor in tensors)]
         ranges = zip([0, *ends], ends, strict=False)
         kept = places_of(part for part, own in zip(ranges, stays, strict=True) if own)
@@ -38,26 +46,40 @@ class Split(NamedTuple):
 
 
 class KeepingClient(PartClient):
-    """Trains the received tensors together with the device's own (state ``kept``), and sends the former back."""
+    """Trains the received tensors together with the device's own (state ``kept``), and sends the
+    former back.
+    """
 
     jobs = ()
     _part: Split
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         contents = {**instruction.contents, "model": self._whole(device, instruction)}
-        return self._own.work(device, Instruction(instruction.job, contents, instruction.round, instruction.value))
+        return self._own.work(
+            device, Instruction(instruction.job, contents, instruction.round, instruction.value)
+        )
 
-    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
+    def computed(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> LocalResult:
         assert result.update is not None
         update = device.splice(instruction["model"], result.update, self._part.sent)
-        return self._own.computed(device, instruction, result._replace(update=update, start=instruction["model"]))
+        return self._own.computed(
+            device, instruction, result._replace(update=update, start=instruction["model"])
+        )
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
-        reply, places = self._own.reply(device, instruction, result), self._part.kept
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
+        reply = self._own.reply(device, instruction, result)
+        places = self._part.kept
         assert result.update is not None
         assert result.trained is not None
-        models = [result.trained, self._whole(device, instruction)]  # the second where the first has diverged
-        kept = device.apply(taken, models, places=places, size=sum(end - begin for begin, end in places))
+        # the second where the first has diverged
+        models = [result.trained, self._whole(device, instruction)]
+        kept = device.apply(
+            taken, models, places=places, size=sum(end - begin for begin, end in places)
+        )
         update = Partial(result.update, instruction["model"], self._part.sent)
         return {**(reply or {}), "update": update, "kept": Header(kept)}
 
@@ -67,4 +89,8 @@ class KeepingClient(PartClient):
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
         model: Ref = instruction["model"]
-        return device.splice(model, device.state["kept"], self._part.kept) if "kept" in device.state else model
+        return (
+            device.splice(model, device.state["kept"], self._part.kept)
+            if "kept" in device.state
+            else model
+        )

@@ -1,5 +1,7 @@
-"""The cost of secure aggregation: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020),
-the semi-honest protocol; with all clients as neighbours that of Bonawitz et al. (CCS 2017)."""
+"""The cost of secure aggregation: Bell et al., "Secure single-server aggregation with
+(poly)logarithmic overhead" (CCS 2020), the semi-honest protocol; with all clients as neighbours
+that of Bonawitz et al. (CCS 2017).
+"""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -10,28 +12,44 @@ from pydantic import Field, field_validator
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.units import Bytes, LinkRate, PositiveSeconds
-from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Opaque, Server, TaskEnd, payloads
+from fedsim.federation import (
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    LocalResult,
+    Opaque,
+    Server,
+    TaskEnd,
+    payloads,
+)
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
 
-Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]  # a client's job, and the purpose of what it sends
+# a client's job, and the purpose of what it sends
+Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
 PHASES: tuple[Phase, ...] = get_args(Phase)
 NeighbourLists = Mapping[int, Sequence[int]]
 
 
 class SecureAggregation(Spec):
-    """``strategy.secure_aggregation``: the cost of SecAgg+, by which the server learns only the sum of a round's updates.
+    """``strategy.secure_aggregation``: the cost of SecAgg+, by which the server learns only the
+    sum of a round's updates.
 
-    A round has three more phases. Before the training each client sends two public keys, receives those of its k neighbours,
-    sends each of them a share of each of its two secrets, and receives theirs with the model. After the training, each client
-    whose update came sends one share a neighbour. The server then removes the masks: one for each update, and one for each pair
-    of a client that dropped out and a neighbour whose update came. In a round a client moves (2 k + 2) keys and 5 k shares.
-    With fewer than ``threshold`` of the shares of a client's neighbours the sum cannot be read, and no model changes.
-    Computations on devices take no time.
+    A round has three more phases. Before the training each client sends two public keys, receives
+    those of its k neighbours, sends each of them a share of each of its two secrets, and receives
+    theirs with the model. After the training, each client whose update came sends one share a
+    neighbour. The server then removes the masks: one for each update, and one for each pair of a
+    client that dropped out and a neighbour whose update came. In a round a client moves (2 k + 2)
+    keys and 5 k shares. With fewer than ``threshold`` of the shares of a client's neighbours the
+    sum cannot be read, and no model changes. Computations on devices take no time.
     """
 
     neighbours: int | None = Field(default=None, ge=2, le=1_000_000)
-    """k, even; the graph is a ring in random order, each joined to the k nearest. None: all clients of the round."""
+    """k, even; the graph is a ring in random order, each joined to the k nearest.
+
+    None: all clients of the round.
+    """
     threshold: float = Field(default=0.5, gt=0.0, le=1.0)
     """share of a client's neighbours whose shares are enough."""
     key: Bytes = 32.0
@@ -47,44 +65,73 @@ class SecureAggregation(Spec):
     @classmethod
     def _even(cls, neighbours: int | None) -> int | None:
         if neighbours is not None and neighbours % 2:
-            raise ValueError(f"'neighbours' is {neighbours}; allowed are even numbers, half of them on each side of a ring")
+            raise ValueError(
+                f"'neighbours' is {neighbours}; allowed are even numbers, half of them on each "
+                "side of a ring"
+            )
         return neighbours
 
     def check(self, clients: int) -> None:
         if self.neighbours is not None and self.neighbours >= clients:
             raise ScenarioError(
-                f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has {clients} clients; allowed are "
+                f"strategy.secure_aggregation.neighbours is {self.neighbours}, and a round has "
+                f"{clients} clients; allowed are "
                 f"at most {clients - 1}, or none, for all"
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """The neighbours of each client in a ring of this (random) order; all others, if these are fewer than k."""
+        """The neighbours of each client in a ring of this (random) order; all others, if these
+        are fewer than k.
+        """
         count = len(clients)
         if self.neighbours is None or self.neighbours >= count:
             return {client: [other for other in clients if other != client] for client in clients}
         half = self.neighbours // 2
         steps = [*range(-half, 0), *range(1, half + 1)]
-        return {client: [clients[(at + step) % count] for step in steps] for at, client in enumerate(clients)}
+        return {
+            client: [clients[(at + step) % count] for step in steps]
+            for at, client in enumerate(clients)
+        }
 
-    def can_be_read(self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]) -> bool:
-        """Whether enough clients ``answered`` in the end to read the secret of each that sent shares (``masked``)."""
-        holders, there = set(masked), set(answered)
+    def can_be_read(
+        self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]
+    ) -> bool:
+        """Whether enough clients ``answered`` in the end to read the secret of each that sent
+        shares (``masked``).
+        """
+        holders = set(masked)
+        there = set(answered)
         held = [holders.intersection(graph[client]) for client in masked]
         return all(len(own & there) >= math.ceil(self.threshold * len(own)) for own in held)
 
-    def recovery_s(self, graph: NeighbourLists, masked: Collection[int], summed: Collection[int], numbers: float) -> float:
-        """The server's time to make masks (s), if updates of so many ``numbers`` came from the clients ``summed``."""
+    def recovery_s(
+        self,
+        graph: NeighbourLists,
+        masked: Collection[int],
+        summed: Collection[int],
+        numbers: float,
+    ) -> float:
+        """The server's time to make masks (s), if updates of so many ``numbers`` came from the
+        clients ``summed``.
+        """
         came = set(summed)
-        masks = len(came) + sum(other in came for client in masked if client not in came for other in graph[client])
+        masks = len(came) + sum(
+            other in came for client in masked if client not in came for other in graph[client]
+        )
         return masks * 4 * numbers / self.mask_rate if self.mask_rate else 0.0
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
         """Message in a phase from a client with so many neighbours."""
         near = neighbours * self.share
-        return _sized(phase, {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase])
+        return _sized(
+            phase,
+            {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase],
+        )
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
-        """Message in a phase to a client with so many neighbours: their keys or shares, 2 of each."""
+        """Message in a phase to a client with so many neighbours: their keys or shares, 2 of
+        each.
+        """
         return _sized(phase, 2 * neighbours * (self.key if phase == "secure-keys" else self.share))
 
 
@@ -102,19 +149,24 @@ class _Float32(NamedTuple):
 
 
 class SecurePhases:
-    """Phases before and after the training; each ends when all clients have answered or are too late.
+    """Phases before and after the training; each ends when all clients have answered or are too
+    late.
 
-    State, in that of the strategy: ``phase``; ``phase_open``, open tasks, task -> device; ``phase_there``, devices that
-    answered; ``graph``, the neighbours of each client; ``masked``, devices that shared their secrets; ``unread``, whether the
-    sum cannot be read; ``take_back``, devices that do not know yet that their last sum could not be read.
+    State, in that of the strategy: ``phase``; ``phase_open``, open tasks, task -> device;
+    ``phase_there``, devices that answered; ``graph``, the neighbours of each client; ``masked``,
+    devices that shared their secrets; ``unread``, whether the sum cannot be read; ``take_back``,
+    devices that do not know yet that their last sum could not be read.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
-        self._costs, self._server, self._state = costs, server, state
+        self._costs = costs
+        self._server = server
+        self._state = state
 
     def begin(self, phase: Phase, devices: Sequence[int]) -> None:
         """Ask those of the devices that are idle for what belongs to a phase."""
-        state, server = self._state, self._server
+        state = self._state
+        server = self._server
         state |= {"phase": phase, "phase_open": {}, "phase_there": []}
         for device in filter(server.clients.idle, devices):
             near = self._near(device, phase)
@@ -123,13 +175,21 @@ class SecurePhases:
                 continue
             contents = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
             told = {"take-back": Header(True)} if device in state.get("take_back", ()) else {}
-            state["phase_open"][server.ask(device, {**contents, **told, "neighbours": Header(near)}, phase)] = device
+            state["phase_open"][
+                server.ask(device, {**contents, **told, "neighbours": Header(near)}, phase)
+            ] = device
         server.timer("phase", server.now + (self._costs.patience if state["phase_open"] else 0.0))
 
     def _near(self, device: int, phase: Phase) -> int:
-        """The number of a client's neighbours that sent keys; in the end, of those that shared their secrets."""
+        """The number of a client's neighbours that sent keys; in the end, of those that shared
+        their secrets.
+        """
         near = [] if phase == "secure-keys" else self._state["graph"][device]
-        return len(near) if phase == "secure-shares" else sum(other in self._state["masked"] for other in near)
+        return (
+            len(near)
+            if phase == "secure-shares"
+            else sum(other in self._state["masked"] for other in near)
+        )
 
     def shares(self, device: int) -> Contents:
         return self._costs.receives("secure-shares", self._near(device, "secure-unmask"))
@@ -146,8 +206,12 @@ class SecurePhases:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
-        """Timer ``phase``: end open tasks, else begin the next phase or set timer ``close``. True: the cohort can be asked."""
-        state, server = self._state, self._server
+        """Timer ``phase``: end open tasks, else begin the next phase or set timer ``close``.
+
+        True: the cohort can be asked.
+        """
+        state = self._state
+        server = self._server
         if state["phase_open"]:
             for task in list(state["phase_open"]):
                 server.end(task, "late")
@@ -164,7 +228,9 @@ class SecurePhases:
                 return True
             case "secure-unmask":
                 summed = [entry["device"] for entry in state["received"]]
-                state["unread"] = not self._costs.can_be_read(state["graph"], state["masked"], there)
+                state["unread"] = not self._costs.can_be_read(
+                    state["graph"], state["masked"], there
+                )
                 if state["unread"]:
                     state["take_back"] = sorted({*state.get("take_back", ()), *summed})
                 numbers = max(entry["contents"]["masked-numbers"] for entry in state["received"])
@@ -174,25 +240,36 @@ class SecurePhases:
 
 
 class SecureClient(PartClient):
-    """Takes part in secure aggregation. ``before_sum``: the state before the last answer, restored if that is not read."""
+    """Takes part in secure aggregation.
+
+    ``before_sum``: the state before the last answer, restored if that is not read.
+    """
 
     jobs = PHASES
     _part: SecureAggregation
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        if instruction.job in PHASES and "take-back" in instruction.contents and "before_sum" in device.state:
+        if (
+            instruction.job in PHASES
+            and "take-back" in instruction.contents
+            and "before_sum" in device.state
+        ):
             before = device.state["before_sum"]
             device.state.clear()
             device.state.update(before)
         return super().work(device, instruction)
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
         if instruction.job in PHASES:
             return self._part.sends(instruction.job, instruction["neighbours"])
         reply = super().reply(device, instruction, result)
         if reply is None or "update" not in reply:
             return reply
-        numbers = sum(part.bytes for part in payloads(reply, _Float32(4.0 * self.setting.parameters))) / 4
+        numbers = (
+            sum(part.bytes for part in payloads(reply, _Float32(4.0 * self.setting.parameters))) / 4
+        )
         return {**reply, "masked-numbers": Header(numbers)}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:

@@ -19,17 +19,33 @@ SELECTIONS = Registry(
     {
         "random": (f"{_HERE}:Random", "clients uniformly at random"),
         "least-asked": (f"{_TOOLS}.least:LeastAsked", "clients that were asked least often first"),
-        "power-of-choice": (f"{_TOOLS}.power_of_choice:PowerOfChoice", "of some candidates those with the highest loss"),
-        "oort": (f"{_TOOLS}.oort:Oort", "clients whose losses are high and who are fast, and some that are new"),
+        "power-of-choice": (
+            f"{_TOOLS}.power_of_choice:PowerOfChoice",
+            "of some candidates those with the highest loss",
+        ),
+        "oort": (
+            f"{_TOOLS}.oort:Oort",
+            "clients whose losses are high and who are fast, and some that are new",
+        ),
         "fedcs": (f"{_TOOLS}.by_speed:FedCS", "as many clients as can be through by a deadline"),
-        "flanp": (f"{_TOOLS}.by_speed:FLANP", "the fastest clients, and twice as many once these have learnt what they can"),
-        "favor": (f"{_TOOLS}.favor:FAVOR", "clients from whom an agent has learnt to expect most (double deep Q-learning)"),
-        "least-available": (f"{_TOOLS}.least:LeastAvailable", "clients that were there least often first (REFL)"),
+        "flanp": (
+            f"{_TOOLS}.by_speed:FLANP",
+            "the fastest clients, and twice as many once these have learnt what they can",
+        ),
+        "favor": (
+            f"{_TOOLS}.favor:FAVOR",
+            "clients from whom an agent has learnt to expect most (double deep Q-learning)",
+        ),
+        "least-available": (
+            f"{_TOOLS}.least:LeastAvailable",
+            "clients that were there least often first (REFL)",
+        ),
     },
     usual="random",
 )
 
-Ids = tuple[int, ...]  # they name a stream: the round (or draw) from 0, and more where one round selects several times
+# they name a stream: the round (or draw) from 0, and more where one round selects several times
+Ids = tuple[int, ...]
 Among = list[int] | None  # devices to choose from; None for all
 Answers = Mapping[int, Contents]  # by device, in the order in which they were asked
 Updates = Sequence[dict[str, Any]]  # as ``Synchronous.entry`` makes them
@@ -41,14 +57,17 @@ QUESTION = "question"
 class Selection(Spec):
     """The base of every client selection. Its memory is ``state``, one dict for the whole run.
 
-    Most need ``select`` alone. ``heard`` and ``learn`` take in ends of tasks and clients' ``report``. With a ``question``
-    ``select`` gives candidates, of which ``choose`` takes some that have answered.
+    Most need ``select`` alone. ``heard`` and ``learn`` take in ends of tasks and clients'
+    ``report``. With a ``question`` ``select`` gives candidates, of which ``choose`` takes some that
+    have answered.
     """
 
     kind: str
 
     looks_at_each: ClassVar[str | None] = None
-    """Reason why the selection needs single updates; None if their sum, or that of an edge server, is enough."""
+    """Reason why the selection needs single updates; None if their sum, or that of an edge
+    server, is enough.
+    """
 
     needs_accuracy: ClassVar[bool] = False
     """Whether it uses accuracies, which not every objective has."""
@@ -61,24 +80,33 @@ class Selection(Spec):
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether it uses results of clients' data: a query with a computation, reports, updates."""
+        """Whether it uses results of clients' data: a query with a computation, reports,
+        updates.
+        """
         hooks = ("look", "report", "closed")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks candidates before it chooses, by default if it has a question; refused where there are no rounds."""
+        """Whether it asks candidates before it chooses, by default if it has a question; refused
+        where there are no rounds.
+        """
         return type(self).question is not Selection.question
 
     @property
     def patience_s(self) -> float | None:
-        """Longest wait for the answers to its question (s); None: until all have come. By default its key ``patience``."""
+        """Longest wait for the answers to its question (s); None: until all have come.
+
+        By default its key ``patience``.
+        """
         patience: float | None = getattr(self, "patience", None)
         return patience
 
     @property
     def needs_model(self) -> bool:
-        """Whether the question is one about a model that the server has; refused where it has none."""
+        """Whether the question is one about a model that the server has; refused where it has
+        none.
+        """
         return False
 
     @property
@@ -87,39 +115,63 @@ class Selection(Spec):
         return self.asks or type(self).report is not Selection.report
 
     def fewest(self, count: int) -> int:
-        """The smallest cohort that it selects on purpose where a round may ask ``count`` clients."""
+        """The smallest cohort that it selects on purpose where a round may ask ``count``
+        clients.
+        """
         return count
 
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
-        """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round, again if there are none."""
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+    ) -> list[int]:
+        """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round,
+        again if there are none.
+        """
         raise NotImplementedError
 
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already. By default all of them."""
+        """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already.
+
+        By default all of them.
+        """
         return chosen
 
     def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
         """A task of the round has ended, with any outcome; called before its update is used."""
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
-        """A round has been closed, before ``learn``; the server's ``models`` are new. Not called where there are no rounds."""
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+    ) -> None:
+        """A round has been closed, before ``learn``; the server's ``models`` are new.
+
+        Not called where there are no rounds.
+        """
 
     async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        """A round has been closed, or a version made: take in all its reports together (``ServerModels.numbers``)."""
+        """A round has been closed, or a version made: take in all its reports together
+        (``ServerModels.numbers``).
+        """
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Message to a candidate; ``models``: the present one that it would get, or several of which one is its own."""
+        """Message to a candidate; ``models``: the present one that it would get, or several of
+        which one is its own.
+        """
         raise NotImplementedError
 
-    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
-        """At most ``count`` candidates that have answered and are still available, besides those already chosen."""
+    async def choose(
+        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+    ) -> list[int]:
+        """At most ``count`` candidates that have answered and are still available, besides those
+        already chosen.
+        """
         raise NotImplementedError
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         """Computations of a candidate before it answers; none by default."""
         return ()
 
-    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+    def answer(
+        self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
+    ) -> Contents:
         """Answer of a candidate; ``params`` are the strategy's."""
         raise NotImplementedError
 
@@ -135,24 +187,38 @@ class SelectionClient(PartClient):
     _part: Selection
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        return self._part.look(device, instruction) if instruction.job == QUESTION else super().work(device, instruction)
+        return (
+            self._part.look(device, instruction)
+            if instruction.job == QUESTION
+            else super().work(device, instruction)
+        )
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
         if instruction.job == QUESTION:
             return self._part.answer(device, instruction, result, self.params)
         reply = super().reply(device, instruction, result)
-        return reply if reply is None or "update" not in reply else {**reply, **self._part.report(device, instruction, result)}
+        return (
+            reply
+            if reply is None or "update" not in reply
+            else {**reply, **self._part.report(device, instruction, result)}
+        )
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
 
 
 class Random(Selection):
-    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of the available ones."""
+    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of the
+    available ones.
+    """
 
     uniform: ClassVar[bool] = True
 
     kind: Literal["random"] = "random"
 
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+    ) -> list[int]:
         return server.clients.sample(count, "select", *ids, among=among)

@@ -16,21 +16,32 @@ OPTIMISERS = Registry(
     f"{_HERE}:ServerOptimiser",
     {
         "sgd": (f"{_HERE}:SGD", "a step along the pseudo-gradient, with momentum (FedAvgM)"),
-        "adagrad": (f"{_TOOLS}:Adagrad", "steps scaled by the sum of all squared pseudo-gradients (FedAdagrad)"),
+        "adagrad": (
+            f"{_TOOLS}:Adagrad",
+            "steps scaled by the sum of all squared pseudo-gradients (FedAdagrad)",
+        ),
         "adam": (f"{_TOOLS}:Adam", "steps scaled by both moments of the pseudo-gradient (FedAdam)"),
-        "yogi": (f"{_TOOLS}:Yogi", "as adam, with a second moment that changes in small steps alone (FedYogi)"),
+        "yogi": (
+            f"{_TOOLS}:Yogi",
+            "as adam, with a second moment that changes in small steps alone (FedYogi)",
+        ),
     },
     usual="sgd",
 )
 
 
 class ServerOptimiser(Spec):
-    """The base of every server optimiser. Its memory is ``state``: JSON-able values and refs, one for each model."""
+    """The base of every server optimiser.
+
+    Its memory is ``state``: JSON-able values and refs, one for each model.
+    """
 
     kind: str
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
-        """The next model; ``aggregated`` is the aggregation of the updates, ``model`` the start of their trainings."""
+        """The next model; ``aggregated`` is the aggregation of the updates, ``model`` the start
+        of their trainings.
+        """
         raise NotImplementedError
 
 
@@ -38,9 +49,11 @@ ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]
 
 
 class SGD(ServerOptimiser):
-    """v <- momentum v + (aggregated - w); w <- w + lr v. With lr = 1 and no momentum the aggregated update, up to rounding.
+    """v <- momentum v + (aggregated - w); w <- w + lr v. With lr = 1 and no momentum the
+    aggregated update, up to rounding.
 
-    Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019): FedAvgM.
+    Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019):
+    FedAvgM.
     """
 
     kind: Literal["sgd"] = "sgd"
@@ -49,13 +62,18 @@ class SGD(ServerOptimiser):
     momentum: float = Field(default=0.0, ge=0.0, lt=1.0)
     """of its velocity."""
     nesterov: Annotated[bool, OnlyWith("momentum")] = False
-    """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al., 2013)."""
+    """w <- w + lr (momentum v + (aggregated - w)) instead, with the new v (Sutskever et al.,
+    2013).
+    """
 
     def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
-        mix, delta = server.models.mix, [(aggregated, 1.0), (model, -1.0)]
+        mix = server.models.mix
+        delta = [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []
         velocity = mix([*delta, *known], rescale=False)
         if self.momentum:
             state["velocity"] = velocity
-        along = mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        along = (
+            mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
+        )
         return mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)

@@ -1,5 +1,7 @@
-"""DP-FedAvg and its epsilon: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018), Algorithm
-1; Andrew et al., "Differentially private learning with adaptive clipping" (NeurIPS 2021), Algorithm 1."""
+"""DP-FedAvg and its epsilon: McMahan et al., "Learning differentially private recurrent language
+models" (ICLR 2018), Algorithm 1; Andrew et al., "Differentially private learning with adaptive
+clipping" (NeurIPS 2021), Algorithm 1.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache, reduce
@@ -32,13 +34,20 @@ def clipped(change: NDArray[np.floating], clip: float) -> Floats:
 
 @pure
 def private_mean(
-    models: WeightsList, clip: float | None, noise: float, divide_by: int | None, adapted: bool, rng: Generator
+    models: WeightsList,
+    clip: float | None,
+    noise: float,
+    divide_by: int | None,
+    adapted: bool,
+    rng: Generator,
 ) -> Floats:
-    """w + (sum of changes clipped to C + ``noise`` C) / n of [w, change, ...], or of [w, C, change, ...] if ``adapted``; [d].
+    """w + (sum of changes clipped to C + ``noise`` C) / n of [w, change, ...], or of [w, C,
+    change, ...] if ``adapted``; [d].
 
     ``clip``: C if not adapted; None clips nothing. ``divide_by``: n; None: the number of changes.
     """
-    weights, moves = models[0].astype(np.float64), models[2:] if adapted else models[1:]
+    weights = models[0].astype(np.float64)
+    moves = models[2:] if adapted else models[1:]
     limit = float(models[1][0]) if adapted else clip
     if not moves:
         return weights
@@ -52,14 +61,23 @@ def private_mean(
 
 @pure
 def adapted_clip(
-    models: WeightsList, clip: float | None, quantile: float, lr: float, noise: float, divide_by: int | None, rng: Generator
+    models: WeightsList,
+    clip: float | None,
+    quantile: float,
+    lr: float,
+    noise: float,
+    divide_by: int | None,
+    rng: Generator,
 ) -> NDArray[np.floating]:
     """C exp(-lr (b - quantile)) of [change, ...] and a given C, or of [C, change, ...]; [1].
 
-    b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) + N(0, noise^2)) / n + 1/2.
+    b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) +
+    N(0, noise^2)) / n + 1/2.
     """
     limit, moves = (float(models[0][0]), models[1:]) if clip is None else (clip, models)
-    lengths = [float(np.linalg.norm(move.astype(np.float64))) for move in moves if np.isfinite(move).all()]
+    lengths = [
+        float(np.linalg.norm(move.astype(np.float64))) for move in moves if np.isfinite(move).all()
+    ]
     if not lengths:
         return np.array([limit])
     within = sum((length <= limit) - 0.5 for length in lengths)
@@ -71,25 +89,33 @@ def adapted_clip(
 def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
     """start + clipped change + noise of [update, start], [d]."""
     start = models[1].astype(np.float64)
-    return start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
+    return (
+        start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
+    )
 
 
 @lru_cache(maxsize=256)
 def _divergence(noise: float, share: float) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence at each of one round in which a device takes part with probability ``share``."""
+    """Orders, and the Renyi divergence at each of one round in which a device takes part with
+    probability ``share``.
+    """
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
 
-    accountant, verbosity = RdpAccountant(), logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # it warns of each order that it leaves out, which is harmless
+    accountant = RdpAccountant()
+    verbosity = logging.get_verbosity()
+    # it warns of each order that it leaves out, which is harmless
+    logging.set_verbosity(logging.ERROR)
     accountant.compose(dp.PoissonSampledDpEvent(share, dp.GaussianDpEvent(noise)))
     logging.set_verbosity(verbosity)
     return accountant.orders, accountant.rdp
 
 
 def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
-    """Epsilon of all rounds at ``delta``; ``noise``: the noise's standard deviation over the length that no update exceeds."""
+    """Epsilon of all rounds at ``delta``; ``noise``: the noise's standard deviation over the
+    length that no update exceeds.
+    """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     from dp_accounting.rdp import compute_epsilon
 
@@ -97,39 +123,52 @@ def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "
         losses: list[Any] = []
         for (asked, there), rounds in sorted(draws.items()):
             # losses are rounded up to multiples of the interval, so that epsilon is never too small
-            one = from_gaussian_mechanism(noise, sampling_prob=asked / there, value_discretization_interval=1e-3)
+            one = from_gaussian_mechanism(
+                noise, sampling_prob=asked / there, value_discretization_interval=1e-3
+            )
             losses.append(one if rounds == 1 else one.self_compose(rounds))
         return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
-    found = [(_divergence(noise, asked / there), rounds) for (asked, there), rounds in sorted(draws.items())]
+    found = [
+        (_divergence(noise, asked / there), rounds)
+        for (asked, there), rounds in sorted(draws.items())
+    ]
     total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
     return float(compute_epsilon(found[0][0][0], total, delta)[0])
 
 
 class AdaptiveClip(Spec):
-    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the share not longer than C."""
+    """C follows a quantile of the lengths of changes: C <- C exp(-lr (b - quantile)), b the
+    share not longer than C.
+    """
 
     quantile: float = Field(default=0.5, gt=0.0, lt=1.0)
     """gamma."""
     lr: float = Field(default=0.2, gt=0.0, le=10.0)
     """eta_C."""
     count_noise: float = Field(ge=0.0, le=1e6)
-    """sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a round's clients."""
+    """sigma_b, standard deviation of the noise of the count behind b; in the paper a 20th of a
+    round's clients.
+    """
 
 
 class Private(Aggregation):
-    """The mean of changes clipped to the L2 length C, with noise: w + (sum clip(u_i - w_i) + N(0, (z C)^2)) / n.
+    """The mean of changes clipped to the L2 length C, with noise: w + (sum clip(u_i - w_i) +
+    N(0, (z C)^2)) / n.
 
-    All updates weigh the same. The server clips changes and adds the noise once to the sum (``central``), or each client clips
-    its change and adds N(0, (z C)^2) to it before it answers (``local``). With adaptive clipping the count of short changes has
-    its own noise; that of the sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
-    client that drops out changes neither central noise nor epsilon, and makes the step shorter. With local noise n is the
-    number of updates that came; each is protected by its own noise alone.
+    All updates weigh the same. The server clips changes and adds the noise once to the sum
+    (``central``), or each client clips its change and adds N(0, (z C)^2) to it before it answers
+    (``local``). With adaptive clipping the count of short changes has its own noise; that of the
+    sum grows to (z^-2 - (2 sigma_b)^-2)^(-1/2) times C, so that both together cost z (Theorem 1). A
+    client that drops out changes neither central noise nor epsilon, and makes the step shorter.
+    With local noise n is the number of updates that came; each is protected by its own noise alone.
 
-    Each record of a round has the epsilon spent until then, between a run and one in which the updates of one device are 0, of
-    the aggregates alone, without other contents of answers (group, number of samples). Groups are disjoint, so a round is one
-    release for each device, even without updates. If all clients of a round are drawn uniformly from available ones, each takes
-    part with probability q, their share (the paper's Poisson sampling approximates draws of exactly K); in all other rounds,
-    and with local noise, q is 1. Strategies that use updates or losses before clipping refuse the account.
+    Each record of a round has the epsilon spent until then, between a run and one in which the
+    updates of one device are 0, of the aggregates alone, without other contents of answers (group,
+    number of samples). Groups are disjoint, so a round is one release for each device, even without
+    updates. If all clients of a round are drawn uniformly from available ones, each takes part with
+    probability q, their share (the paper's Poisson sampling approximates draws of exactly K); in
+    all other rounds, and with local noise, q is 1. Strategies that use updates or losses before
+    clipping refuse the account.
     """
 
     protection: ClassVar[Protection | None] = "private"
@@ -144,11 +183,17 @@ class Private(Aggregation):
     adaptive: AdaptiveClip | None = None
     """how C adapts; None: it does not. With central noise alone."""
     divide_by: int | None = Field(default=None, ge=1)
-    """n. None: the wanted updates of a round, of all groups; with local noise, and at edge servers, the received ones."""
+    """n.
+
+    None: the wanted updates of a round, of all groups; with local noise, and at edge servers, the
+    received ones.
+    """
     account: bool = True
     """whether epsilon is computed (needs the package dp-accounting)."""
     accountant: Accountant = "rdp"
-    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact, for .1 s a round."""
+    """``rdp``, Renyi divergences, a bound; ``pld``, privacy loss distributions, nearly exact,
+    for .1 s a round.
+    """
     delta: float | None = Field(default=None, gt=0.0, lt=1.0)
     """of the recorded (epsilon, delta); None: devices^-1.1, as in the paper."""
 
@@ -156,27 +201,36 @@ class Private(Aggregation):
     def _fits_together(self) -> Self:
         if self.account and self.noise and find_spec("dp_accounting") is None:
             raise ValueError(
-                "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' installs it; allowed is false too"
+                "'account' is true, which needs a package: pip install 'dp-accounting>=0.6' "
+                "installs it; allowed is false too"
             )
         if self.adaptive is None:
             return self
         if self.where == "local":
-            raise ValueError("'adaptive' is given and 'where' is 'local'; a clip that the server adapts needs 'central'")
+            raise ValueError(
+                "'adaptive' is given and 'where' is 'local'; a clip that the server adapts "
+                "needs 'central'"
+            )
         if self.noise and 2 * self.adaptive.count_noise <= self.noise:
             raise ValueError(
-                f"'adaptive.count_noise' is {self.adaptive.count_noise:g}; with noise {self.noise:g} allowed is more than "
+                f"'adaptive.count_noise' is {self.adaptive.count_noise:g}; with noise "
+                f"{self.noise:g} allowed is more than "
                 f"{self.noise / 2:g}"
             )
         return self
 
     @property
     def looks_at_each(self) -> str | None:
-        why = "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
+        why = (
+            "the aggregation 'private' has the server clip each update; allowed is where = 'local'"
+        )
         return why if self.where == "central" else None
 
     def why_not(self, codec: Codec) -> str | None:
         if self.where == "local" and codec.lengthens:
-            return "makes changes longer again that a client has clipped; allowed is where = 'central'"
+            return (
+                "makes changes longer again that a client has clipped; allowed is where = 'central'"
+            )
         return None
 
     @property
@@ -190,7 +244,9 @@ class Private(Aggregation):
 
     @property
     def noise_of_sum(self) -> float:
-        """The noise multiplier of the sum of changes; greater than z where the count of short ones costs something too."""
+        """The noise multiplier of the sum of changes; greater than z where the count of short
+        ones costs something too.
+        """
         if self.adaptive is None or not self.noise:
             return self.noise
         return float((self.noise**-2 - (2 * self.adaptive.count_noise) ** -2) ** -0.5)
@@ -199,20 +255,38 @@ class Private(Aggregation):
         if self.where == "central":
             return update
         stream = ("strategy/local-noise", update.serial)
-        return device.apply(clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream)
+        return device.apply(
+            clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream
+        )
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+        self,
+        server: Server,
+        state: dict[str, Any],
+        entries: Sequence[Entry],
+        weights: Sequence[float],
+        otherwise: Ref,
     ) -> Ref:
-        moves, before = changes(server, entries), [state["clip"]] if "clip" in state else []
+        moves = changes(server, entries)
+        before = [state["clip"]] if "clip" in state else []
         release = entries[0]["task"]  # names the draws: it is in one aggregation only
-        central, adaptive = self.where == "central", self.adaptive
-        how: dict[str, Any] = {"noise": self.noise_of_sum if central else 0.0, "divide_by": self.divide_by}
+        central = self.where == "central"
+        adaptive = self.adaptive
+        how: dict[str, Any] = {
+            "noise": self.noise_of_sum if central else 0.0,
+            "divide_by": self.divide_by,
+        }
         how |= {"clip": self.clip if central else None, "adapted": bool(before)}
         if adaptive is not None:
-            rule: dict[str, Any] = {"quantile": adaptive.quantile, "lr": adaptive.lr, "noise": adaptive.count_noise}
+            rule: dict[str, Any] = {
+                "quantile": adaptive.quantile,
+                "lr": adaptive.lr,
+                "noise": adaptive.count_noise,
+            }
             rule |= {"divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
-            state["clip"] = server.models.apply(adapted_clip, [*before, *moves], clip=None if before else self.clip, **rule)
+            state["clip"] = server.models.apply(
+                adapted_clip, [*before, *moves], clip=None if before else self.clip, **rule
+            )
         how |= {"otherwise": otherwise, "leave_out": True, "stream": ("noise", release)}
         return server.models.apply(private_mean, [otherwise, *before, *moves], **how)
 
@@ -221,5 +295,9 @@ class Private(Aggregation):
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
         if self.where == "local":  # any two updates of a device are 2 C apart at most
-            return {"epsilon": epsilon(self.noise / 2, {(1, 1): sum(draws.values())}, delta, self.accountant)}
+            return {
+                "epsilon": epsilon(
+                    self.noise / 2, {(1, 1): sum(draws.values())}, delta, self.accountant
+                )
+            }
         return {"epsilon": epsilon(self.noise, draws, delta, self.accountant)}

@@ -1,4 +1,7 @@
-"""Aggregations that tolerate malicious updates. Sample counts are ignored, since a malicious client could report any."""
+"""Aggregations that tolerate malicious updates.
+
+Sample counts are ignored, since a malicious client could report any.
+"""
 
 import itertools
 import math
@@ -21,7 +24,9 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: ``combine`` is by a ``function``, or the mean of the updates that ``weigh`` takes."""
+    """The base: ``combine`` is by a ``function``, or the mean of the updates that ``weigh``
+    takes.
+    """
 
     function: ClassVar[Function | None] = None
     """The rule, of the finite updates in order of arrival and of all keys but ``kind``."""
@@ -33,48 +38,72 @@ class Robust(Aggregation):
 
     def why_not(self, codec: Codec) -> str | None:
         if self.by_coordinate and codec.sends < 0.5:
-            return "leaves out so much that most updates say nothing of a coordinate; allowed is share = 0.5 or more"
+            return (
+                "leaves out so much that most updates say nothing of a coordinate; allowed is "
+                "share = 0.5 or more"
+            )
         return None
 
     @property
     def looks_at_each(self) -> str | None:
-        return f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and 'mean'"
+        return (
+            f"the aggregation {self.kind!r} compares single updates; allowed are 'weighted' and "
+            "'mean'"
+        )
 
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``: the number of malicious updates that it tolerates, where that is less than was asked for."""
+        """``bears``: the number of malicious updates that it tolerates, where that is less than
+        was asked for.
+        """
         return {"bears": 0} if updates <= 2 else {}
 
-    async def total(self, server: Server, models: Sequence[Ref], share: float) -> list[tuple[Ref, float]]:
+    async def total(
+        self, server: Server, models: Sequence[Ref], share: float
+    ) -> list[tuple[Ref, float]]:
         if not models:
             return []
         entries: list[Entry] = [{"update": model} for model in models]
         weights = await self.weigh(server, entries, self.weights(entries))
-        return [(self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))]
+        return [
+            (self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))
+        ]
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+        self,
+        server: Server,
+        state: dict[str, Any],
+        entries: Sequence[Entry],
+        weights: Sequence[float],
+        otherwise: Ref,
     ) -> Ref:
         if (function := type(self).function) is None:
             return super().combine(server, state, entries, weights, otherwise)
-        updates, keys = [entry["update"] for entry in entries], self.model_dump(exclude={"kind"})
+        updates = [entry["update"] for entry in entries]
+        keys = self.model_dump(exclude={"kind"})
         return server.models.apply(function, updates, otherwise=otherwise, leave_out=True, **keys)
 
 
 @pure
 def median(models: Models) -> NDArray[np.floating]:
-    """The median of each coordinate, float32 [d]; the mean of the two in the middle where the number is even."""
+    """The median of each coordinate, float32 [d]; the mean of the two in the middle where the
+    number is even.
+    """
     return np.asarray(np.median(np.stack(models), axis=0))
 
 
 class Median(Robust):
-    """The median of each coordinate: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I."""
+    """The median of each coordinate: Yin et al., "Byzantine-robust distributed learning" (ICML
+    2018), Algorithm 1, option I.
+    """
 
     kind: Literal["median"] = "median"
     function: ClassVar[Function | None] = median
 
 
 def cut_off(share: float, updates: int) -> int:
-    """The number of n updates cut off at either end: floor(share n), or 1 where three or more came."""
+    """The number of n updates cut off at either end: floor(share n), or 1 where three or more
+    came.
+    """
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
@@ -89,20 +118,24 @@ def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
 class TrimmedMean(Robust):
     """The mean of each coordinate without its smallest and its largest values.
 
-    Source: as for ``Median``, option II. A cohort of which ``share`` is less than one update is refused. Where fewer come, one
-    is cut off at either end, of one or two updates none.
+    Source: as for ``Median``, option II. A cohort of which ``share`` is less than one update is
+    refused. Where fewer come, one is cut off at either end, of one or two updates none.
     """
 
     kind: Literal["trimmed-mean"] = "trimmed-mean"
     function: ClassVar[Function | None] = trimmed_mean
     share: float = Field(default=0.1, ge=0.0, lt=0.5)
-    """beta, the part of the updates that is cut off at either end, rounded down to whole updates; 0: the plain mean."""
+    """beta, the part of the updates that is cut off at either end, rounded down to whole
+    updates; 0: the plain mean.
+    """
 
     def check(self, clients: int) -> None:
         if self.share and math.floor(self.share * clients + 1e-9) == 0:
             raise ScenarioError(
-                f"strategy.aggregation.share is {self.share:g}, which is less than one of {clients} clients a round, so that "
-                f"nothing would be cut off; allowed are shares from {math.ceil(1000 / clients) / 1000:g} to below 0.5, and at "
+                f"strategy.aggregation.share is {self.share:g}, which is less than one of "
+                f"{clients} clients a round, so that "
+                "nothing would be cut off; allowed are shares from "
+                f"{math.ceil(1000 / clients) / 1000:g} to below 0.5, and at "
                 "least 3 clients"
             )
 
@@ -117,14 +150,19 @@ def squared_distances(models: Models) -> Floats:
 
 
 def scores(distances: Floats, malicious: int) -> Floats:
-    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest others, at least one; [n]."""
+    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest
+    others, at least one; [n].
+    """
     near = max(1, len(distances) - malicious - 2)
     others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
     return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
 
 
 class _ByDistance(Robust):
-    """Selection of updates by their distances. With fewer updates than ``least`` the model stays: none could be trusted."""
+    """Selection of updates by their distances.
+
+    With fewer updates than ``least`` the model stays: none could be trusted.
+    """
 
     by_coordinate: ClassVar[bool] = False
     one: ClassVar[bool] = True
@@ -143,11 +181,17 @@ class _ByDistance(Robust):
     def taken(self, models: Models) -> list[int]:
         """Positions of the selected finite updates, at least one."""
         f = self.tolerated(len(models))
-        order = np.argsort(scores(squared_distances(models), f), kind="stable")  # of equals the first
+        # of equals the first
+        order = np.argsort(scores(squared_distances(models), f), kind="stable")
         return order[: 1 if self.one else len(models) - f].tolist()  # type: ignore[no-any-return]
 
-    async def weigh(self, server: Server, entries: Sequence[Entry], weights: Sequence[float]) -> Sequence[float]:
-        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0. Equal without learning."""
+    async def weigh(
+        self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
+    ) -> Sequence[float]:
+        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0.
+
+        Equal without learning.
+        """
         if not server.models.learns:
             return weights
         if self.told(len(entries)):
@@ -155,13 +199,24 @@ class _ByDistance(Robust):
         models = await server.models.values([entry["update"] for entry in entries])
         finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
-        taken = {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
+        taken = (
+            {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
+        )
         return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
 
     def combine(
-        self, server: Server, state: dict[str, Any], entries: Sequence[Entry], weights: Sequence[float], otherwise: Ref
+        self,
+        server: Server,
+        state: dict[str, Any],
+        entries: Sequence[Entry],
+        weights: Sequence[float],
+        otherwise: Ref,
     ) -> Ref:
-        return otherwise if self.told(len(entries)) else super().combine(server, state, entries, weights, otherwise)
+        return (
+            otherwise
+            if self.told(len(entries))
+            else super().combine(server, state, entries, weights, otherwise)
+        )
 
     def told(self, updates: int) -> dict[str, int]:
         f = self.tolerated(updates)
@@ -171,8 +226,10 @@ class _ByDistance(Robust):
         a, b = self.least
         if clients < a * self.malicious + b:
             raise ScenarioError(
-                f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs at least "
-                f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are {clients}; allowed are at most "
+                f"strategy.aggregation.malicious is {self.malicious}; {self.kind!r} then needs "
+                "at least "
+                f"{a * self.malicious + b} updates at a time ({a} f + {b}), and there are "
+                f"{clients}; allowed are at most "
                 f"{self.tolerated(clients)}, or more clients"
             )
 
@@ -180,8 +237,10 @@ class _ByDistance(Robust):
 class Krum(_ByDistance):
     """The one update that is nearest to its n - f - 2 nearest others.
 
-    Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient descent" (NeurIPS 2017), section
-    4. It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group, the model does not change, and
+    Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
+    descent" (NeurIPS 2017), section
+    4. It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group,
+       the model does not change, and
     the record ``aggregate`` has the tolerated number (``bears``).
     """
 
@@ -197,7 +256,9 @@ class MultiKrum(_ByDistance):
 
 @pure
 def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
-    """Of the updates that are taken: the mean of each coordinate over n - 4 f values around its median, [d]."""
+    """Of the updates that are taken: the mean of each coordinate over n - 4 f values around its
+    median, [d].
+    """
     how = Bulyan(malicious=malicious)
     taken = how.taken(models)
     values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
@@ -207,10 +268,12 @@ def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
 
 
 class Bulyan(_ByDistance):
-    """Krum picks n - 2 f updates, one by one; of these each coordinate is the mean of the values around its median.
+    """Krum picks n - 2 f updates, one by one; of these each coordinate is the mean of the values
+    around its median.
 
-    Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in Byzantium" (ICML 2018),
-    section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer it is as Krum.
+    Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
+    Byzantium" (ICML 2018), section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer
+    it is as Krum.
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -219,8 +282,10 @@ class Bulyan(_ByDistance):
     function: ClassVar[Function | None] = bulyan
 
     def taken(self, models: Models) -> list[int]:
-        f, left = self.tolerated(len(models)), list(range(len(models)))
-        distances, found = squared_distances(models), list[int]()
+        f = self.tolerated(len(models))
+        left = list(range(len(models)))
+        distances = squared_distances(models)
+        found = list[int]()
         for _ in range(len(models) - 2 * f):
             found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
         return found

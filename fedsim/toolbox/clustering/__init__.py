@@ -1,1 +1,3 @@
-"""The mathematics of clustered federated learning: numbers in, numbers out; no messages, no models, no clock."""
+"""The mathematics of clustered federated learning: numbers in, numbers out; no messages, no
+models, no clock.
+"""

@@ -1,4 +1,6 @@
-"""Groupings of devices, and the clusterers by which a scenario names them; none leaves a group empty."""
+"""Groupings of devices, and the clusterers by which a scenario names them; none leaves a group
+empty.
+"""
 
 import math
 import warnings
@@ -25,14 +27,17 @@ def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
 
 def members(labels: Labels) -> list[list[int]]:
     """The members of each group 0, 1, ..., in ascending order."""
-    return [np.flatnonzero(labels == group).tolist() for group in range(int(labels.max(initial=-1)) + 1)]
+    return [
+        np.flatnonzero(labels == group).tolist() for group in range(int(labels.max(initial=-1)) + 1)
+    ]
 
 
 _SAME = 1e-9  # rows nearer than this share of the largest value are one point
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
-    """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from k-means++ starts.
+    """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from
+    k-means++ starts.
 
     ``features`` are [n, k]. Raises ``SimulationError`` if fewer of its rows than ``groups`` differ.
     """
@@ -42,10 +47,17 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 
     rows = np.ascontiguousarray(features, dtype=np.float64)
     distinct = _distinct(rows, groups)
-    model = Lloyd(groups, init="k-means++", n_init=10, max_iter=20, random_state=int(generator.integers(2**32)))
+    model = Lloyd(
+        groups,
+        init="k-means++",
+        n_init=10,
+        max_iter=20,
+        random_state=int(generator.integers(2**32)),
+    )
     # Several threads would add up the centres in the order in which they happen to finish.
     with threadpool_limits(1), warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # fewer groups than asked for, of rows that are very near
+        # fewer groups than asked for, of rows that are very near
+        warnings.simplefilter("ignore", ConvergenceWarning)
         labels = model.fit(rows).labels_
     if len(np.unique(labels)) < groups:
         labels = np.argmin([np.linalg.norm(rows - rows[one], axis=1) for one in distinct], axis=0)
@@ -55,14 +67,18 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
 def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
     """As many distinct rows as groups; rows that differ by rounding alone count as one."""
     if not np.isfinite(rows).all():
-        raise SimulationError(f"of {len(rows)} rows some are not finite; a smaller training.lr may help")
+        raise SimulationError(
+            f"of {len(rows)} rows some are not finite; a smaller training.lr may help"
+        )
     same = _SAME * float(np.abs(rows).max(initial=0.0))
-    found, nearest = [0], np.linalg.norm(rows - rows[0], axis=1)
+    found = [0]
+    nearest = np.linalg.norm(rows - rows[0], axis=1)
     while len(found) < groups:
         found.append(int(np.argmax(nearest)))
         if nearest[found[-1]] <= same:
             raise SimulationError(
-                f"k-means into {groups} groups needs as many distinct feature rows, and the {len(rows)} devices have "
+                f"k-means into {groups} groups needs as many distinct feature rows, and the "
+                f"{len(rows)} devices have "
                 f"{len(found) - 1}"
             )
         nearest = np.minimum(nearest, np.linalg.norm(rows - rows[found[-1]], axis=1))
@@ -72,30 +88,45 @@ def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
 FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 
 
-def k_medoids(distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator) -> Labels:
-    """Alternate between the nearest medoid for each device and the best medoid for each cluster, until neither changes.
+def k_medoids(
+    distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
+) -> Labels:
+    """Alternate between the nearest medoid for each device and the best medoid for each cluster,
+    until neither changes.
 
-    ``distance`` [n, n] need not be a metric. The first medoids are, one after the other, each that lowers the sum of distances
-    most (``build``); those with the smallest sums of distances to all, as LCFL's code has it (``heuristic``); or drawn in
-    proportion to the squared distance from those before (``k-medoids++``, which alone draws from ``generator``). Ties go to
-    the smaller number, but a medoid stays one unless another is better.
+    ``distance`` [n, n] need not be a metric. The first medoids are, one after the other, each that
+    lowers the sum of distances most (``build``); those with the smallest sums of distances to all,
+    as LCFL's code has it (``heuristic``); or drawn in proportion to the squared distance from those
+    before (``k-medoids++``, which alone draws from ``generator``). Ties go to the smaller number,
+    but a medoid stays one unless another is better.
     """
     if start == "heuristic":
         medoids = np.argsort(distance.sum(axis=1), kind="stable")[:groups]
     else:
-        medoids = plus_plus(distance, groups, generator) if start == "k-medoids++" else _build(distance, groups)
+        medoids = (
+            plus_plus(distance, groups, generator)
+            if start == "k-medoids++"
+            else _build(distance, groups)
+        )
     labels = _nearest(distance, medoids)
     for _ in range(300):
-        moved = np.array([_best(distance, np.flatnonzero(labels == group), medoids[group]) for group in range(groups)])
+        moved = np.array(
+            [
+                _best(distance, np.flatnonzero(labels == group), medoids[group])
+                for group in range(groups)
+            ]
+        )
         if np.array_equal(moved, medoids):
             break
-        medoids, labels = moved, _nearest(distance, moved)
+        medoids = moved
+        labels = _nearest(distance, moved)
     return canonical(labels)
 
 
 def _nearest(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
     labels: Labels = np.argmin(distance[:, medoids], axis=1)
-    labels[medoids] = np.arange(len(medoids))  # one at distance 0 from another medoid still keeps its own cluster
+    # one at distance 0 from another medoid still keeps its own cluster
+    labels[medoids] = np.arange(len(medoids))
     return labels
 
 
@@ -106,7 +137,8 @@ def _best(distance: Matrix, cluster: NDArray[np.int64], medoid: np.int64) -> np.
 
 
 def _build(distance: Matrix, groups: int) -> NDArray[np.int64]:
-    medoids, nearest = list[int](), np.full(len(distance), np.inf)
+    medoids = list[int]()
+    nearest = np.full(len(distance), np.inf)
     for _ in range(groups):
         costs = np.minimum(distance, nearest[:, None]).sum(axis=0)
         costs[medoids] = np.inf
@@ -133,42 +165,67 @@ def plus_plus(distance: Matrix, groups: int, generator: np.random.Generator) -> 
 Linkage = Literal["single", "complete", "average"]
 
 
-def agglomerative(distance: Matrix, groups: int, method: Linkage, threshold: float | None = None) -> Labels:
-    """Merge the two nearest clusters until ``groups`` are left, however distances tie; or up to the distance ``threshold``."""
+def agglomerative(
+    distance: Matrix, groups: int, method: Linkage, threshold: float | None = None
+) -> Labels:
+    """Merge the two nearest clusters until ``groups`` are left, however distances tie; or up to
+    the distance ``threshold``.
+    """
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 
     merges = linkage(distance[np.triu_indices(len(distance), 1)], method)
-    return canonical(cut_tree(merges, groups)[:, 0] if threshold is None else fcluster(merges, threshold, "distance"))
+    return canonical(
+        cut_tree(merges, groups)[:, 0]
+        if threshold is None
+        else fcluster(merges, threshold, "distance")
+    )
 
 
-def bipartition(similarity: Matrix, method: Literal["single", "complete"] = "single") -> tuple[list[int], list[int], float]:
-    """Split a cluster in two so that the largest similarity [n, n] across is the least possible (CFL, Eq. 6).
+def bipartition(
+    similarity: Matrix, method: Literal["single", "complete"] = "single"
+) -> tuple[list[int], list[int], float]:
+    """Split a cluster in two so that the largest similarity [n, n] across is the least possible
+    (CFL, Eq. 6).
 
-    Single linkage does just that; ``complete``, as in published code, need not. Returns both parts and that similarity.
+    Single linkage does just that; ``complete``, as in published code, need not. Returns both
+    parts and that similarity.
     """
-    # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could blur.
+    # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could
+    # blur.
     _, ranks = np.unique(-similarity, return_inverse=True)
-    first, second = members(agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method))
+    first, second = members(
+        agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method)
+    )
     return first, second, float(similarity[np.ix_(first, second)].max())
 
 
-def threshold(loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36) -> float:
-    """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at first, 0 in the end.
+def threshold(
+    loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
+) -> float:
+    """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at
+    first, 0 in the end.
 
-    Progress, (l_0 - l_t) / (l_0 - l_*) with l_t = ``loss``, is limited to [0, 1]; it is 0 if there is nothing to gain from l_0.
+    Progress, (l_0 - l_t) / (l_0 - l_*) with l_t = ``loss``, is limited to [0, 1]; it is 0 if
+    there is nothing to gain from l_0.
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss)):
-        raise SimulationError(f"the threshold of CCS needs finite losses; the first is {first_loss}, the present one {loss}")
-    gained, gain = first_loss - loss, first_loss - least_loss
+        raise SimulationError(
+            f"the threshold of CCS needs finite losses; the first is {first_loss}, the present "
+            f"one {loss}"
+        )
+    gained = first_loss - loss
+    gain = first_loss - least_loss
     progress = min(max(gained / gain, 0.0), 1.0) if gain > 0 else 0.0
-    # The sine of the complement: the cosine of pi/2 would not be exactly 0, and orthogonal gradients would stay apart.
+    # The sine of the complement: the cosine of pi/2 would not be exactly 0, and orthogonal
+    # gradients would stay apart.
     return math.sin((math.pi / 2 - theta) * (1.0 - progress))
 
 
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
-    """Take the largest neighbourhood among those left, the first of equals, again and again (CCS, Algorithm 1).
+    """Take the largest neighbourhood among those left, the first of equals, again and again
+    (CCS, Algorithm 1).
 
     A neighbourhood is a device and all that are at least ``eps`` similar to it.
     """
@@ -185,12 +242,16 @@ def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
 
 
 class Clusterer(Spec):
-    """The algorithm that makes groups of devices, with its arguments; those without ``labels`` need more than distances."""
+    """The algorithm that makes groups of devices, with its arguments; those without ``labels``
+    need more than distances.
+    """
 
     kind: str
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        """The group of each device, int64 [n], numbered by first members, from ``distance`` [n, n]."""
+        """The group of each device, int64 [n], numbered by first members, from ``distance`` [n,
+        n].
+        """
         raise NotImplementedError
 
 
@@ -199,7 +260,9 @@ class KMedoids(Clusterer):
 
     kind: Literal["k-medoids"] = "k-medoids"
     start: Literal["build", "k-medoids++"] = "build"
-    """the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++`` (drawn by distance)."""
+    """the first medoids: ``build`` (each lowers the sum of distances most) or ``k-medoids++``
+    (drawn by distance).
+    """
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return k_medoids(distance, groups, self.start, generator)
@@ -212,7 +275,10 @@ class Hierarchical(Clusterer):
     linkage: Linkage = "complete"
     """how far apart two clusters are: ``single``, ``complete`` or ``average``."""
     threshold: float | None = Field(default=None, gt=0.0)
-    """clusters are merged as long as they are not farther apart. None: until ``groups`` are left."""
+    """clusters are merged as long as they are not farther apart.
+
+    None: until ``groups`` are left.
+    """
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
         return agglomerative(distance, groups, self.linkage, self.threshold)
@@ -221,8 +287,9 @@ class Hierarchical(Clusterer):
 class Dbscan(Clusterer):
     """DBSCAN (Ester et al., 1996) as in LCFL's published code. Noise is a cluster of its own.
 
-    Five neighbours, itself included, make a device's neighbourhood dense. The radius is the percentile 100 / (groups - 1) of
-    all distances: so wide that ``groups`` should exceed the number of clusters looked for.
+    Five neighbours, itself included, make a device's neighbourhood dense. The radius is the
+    percentile 100 / (groups - 1) of all distances: so wide that ``groups`` should exceed the number
+    of clusters looked for.
     """
 
     kind: Literal["dbscan"] = "dbscan"
@@ -231,8 +298,11 @@ class Dbscan(Clusterer):
         from sklearn.cluster import DBSCAN
 
         eps = np.percentile(distance, 100 / (groups - 1))  # of all entries, the diagonal too
-        positive = max(float(eps), float(np.finfo(np.float64).tiny))  # 0, where most devices coincide, is not accepted
-        return canonical(DBSCAN(eps=positive, min_samples=5, metric="precomputed").fit_predict(distance))
+        # 0, where most devices coincide, is not accepted
+        positive = max(float(eps), float(np.finfo(np.float64).tiny))
+        return canonical(
+            DBSCAN(eps=positive, min_samples=5, metric="precomputed").fit_predict(distance)
+        )
 
 
 class RandomGroups(Clusterer):

@@ -13,7 +13,9 @@ class Once(Spec):
     """Once, by models that all devices have sent."""
 
     deadline: PositiveSeconds | None = None
-    """the warm-up and the exchange each end so long (s) after they begin, with the devices that came back. None: with all."""
+    """the warm-up and the exchange each end so long (s) after they begin, with the devices that
+    came back. None: with all.
+    """
 
 
 class AfterRounds(Once):
@@ -35,7 +37,9 @@ class AfterLocalTraining(Once):
     steps: Iterations | None = None
     """SGD steps of it, in place of ``epochs`` (the T of Algorithm 1)."""
     start: Literal["common", "own"] = "common"
-    """the training begins at a model that the server sends (``common``) or at the device's own draw (``own``)."""
+    """the training begins at a model that the server sends (``common``) or at the device's own
+    draw (``own``).
+    """
 
 
 ShiftTest = Literal["never", "aligned_l1", "sorted_counts", "oracle"]
@@ -45,10 +49,11 @@ class WhenShifted(Spec):
     """Again, when a device's data have shifted."""
 
     shift: ShiftTest | None = None
-    """how a device tells whether they have, by how far its label counts c are from its reference r, over C classes:
-    ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted counts (the published code of FlexCFL; it
-    does not see labels that change places); ``oracle``, any change of data counts; ``never``. By default ``aligned_l1`` in
-    ``flexcfl`` and ``ifca-mig``, ``never`` elsewhere. A distance is a shift above 0.2 n / C, n the device's training samples at
+    """how a device tells whether they have, by how far its label counts c are from its reference r,
+    over C classes: ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted
+    counts (the published code of FlexCFL; it does not see labels that change places); ``oracle``,
+    any change of data counts; ``never``. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``,
+    ``never`` elsewhere. A distance is a shift above 0.2 n / C, n the device's training samples at
     first (FlexCFL, Eq. 9).
     """
 
@@ -66,12 +71,16 @@ class PreTraining(WhenShifted):
     devices: int = Field(default=20, ge=1)
     """alpha: as many times ``groups`` devices are pre-trained, or all if there are fewer."""
     steps: Annotated[Iterations | None, OnlyWith("epochs", values=(None,))] = None
-    """SGD steps of a pre-training. By default 50 (the published code of FlexCFL); or it is counted in ``epochs``."""
+    """SGD steps of a pre-training.
+
+    By default 50 (the published code of FlexCFL); or it is counted in ``epochs``.
+    """
     epochs: Epochs | None = None
     """passes over its data of a pre-training; as the paper has it, ``local_epochs``."""
     newcomers: Literal["arrival", "selection", "random"] = "arrival"
-    """a device without a group joins the one whose direction is most like its own, as soon as it arrives (``arrival``) or when
-    it is first selected (``selection``); or one at random then (``random``, the ablation RAC).
+    """a device without a group joins the one whose direction is most like its own, as soon as it
+    arrives (``arrival``) or when it is first selected (``selection``); or one at random then
+    (``random``, the ablation RAC).
     """
 
 

@@ -1,6 +1,7 @@
 """The models of papers, whose published parameter counts are tests.
 
-Convolutions pad symmetrically; Keras pads one row more at the end for even inputs and stride 2, which shifts values by a pixel.
+Convolutions pad symmetrically; Keras pads one row more at the end for even inputs and stride 2,
+which shifts values by a pixel.
 """
 
 from typing import ClassVar, Literal
@@ -32,10 +33,18 @@ class MnistCNN(Layered):
 
 
 class FemnistCNN(Layered):
-    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578 parameters."""
+    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578
+    parameters.
+    """
 
     kind: Literal["femnist-cnn"] = "femnist-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_block(32), *_block(64), Flatten(), *dense(128), Dropout(0.4))
+    layers: ClassVar[tuple[Layer, ...]] = (
+        *_block(32),
+        *_block(64),
+        Flatten(),
+        *dense(128),
+        Dropout(0.4),
+    )
 
 
 class FashionCNN(Layered):
@@ -46,31 +55,50 @@ class FashionCNN(Layered):
 
 
 class LcflCNN(Layered):
-    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482 parameters."""
+    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482
+    parameters.
+    """
 
     kind: Literal["lcfl-cnn"] = "lcfl-cnn"
     layers: ClassVar[tuple[Layer, ...]] = two_convolutions(16, 32, 5, 256)
 
 
 class LcflCifarCNN(Layered):
-    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142 parameters."""
+    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142
+    parameters.
+    """
 
     kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
     layers: ClassVar[tuple[Layer, ...]] = two_convolutions(32, 84, 5, 256, same=False)
 
 
 class CflCNN(Layered):
-    """CFL's CNN of five layers, in widths of ours: 3x3x32, 3x3x64 twice, pooled, dense 128; 188,810 parameters (CIFAR-10)."""
+    """CFL's CNN of five layers, in widths of ours: 3x3x32, 3x3x64 twice, pooled, dense 128;
+    188,810 parameters (CIFAR-10).
+    """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*pooled(32, 3), *pooled(64, 3) * 2, Flatten(), *dense(128))
+    layers: ClassVar[tuple[Layer, ...]] = (
+        *pooled(32, 3),
+        *pooled(64, 3) * 2,
+        Flatten(),
+        *dense(128),
+    )
 
 
 class CataCNN(Layered):
-    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
+    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout
+    0.2, dense 1024, 512, 256.
 
-    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our reading of the paper.
+    3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our
+    reading of the paper.
     """
 
     kind: Literal["cata-cnn"] = "cata-cnn"
-    layers: ClassVar[tuple[Layer, ...]] = (*_pair(32), *_pair(64), *_pair(128), Flatten(), *dense(1024, 512, 256))
+    layers: ClassVar[tuple[Layer, ...]] = (
+        *_pair(32),
+        *_pair(64),
+        *_pair(128),
+        Flatten(),
+        *dense(1024, 512, 256),
+    )

@@ -1,4 +1,6 @@
-"""Small models of tokens [n, T], as torch modules that give [n, T, outputs] or [n, outputs]: an LSTM and a transformer."""
+"""Small models of tokens [n, T], as torch modules that give [n, T, outputs] or [n, outputs]: an
+LSTM and a transformer.
+"""
 
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,9 @@ from fedsim.learning.data.federated import TokenShape
 class LSTMModule(nn.Module):
     """An embedding, an LSTM, and a dense layer at each token, or at the last one."""
 
-    def __init__(self, shape: TokenShape, outputs: int, embedding: int, hidden: int, layers: int) -> None:
+    def __init__(
+        self, shape: TokenShape, outputs: int, embedding: int, hidden: int, layers: int
+    ) -> None:
         super().__init__()
         self.one = shape.answers == "one"
         self.embedding = nn.Embedding(shape.vocabulary, embedding)
@@ -23,7 +27,9 @@ class LSTMModule(nn.Module):
 
 
 class TransformerModule(nn.Module):
-    """Embeddings of tokens and places, blocks of attention and dense layers with norms before them, and a dense layer."""
+    """Embeddings of tokens and places, blocks of attention and dense layers with norms before
+    them, and a dense layer.
+    """
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
@@ -31,12 +37,18 @@ class TransformerModule(nn.Module):
         self.embedding = nn.Embedding(shape.vocabulary, width)
         self.places = nn.Parameter(torch.randn(shape[0], width) * 0.02)
         self.blocks = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            nn.TransformerEncoderLayer(
+                width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+            )
             for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
-        later = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1) if shape.answers == "next" else None
+        later = (
+            torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
+            if shape.answers == "next"
+            else None
+        )
         self.register_buffer("later", later, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -22,7 +22,8 @@ class _OfTokens(TorchModel):
 
         if not isinstance(shape, TokenShape) or len(shape) != 1:
             raise ScenarioError(
-                f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples are of shape {tuple(shape)}"
+                f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples "
+                f"are of shape {tuple(shape)}"
                 f"{' tokens' if isinstance(shape, TokenShape) else ' numbers'}"
             )
         return seeded(lambda: self.made(shape, classes), seed)
@@ -33,10 +34,12 @@ class _OfTokens(TorchModel):
 
 
 class CharLSTM(_OfTokens):
-    """An LSTM over embedded tokens, with a dense layer at each; 23,397 parameters by default on 61 characters.
+    """An LSTM over embedded tokens, with a dense layer at each; 23,397 parameters by default on
+    61 characters.
 
-    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522 parameters on 90 characters),
-    with the second vector of biases that torch's LSTM has: 2,048 more.
+    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522
+    parameters on 90 characters), with the second vector of biases that torch's LSTM has: 2,048
+    more.
     """
 
     kind: Literal["char-lstm"] = "char-lstm"
@@ -54,7 +57,9 @@ class CharLSTM(_OfTokens):
 
 
 class Transformer(_OfTokens):
-    """A transformer with learned places, norms before blocks, no dropout; causal for next tokens (Radford et al. 2019)."""
+    """A transformer with learned places, norms before blocks, no dropout; causal for next tokens
+    (Radford et al. 2019).
+    """
 
     kind: Literal["transformer"] = "transformer"
     hidden: int = Field(default=32, ge=4, le=100_000, multiple_of=4)

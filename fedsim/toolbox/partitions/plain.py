@@ -1,4 +1,6 @@
-"""Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or to groups that are the truth."""
+"""Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or
+to groups that are the truth.
+"""
 
 import re
 from pathlib import Path
@@ -13,7 +15,14 @@ from fedsim.common.files import read_keyed_json, reading, sought
 from fedsim.common.notes import note
 from fedsim.common.streams import Streams
 from fedsim.learning.data.federated import Dataset, FederatedData, Index, Shard
-from fedsim.learning.data.partitions import Partition, deal_evenly, deal_test_alike, federated, gather, require_devices
+from fedsim.learning.data.partitions import (
+    Partition,
+    deal_evenly,
+    deal_test_alike,
+    federated,
+    gather,
+    require_devices,
+)
 
 _EXAMPLE = '{"0": {"train": [3, 14], "test": [1]}, "1": {"train": [15]}}'
 _NUMBER = re.compile("0|[1-9][0-9]{0,8}")  # of a device, as JSON has it for a key
@@ -21,10 +30,12 @@ _TRIES = 10_000  # of permutations
 
 
 class ByLabel(Partition):
-    """Each label's samples stay together, as a speaker's or a writer's do: the natural partition of a column (``data.column``).
+    """Each label's samples stay together, as a speaker's or a writer's do: the natural partition
+    of a column (``data.column``).
 
-    Of L labels device d has label d mod L, its true group; devices of one label share its samples evenly. With fewer devices
-    label l goes to device l mod devices. Test samples follow the training samples of their label.
+    Of L labels device d has label d mod L, its true group; devices of one label share its samples
+    evenly. With fewer devices label l goes to device l mod devices. Test samples follow the
+    training samples of their label.
     """
 
     kind: Literal["by-label"] = "by-label"
@@ -35,15 +46,20 @@ class ByLabel(Partition):
         for part, dealt, index in (("train", train, dataset.train), ("test", test, dataset.test)):
             for label, samples in enumerate(dataset.by_class(index)):
                 members = range(label, devices, labels) or [label % devices]
-                shares = deal_evenly(samples, len(members), streams.generator(f"world/data/{part}", label))
+                shares = deal_evenly(
+                    samples, len(members), streams.generator(f"world/data/{part}", label)
+                )
                 for device, share in zip(members, shares, strict=True):
                     dealt[device].append(share)
         truth = np.arange(devices) % labels if devices >= labels else None
-        return federated(dataset, [*map(np.concatenate, train)], [*map(np.concatenate, test)], truth)
+        return federated(
+            dataset, [*map(np.concatenate, train)], [*map(np.concatenate, test)], truth
+        )
 
 
 class Shards(Partition):
-    """Samples sorted by class, in even shards, of which each device gets some at random (McMahan et al. 2017, non-IID).
+    """Samples sorted by class, in even shards, of which each device gets some at random (McMahan
+    et al. 2017, non-IID).
 
     Each training sample is on one device. Test samples follow each device's own labels.
     """
@@ -52,13 +68,22 @@ class Shards(Partition):
     per_device: int = Field(default=2, ge=1, le=1_000_000)
     """shards of a device: 2 as in the source, 1 as in Karimireddy et al. 2020 (SCAFFOLD)."""
     similarity: float = Field(default=0.0, ge=0.0, le=1.0)
-    """the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1 gives IID data."""
+    """the share of the samples that is dealt at random instead, as in Karimireddy et al. 2020; 1
+    gives IID data.
+    """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        size, each = dataset.train_size, self.per_device
-        require_devices(devices, size // each, f"'{dataset.name}' has {size} training samples, {each} shards a device")
+        size = dataset.train_size
+        each = self.per_device
+        require_devices(
+            devices,
+            size // each,
+            f"'{dataset.name}' has {size} training samples, {each} shards a device",
+        )
         generator = streams.generator("world/data/train")
-        even, others = np.split(generator.permutation(dataset.train), [round(self.similarity * size)])
+        even, others = np.split(
+            generator.permutation(dataset.train), [round(self.similarity * size)]
+        )
         ordered = others[np.argsort(dataset.pool.y[others], kind="stable")]
         shards = np.array_split(ordered, devices * each)
         dealt = generator.permutation(len(shards)).reshape(devices, each)
@@ -68,9 +93,11 @@ class Shards(Partition):
 
 
 class Dirichlet(Partition):
-    """Each class is cut among the devices in shares drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al. 2019).
+    """Each class is cut among the devices in shares drawn from Dirichlet(alpha, ..., alpha)
+    (Yurochkin et al. 2019).
 
-    Each training sample is on one device; labels and sizes are skewed. Test samples follow each device's own labels.
+    Each training sample is on one device; labels and sizes are skewed. Test samples follow each
+    device's own labels.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"
@@ -80,8 +107,13 @@ class Dirichlet(Partition):
     """least training samples of a device; one below it gets random ones of the largest device."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        size, each = dataset.train_size, self.minimum
-        require_devices(devices, size // each, f"'{dataset.name}' has {size} training samples, at least {each} a device")
+        size = dataset.train_size
+        each = self.minimum
+        require_devices(
+            devices,
+            size // each,
+            f"'{dataset.name}' has {size} training samples, at least {each} a device",
+        )
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         owners = [self._owners(len(part), devices, generator) for part in parts]
@@ -109,16 +141,20 @@ class Dirichlet(Partition):
 
 
 class PartitionFile(Partition):
-    """Partition that a JSON file describes: an object with one entry a device, by its number, in any order.
+    """Partition that a JSON file describes: an object with one entry a device, by its number, in
+    any order.
 
-    The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on. An entry is a list of training indices, or an object
-    with ``train`` and perhaps ``test``. Indices count from 0 within the published training and test sets. If no device has test
-    indices, test samples follow the devices' labels. A sample may be on several devices.
+    The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on. An entry is a list of
+    training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within
+    the published training and test sets. If no device has test indices, test samples follow the
+    devices' labels. A sample may be on several devices.
     """
 
     kind: Literal["file"] = "file"
     path: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``.
+    """
 
     def under(self, root: Path | None) -> Self:
         return self.model_copy(update={"path": str(sought(self.path, root))})
@@ -127,14 +163,21 @@ class PartitionFile(Partition):
         path = Path(self.path)
         entries = _read_entries(path)
         if len(entries) != devices:
-            raise ScenarioError(f"population.devices is {devices}; the partition file '{path}' has {len(entries)} devices")
-        train = [_index(path, f"{device}, train", entry["train"], dataset.train) for device, entry in enumerate(entries)]
+            raise ScenarioError(
+                f"population.devices is {devices}; the partition file '{path}' has "
+                f"{len(entries)} devices"
+            )
+        train = [
+            _index(path, f"{device}, train", entry["train"], dataset.train)
+            for device, entry in enumerate(entries)
+        ]
         has_tests = any("test" in entry for entry in entries)
         tests = "with test indices" if has_tests else "test samples follow the devices' labels"
         note(f"{str(path)!r}: training indices of {devices} devices by their numbers; {tests}")
         if has_tests:
             test = [
-                _index(path, f"{device}, test", entry.get("test", []), dataset.test) for device, entry in enumerate(entries)
+                _index(path, f"{device}, test", entry.get("test", []), dataset.test)
+                for device, entry in enumerate(entries)
             ]
         else:
             test = deal_test_alike(dataset, train, streams)
@@ -149,25 +192,34 @@ def _read_entries(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
     for name in content:
         if _NUMBER.fullmatch(name) is None:
-            allowed = f"the numbers of the devices, from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
+            allowed = (
+                f"the numbers of the devices, from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
+            )
             raise DataError(f"'{path}' has the key {shown(name)}; allowed are {allowed}")
     numbers = {str(device): device for device in range(len(content))}
     missing = [name for name in numbers if name not in content]
     if missing:
         strange = next(name for name in content if name not in numbers)
         allowed = f"with {len(content)} entries, '0' to '{len(content) - 1}' are allowed, each once"
-        raise DataError(f"'{path}' has no entry for device {missing[0]}, but one for {strange}; {allowed}")
+        raise DataError(
+            f"'{path}' has no entry for device {missing[0]}, but one for {strange}; {allowed}"
+        )
     return [_entry(path, name, content[name]) for name in numbers]
 
 
 def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
     parts = {"train": entry} if isinstance(entry, list) else entry
     if not isinstance(parts, dict) or "train" not in parts:
-        raise DataError(f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', as in {_EXAMPLE}")
+        raise DataError(
+            f"'{path}': device {name} is neither a list nor an object of 'train' and 'test', "
+            f"as in {_EXAMPLE}"
+        )
     for part in parts:
         if part not in ("train", "test"):
             known = f"known are 'train' and 'test'{nearest(part, ('train', 'test'))}"
-            raise DataError(f"'{path}': device {name} has {shown(part)}, which nothing uses; {known}")
+            raise DataError(
+                f"'{path}': device {name} has {shown(part)}, which nothing uses; {known}"
+            )
     return parts
 
 
@@ -182,23 +234,28 @@ def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
         raise DataError(f"'{path}': device {what} is not a list of whole numbers")
     outside = numbers[(numbers < 0) | (numbers >= len(samples))]
     if len(outside):
-        raise DataError(f"'{path}': device {what} has the index {outside[0]}; allowed are 0 to {len(samples) - 1}")
+        raise DataError(
+            f"'{path}': device {what} has the index {outside[0]}; allowed are 0 to "
+            f"{len(samples) - 1}"
+        )
     return np.take(samples, numbers)
 
 
 def _require_members(groups: int, devices: int) -> None:
     if devices < groups:
         raise ScenarioError(
-            f"data.partition.groups is {groups}; with population.devices = {devices}, 1 to {devices} are allowed"
+            f"data.partition.groups is {groups}; with population.devices = {devices}, 1 to "
+            f"{devices} are allowed"
         )
 
 
 class LabelGroups(Partition):
     """Each group of devices has its own classes: the clearest grouping by labels.
 
-    Device d belongs to the true group d mod ``groups``. Group g has the classes from g C/groups up to the next group's. Its
-    training samples are dealt at random, equally many to each device of all groups; the few left over are unused. Published
-    test samples are dealt evenly among the devices of their class.
+    Device d belongs to the true group d mod ``groups``. Group g has the classes from g C/groups up
+    to the next group's. Its training samples are dealt at random, equally many to each device of
+    all groups; the few left over are unused. Published test samples are dealt evenly among the
+    devices of their class.
     """
 
     kind: Literal["label-groups"] = "label-groups"
@@ -206,17 +263,23 @@ class LabelGroups(Partition):
     """number of groups; divides the number of classes."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        groups, classes = self.groups, dataset.pool.classes
+        groups = self.groups
+        classes = dataset.pool.classes
         if classes % groups:
-            allowed = ", ".join(str(number) for number in range(1, classes + 1) if classes % number == 0)
+            allowed = ", ".join(
+                str(number) for number in range(1, classes + 1) if classes % number == 0
+            )
             why = f"'{dataset.name}' has {classes} classes, so {allowed} are allowed"
             raise ScenarioError(f"data.partition.groups is {groups}; {why}")
         _require_members(groups, devices)
         held, tested = (
-            gather(dataset.pool.y[index] // (classes // groups), index, groups) for index in (dataset.train, dataset.test)
+            gather(dataset.pool.y[index] // (classes // groups), index, groups)
+            for index in (dataset.train, dataset.test)
         )
         fewest = min(map(len, held))
-        require_devices(devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group")
+        require_devices(
+            devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
+        )
         members = [len(range(group, devices, groups)) for group in range(groups)]
         size = min(len(samples) // count for samples, count in zip(held, members, strict=True))
         train: list[Index] = [dataset.train] * devices
@@ -224,15 +287,19 @@ class LabelGroups(Partition):
         for group, count in enumerate(members):
             mixed = streams.generator("world/data/train", group).permutation(held[group])
             train[group::groups] = [*mixed[: size * count].reshape(count, size)]
-            test[group::groups] = deal_evenly(tested[group], count, streams.generator("world/data/test", group))
+            test[group::groups] = deal_evenly(
+                tested[group], count, streams.generator("world/data/test", group)
+            )
         return federated(dataset, train, test, truth=np.arange(devices) % groups)
 
 
 class Permutations(Partition):
-    """IID shards whose labels each group of devices permutes in its own way (Sattler et al. 2020, CFL).
+    """IID shards whose labels each group of devices permutes in its own way (Sattler et al.
+    2020, CFL).
 
-    Device d belongs to the true group d mod ``groups``; the first group keeps the published labels. Training and test labels
-    are permuted alike. Every device is tested on the whole published test set.
+    Device d belongs to the true group d mod ``groups``; the first group keeps the published labels.
+    Training and test labels are permuted alike. Every device is tested on the whole published test
+    set.
     """
 
     kind: Literal["permutations"] = "permutations"
@@ -242,18 +309,27 @@ class Permutations(Partition):
     """labels on which two permutations agree at most; two never agree on all."""
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        require_devices(devices, dataset.train_size, f"'{dataset.name}' has {dataset.train_size} training samples")
+        require_devices(
+            devices,
+            dataset.train_size,
+            f"'{dataset.name}' has {dataset.train_size} training samples",
+        )
         _require_members(self.groups, devices)
         maps = self._drawn(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        test, truth = dataset.test, np.arange(devices) % self.groups  # one array for all
+        # one array for all
+        test = dataset.test
+        truth = np.arange(devices) % self.groups
         parts = zip(train, truth, strict=True)
-        shards = [Shard(mine, test, label_map=maps[group] if group else None) for mine, group in parts]
+        shards = [
+            Shard(mine, test, label_map=maps[group] if group else None) for mine, group in parts
+        ]
         return FederatedData(dataset.pool, shards, truth=truth)
 
     def _drawn(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
         """Permutations of 0..C-1, int64 [C] each, the first of them the identity."""
-        agree = min(self.agree, classes - 2)  # C - 1 is impossible, and C would be the same permutation twice
+        # C - 1 is impossible, and C would be the same permutation twice
+        agree = min(self.agree, classes - 2)
         found = [np.arange(classes)]
         for _ in range(_TRIES + 1):
             if len(found) == self.groups:
@@ -261,43 +337,69 @@ class Permutations(Partition):
             candidate = generator.permutation(classes)
             if all(np.count_nonzero(candidate == other) <= agree for other in found):
                 found.append(candidate)
-        why = f"only {len(found)} permutations of {classes} labels that agree on at most {agree} were found"
-        raise ScenarioError(f"data.partition.groups is {self.groups}; {why}: lower it, or raise data.partition.agree")
+        why = (
+            f"only {len(found)} permutations of {classes} labels that agree on at most {agree} "
+            "were found"
+        )
+        raise ScenarioError(
+            f"data.partition.groups is {self.groups}; {why}: lower it, or raise "
+            "data.partition.agree"
+        )
 
 
 class Rotations(Partition):
-    """Each rotation has the complete training and test sets, shared out among its own devices (Ghosh et al. 2020, IFCA).
+    """Each rotation has the complete training and test sets, shared out among its own devices
+    (Ghosh et al. 2020, IFCA).
 
-    Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for each rotation and dealt evenly;
-    test samples are dealt in order.
+    Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for
+    each rotation and dealt evenly; test samples are dealt in order.
     """
 
     kind: Literal["rotations"] = "rotations"
     degrees: list[int] = Field(default=[0, 90, 180, 270], min_length=1)
-    """the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for CIFAR-10."""
+    """the k rotations, counter-clockwise, multiples of 90: four for MNIST, ``[0, 180]`` for
+    CIFAR-10.
+    """
     most_samples: int | None = Field(default=None, ge=1)
     """most training samples of a device, out of its even share."""
 
     @field_validator("degrees")
     @classmethod
     def _quarter_turns(cls, degrees: list[int]) -> list[int]:
-        if any(turn not in (0, 90, 180, 270) for turn in degrees) or len(set(degrees)) < len(degrees):
+        if any(turn not in (0, 90, 180, 270) for turn in degrees) or len(set(degrees)) < len(
+            degrees
+        ):
             raise ValueError(f"{degrees} are not different rotations out of 0, 90, 180 and 270")
         return degrees
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        shape, size, groups = dataset.pool.shape, dataset.train_size, len(self.degrees)
+        shape = dataset.pool.shape
+        size = dataset.train_size
+        groups = len(self.degrees)
         sideways = any(degrees % 180 for degrees in self.degrees)
         if len(shape) != 3 or (sideways and shape[1] != shape[2]):
-            why = f"the samples of '{dataset.name}' have the shape {shape}, and only square images can be turned by 90 degrees"
+            why = (
+                f"the samples of '{dataset.name}' have the shape {shape}, and only square images "
+                "can be turned by 90 degrees"
+            )
             raise ScenarioError(f"data.partition.kind is 'rotations'; {why}")
         if devices < groups:
-            raise ScenarioError(f"population.devices is {devices}; {groups} rotations need at least {groups}")
-        require_devices(devices, groups * size, f"'{dataset.name}' has {size} training samples for each rotation")
+            raise ScenarioError(
+                f"population.devices is {devices}; {groups} rotations need at least {groups}"
+            )
+        require_devices(
+            devices,
+            groups * size,
+            f"'{dataset.name}' has {size} training samples for each rotation",
+        )
         shards: list[Any] = [None] * devices
         for group, degrees in enumerate(self.degrees):
             members = len(range(group, devices, groups))
-            train = deal_evenly(dataset.train, members, streams.generator("world/data/train", group))
+            train = deal_evenly(
+                dataset.train, members, streams.generator("world/data/train", group)
+            )
             parts = zip(train, np.array_split(dataset.test, members), strict=True)
-            shards[group::groups] = [Shard(mine[: self.most_samples], tested, degrees // 90) for mine, tested in parts]
+            shards[group::groups] = [
+                Shard(mine[: self.most_samples], tested, degrees // 90) for mine, tested in parts
+            ]
         return FederatedData(dataset.pool, shards, truth=np.arange(devices) % groups)

@@ -1,4 +1,6 @@
-"""Partitions of published experiments: a few classes make most of a device's data, and sizes are far from equal."""
+"""Partitions of published experiments: a few classes make most of a device's data, and sizes are
+far from equal.
+"""
 
 import math
 from typing import ClassVar, Literal
@@ -28,12 +30,14 @@ _MOST_SAMPLES = 100_000_000  # places of a sample in an index
 
 
 class PowerLaw(Partition):
-    """Device u holds the classes u, u+1, ... (mod C), and lognormal amounts of each (Li et al. 2020; code of FedProx).
+    """Device u holds the classes u, u+1, ... (mod C), and lognormal amounts of each (Li et al.
+    2020; code of FedProx).
 
-    Training and test samples are pooled. Each device first gets 5 samples of each of its classes, in file order; the rest of
-    each class is shared out in proportions lognormal(0, 2), without requests beyond its end. A tenth of each device's samples
-    is held back for testing. MNIST and 1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10);
-    other ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
+    Training and test samples are pooled. Each device first gets 5 samples of each of its classes,
+    in file order; the rest of each class is shared out in proportions lognormal(0, 2), without
+    requests beyond its end. A tenth of each device's samples is held back for testing. MNIST and
+    1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10); other
+    ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -45,12 +49,15 @@ class PowerLaw(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels, truth = _neighbours(dataset, devices, self.classes_per_device)
-        parts, least, each = dataset.by_class(dataset.all), _FIRST_OF_CLASS, self.classes_per_device
+        parts = dataset.by_class(dataset.all)
+        least = _FIRST_OF_CLASS
+        each = self.classes_per_device
         sizes = np.array([len(part) for part in parts])
         reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
         for label in np.flatnonzero(reserved > sizes)[:1]:
             why = (
-                f"each needs {least} samples of each of its {each} classes, and '{dataset.name}' has {sizes[label]} of {label}"
+                f"each needs {least} samples of each of its {each} classes, and '{dataset.name}' "
+                f"has {sizes[label]} of {label}"
             )
             require_devices(devices, int(sizes.min()) // least * len(sizes) // each, why)
         wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
@@ -70,16 +77,19 @@ class PowerLaw(Partition):
 
 
 class Femnist(Partition):
-    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4, 1) + 5 (code of FedProx).
+    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4,
+    1) + 5 (code of FedProx).
 
-    Samples come from the training set, at most 4,000 of each class; a tenth of each device's is held back for testing.
-    The letters a-j of EMNIST and 200 devices give the papers' FEMNIST. Devices with the same classes are a true group.
+    Samples come from the training set, at most 4,000 of each class; a tenth of each device's is
+    held back for testing. The letters a-j of EMNIST and 200 devices give the papers' FEMNIST.
+    Devices with the same classes are a true group.
     """
 
     kind: Literal["femnist"] = "femnist"
     overlap: bool = True
-    """as published, where an inverted test makes every device take the *first* images of a class, so that devices share images
-    and train on others' test images; published accuracies need it. False: each image is on one device.
+    """as published, where an inverted test makes every device take the *first* images of a class,
+    so that devices share images and train on others' test images; published accuracies need it.
+    False: each image is on one device.
     """
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
@@ -90,24 +100,29 @@ class Femnist(Partition):
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / 3).astype(np.int64))
         if self.overlap:
             asked = zip(labels, amounts, strict=True)
-            held = [np.concatenate([parts[label][:amount] for label in own]) for own, amount in asked]
+            held = [
+                np.concatenate([parts[label][:amount] for label in own]) for own, amount in asked
+            ]
         else:
             held = _deal(parts, labels, np.repeat(amounts[None, :, None], 3, axis=2), "rest")
         for poor in (device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS):
             raise ScenarioError(
-                f"population.devices is {devices}; the classes of device {poor} are used up in '{dataset.name}': allowed are "
+                f"population.devices is {devices}; the classes of device {poor} are used up in "
+                f"'{dataset.name}': allowed are "
                 "fewer devices, or data.partition.overlap = true"
             )
         return hold_out_tenths(dataset, held, streams, truth)
 
 
 class DittoPartition(Partition):
-    """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions; sizes are lognormal(3, 1) + 10 (code of Ditto).
+    """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions; sizes are
+    lognormal(3, 1) + 10 (code of Ditto).
 
-    Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and int(p n / r) + 1 test
-    samples, r the published sets' ratio. A class that is used up starts again, so devices may share images, but no test image
-    is a training image. Fashion-MNIST and 500 devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median 88, as
-    published and the same in every run. Devices with the same classes are a true group, named by the first class.
+    Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and
+    int(p n / r) + 1 test samples, r the published sets' ratio. A class that is used up starts
+    again, so devices may share images, but no test image is a training image. Fashion-MNIST and 500
+    devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median 88, as published and
+    the same in every run. Devices with the same classes are a true group, named by the first class.
     """
 
     kind: Literal["ditto"] = "ditto"
@@ -121,28 +136,38 @@ class DittoPartition(Partition):
         shares = np.array([own / sum(own) for own in legacy.lognormal(1.0, 1.0, labels.shape)])
         amounts = (shares * sizes[:, None])[None]
         ratio = dataset.train_size / max(1, len(dataset.test))
-        train = _deal(dataset.by_class(dataset.train), labels, amounts.astype(np.int64) + 1, "again")
-        test = _deal(dataset.by_class(dataset.test), labels, (amounts / ratio).astype(np.int64) + 1, "again")
+        train = _deal(
+            dataset.by_class(dataset.train), labels, amounts.astype(np.int64) + 1, "again"
+        )
+        test = _deal(
+            dataset.by_class(dataset.test), labels, (amounts / ratio).astype(np.int64) + 1, "again"
+        )
         return federated(dataset, train, test, truth)
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and its true group: its first class."""
+    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and its true
+    group: its first class.
+    """
     classes = dataset.pool.classes
     require_classes(slots, dataset)
     labels = (np.arange(devices)[:, None] + np.arange(slots)) % classes
     return labels, labels[:, 0] if slots < classes else None
 
 
-def _deal(parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]) -> list[Index]:
-    """Deal ``amounts`` [passes, devices, slots] of the classes ``labels`` [devices, slots], from the front of each class.
+def _deal(
+    parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]
+) -> list[Index]:
+    """Deal ``amounts`` [passes, devices, slots] of the classes ``labels`` [devices, slots], from
+    the front of each class.
 
     A class with fewer left gives nothing, the rest, or starts again (``at_end``).
     """
     pieces: list[list[Index]] = [[] for _ in labels]
     taken = np.zeros(len(parts), dtype=np.int64)
     for turn, device, slot in np.ndindex(amounts.shape):
-        label, amount = labels[device, slot], amounts[turn, device, slot]
+        label = labels[device, slot]
+        amount = amounts[turn, device, slot]
         if taken[label] + amount > len(parts[label]):
             if at_end == "skip":
                 continue
@@ -154,11 +179,13 @@ def _deal(parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip
 
 
 class ClassBias(Partition):
-    """A share of each device's data is of a few random classes, the rest of all the others (Jeong and Kim 2022, CATA-Fed).
+    """A share of each device's data is of a few random classes, the rest of all the others
+    (Jeong and Kim 2022, CATA-Fed).
 
-    Images are drawn from the first ``per_class`` training images of each class, within a device without repetition while they
-    last, so each device distorts them in its own way (``data.augmentation``). Each published test sample is on one device,
-    following the devices' labels. With one class a device, the devices of a class are a true group.
+    Images are drawn from the first ``per_class`` training images of each class, within a device
+    without repetition while they last, so each device distorts them in its own way
+    (``data.augmentation``). Each published test sample is on one device, following the devices'
+    labels. With one class a device, the devices of a class are a true group.
     """
 
     kind: Literal["class-bias"] = "class-bias"
@@ -167,7 +194,9 @@ class ClassBias(Partition):
     classes_per_device: int = Field(default=1, ge=1)
     """H, the number of classes that make the larger part; all of them gives IID data."""
     share: float = Field(default=0.9, gt=0.0, le=1.0)
-    """the larger part, in equal amounts of the H classes; the rest is random among the other classes."""
+    """the larger part, in equal amounts of the H classes; the rest is random among the other
+    classes.
+    """
     sizes: Sizes = UniformSizes()
     """training samples of the devices: ``uniform`` (100 to 3,000) or ``long-tail``."""
     per_class: int = Field(default=5000, ge=1)
@@ -178,13 +207,15 @@ class ClassBias(Partition):
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
         for empty in (label for label, part in enumerate(parts) if not len(part)):
             raise ScenarioError(
-                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample of class {empty}"
+                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample "
+                f"of class {empty}"
             )
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
         if sizes.sum() > _MOST_SAMPLES:
             total = f"{sizes.sum()} training samples; allowed are at most {_MOST_SAMPLES}"
             raise ScenarioError(f"data.partition.sizes gives {devices} devices {total}")
-        train, first = [], []
+        train = []
+        first = []
         for device, size in enumerate(sizes.tolist()):
             generator = streams.generator("world/data/train", device)
             order = generator.permutation(len(parts))
@@ -193,25 +224,38 @@ class ClassBias(Partition):
         truth = np.array(first) if self.classes_per_device == 1 else None
         return federated(dataset, train, deal_test_alike(dataset, train, streams), truth)
 
-    def _draw(self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator) -> Index:
+    def _draw(
+        self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator
+    ) -> Index:
         """One device's training samples; the first classes in ``order`` make the larger part."""
-        biased, others = order[: self.classes_per_device], order[self.classes_per_device :]
+        biased = order[: self.classes_per_device]
+        others = order[self.classes_per_device :]
         major = round(self.share * size) if len(others) else size
         counts = np.zeros(len(parts), dtype=np.int64)
         counts[biased] = [len(chunk) for chunk in np.array_split(np.arange(major), len(biased))]
         if len(others):
-            counts[others] = generator.multinomial(size - major, np.full(len(others), 1.0 / len(others)))
+            counts[others] = generator.multinomial(
+                size - major, np.full(len(others), 1.0 / len(others))
+            )
         asked = [(part, int(count)) for part, count in zip(parts, counts, strict=True) if count]
-        return np.concatenate([part[generator.choice(len(part), count, replace=count > len(part))] for part, count in asked])
+        return np.concatenate(
+            [
+                part[generator.choice(len(part), count, replace=count > len(part))]
+                for part, count in asked
+            ]
+        )
 
 
 class ClassImbalance(Partition):
-    """Each device's majority class lies near the middle class, so that middle classes dominate globally (Wang et al., CCS).
+    """Each device's majority class lies near the middle class, so that middle classes dominate
+    globally (Wang et al., CCS).
 
-    The majority class, counted from 1, is Normal(5, 10) (mean and variance) rounded, redrawn outside 1..C. B whole numbers
-    uniform in 0..``largest``, not all 0, are drawn; the largest is the amount of the majority class, the others are of random
-    other classes. A training image is on two devices only where its class is used up (MNIST nearly suffices for B = 10). The
-    published (balanced) test set is dealt evenly. With one class a device, the devices of a class are a true group.
+    The majority class, counted from 1, is Normal(5, 10) (mean and variance) rounded, redrawn
+    outside 1..C. B whole numbers uniform in 0..``largest``, not all 0, are drawn; the largest is
+    the amount of the majority class, the others are of random other classes. A training image is on
+    two devices only where its class is used up (MNIST nearly suffices for B = 10). The published
+    (balanced) test set is dealt evenly. With one class a device, the devices of a class are a true
+    group.
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
@@ -223,18 +267,33 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # The chance of each class to be a device's majority: of the rounded normal, given that it lies in 1..C.
-        chances = np.diff([math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)])
+        # The chance of each class to be a device's majority: of the rounded normal, given that it
+        # lies in 1..C.
+        chances = np.diff(
+            [math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)]
+        )
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)
-        counts = np.array([self._counts(majority, streams.generator("world/data/sizes", device)) for device in range(devices)])
+        counts = np.array(
+            [
+                self._counts(majority, streams.generator("world/data/sizes", device))
+                for device in range(devices)
+            ]
+        )
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
         there = np.array([len(part) for part in parts])
         for label in np.flatnonzero(counts.max(axis=0) > there)[:1]:
-            why = f"'{dataset.name}' has {there[label]} training samples of class {label}, so 1 to {there.min()} are allowed"
+            why = (
+                f"'{dataset.name}' has {there[label]} training samples of class {label}, so 1 to "
+                f"{there.min()} are allowed"
+            )
             raise ScenarioError(f"data.partition.largest is {self.largest}; {why}")
-        owner = np.concatenate([np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)])
-        index = np.concatenate([np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)])
+        owner = np.concatenate(
+            [np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)]
+        )
+        index = np.concatenate(
+            [np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)]
+        )
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
@@ -242,7 +301,9 @@ class ClassImbalance(Partition):
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
         classes = len(majority)
         chosen = generator.choice(classes, p=majority)
-        others = generator.choice(np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False)
+        others = generator.choice(
+            np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False
+        )
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)

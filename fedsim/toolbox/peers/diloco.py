@@ -1,4 +1,6 @@
-"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
+"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and streaming
+DiLoCo.
+"""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -23,8 +25,10 @@ class DiLoCoParams(PeerParams):
     deadline: None = None
     """none: an all-reduce waits for every device."""
     collective: Literal["ring", "tree", "butterfly"] = "ring"
-    """the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``: sums go up, the result comes down.
-    ``butterfly``: each device sums up 1/n for all. Through a server it is ``fedavg``."""
+    """the all-reduce (``collectives``). ``ring``: parts of 1/n go round. ``tree``: sums go up, the
+    result comes down. ``butterfly``: each device sums up 1/n for all. Through a server it is
+    ``fedavg``.
+    """
     local_steps: int | None = Field(default=None, ge=1, le=1_000_000)
     """SGD steps between two synchronisations; None: ``local_epochs`` passes."""
     outer_lr: float = Field(default=0.7, gt=0.0, le=1e6)
@@ -32,23 +36,34 @@ class DiLoCoParams(PeerParams):
     outer_momentum: float = Field(default=0.9, ge=0.0, lt=1.0)
     """of the outer Nesterov momentum; 0: none."""
     fragments: int = Field(default=1, ge=1, le=10_000)
-    """the model is cut into so many parts of equal size, and each synchronisation is of one of them, in turn."""
+    """the model is cut into so many parts of equal size, and each synchronisation is of one of
+    them, in turn.
+    """
     overlap: bool = False
-    """whether an all-reduce goes on while devices train, and its result is taken at the next synchronisation."""
+    """whether an all-reduce goes on while devices train, and its result is taken at the next
+    synchronisation.
+    """
     mixing: Annotated[float, Field(ge=0.0, lt=1.0), OnlyWith("overlap")] = 0.5
     """share of its own, further trained fragment that a device keeps then."""
 
     def check(self, devices: int) -> None:
         if devices < 2:
-            raise ScenarioError(f"population.devices is {devices}; {self.kind!r} averages over 2 or more")
+            raise ScenarioError(
+                f"population.devices is {devices}; {self.kind!r} averages over 2 or more"
+            )
         if self.local_steps is not None and self.local_epochs != 1:
-            raise ScenarioError("strategy.local_steps and strategy.local_epochs both say how long a device trains; give one")
+            raise ScenarioError(
+                "strategy.local_steps and strategy.local_epochs both say how long a device "
+                "trains; give one"
+            )
 
     def check_population(self, population: PopulationSpec) -> None:
         if population.comes_and_goes:
             raise ScenarioError(
-                f"strategy.kind is {self.kind!r}, whose all-reduces wait for every device, but devices of this population come "
-                "and go; allowed is population.availability 'always', without arrivals and departures"
+                f"strategy.kind is {self.kind!r}, whose all-reduces wait for every device, but "
+                "devices of this population come "
+                "and go; allowed is population.availability 'always', without arrivals and "
+                "departures"
             )
 
 
@@ -57,17 +72,24 @@ class _DiLoCoClient(PeerClient):
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         steps = self.params.local_steps  # type: ignore[attr-defined]
-        return Training(instruction["model"], steps=steps) if steps else super().training(device, instruction)
+        return (
+            Training(instruction["model"], steps=steps)
+            if steps
+            else super().training(device, instruction)
+        )
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Trains, averages the changes of a fragment, makes an outer step, and again; one all-reduce at a time.
+    """Trains, averages the changes of a fragment, makes an outer step, and again; one all-reduce
+    at a time.
 
-    The header of a message has the contributions behind its sum, which all devices add up in one order.
+    The header of a message has the contributions behind its sum, which all devices add up in one
+    order.
 
-    State: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the next all-reduce is due;
-    ``fresh``, whether the last result is not taken yet; ``reducing``, the number of the all-reduce under way, or None; ``step``
-    of its program; ``known``, device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
+    State: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the
+    next all-reduce is due; ``fresh``, whether the last result is not taken yet; ``reducing``, the
+    number of the all-reduce under way, or None; ``step`` of its program; ``known``, device ->
+    contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:
@@ -77,12 +99,18 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     def on_start(self, device: Peer) -> None:
         state = device.state
         state |= {"reducing": None, "step": 0, "known": {}, "bytes": 0.0, "inbox": {}}
-        state |= {"outer": state["model"], "velocity": device.zero(), "trained": False, "fresh": False}
+        state |= {
+            "outer": state["model"],
+            "velocity": device.zero(),
+            "trained": False,
+            "fresh": False,
+        }
         self._train(device)
 
     def on_return(self, device: Peer) -> None:
         raise SimulationError(
-            f"device {device.number} was switched off, but the all-reduces of {self.params.kind!r} wait for every device: let "
+            f"device {device.number} was switched off, but the all-reduces of "
+            f"{self.params.kind!r} wait for every device: let "
             "no process of the world switch one off"
         )
 
@@ -90,7 +118,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self.on_return(device)
 
     def _train(self, device: Peer) -> None:
-        if self.setting.planned_rounds is None or device.state["round"] < self.setting.planned_rounds:
+        if (
+            self.setting.planned_rounds is None
+            or device.state["round"] < self.setting.planned_rounds
+        ):
             self.train(device, device.state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
@@ -106,7 +137,9 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         number, state["trained"] = state["round"], False
         if state["fresh"]:
             self._take(device, number - 1, self.params.mixing)
-        change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=device.zero())
+        change = device.mix(
+            [(state["model"], 1.0), (state["outer"], -1.0)], otherwise=device.zero()
+        )
         places = self._places(number)
         written, size = device.written(Partial(change, device.zero(), places) if places else change)
         state |= {"reducing": number, "step": 0, "known": {device.number: written}, "bytes": size}
@@ -115,13 +148,16 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        device.state["inbox"].setdefault(contents["number"], {}).setdefault(sender, []).append(contents["known"])
+        device.state["inbox"].setdefault(contents["number"], {}).setdefault(sender, []).append(
+            contents["known"]
+        )
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:
         """Go on with the all-reduce as far as messages have come."""
         state = device.state
-        number, program = state["reducing"], self._collective.programs[device.number]
+        number = state["reducing"]
+        program = self._collective.programs[device.number]
         if number is None:
             return
         came = state["inbox"].get(number, {})
@@ -134,17 +170,25 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
             state["step"] += 1
             if step.send:
                 part = Opaque(None, state["bytes"] * self._collective.share)
-                device.send(step.send, {"part": part, "known": Header(dict(state["known"])), "number": Header(number)}, number)
+                device.send(
+                    step.send,
+                    {"part": part, "known": Header(dict(state["known"])), "number": Header(number)},
+                    number,
+                )
         state["inbox"].pop(number, None)
         state["reducing"] = None
         self._step(device, number, [state["known"][one] for one in sorted(state["known"])])
 
     def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
         """The outer step; ``contributions`` are those of all devices, in their order."""
-        state, params = device.state, self.params
-        share, zero = 1.0 / len(contributions), device.zero()
+        state = device.state
+        params = self.params
+        share = 1.0 / len(contributions)
+        zero = device.zero()
         change = device.mix([(each, share) for each in contributions], otherwise=zero)
-        velocity = device.mix([(state["velocity"], params.outer_momentum), (change, 1.0)], otherwise=zero)
+        velocity = device.mix(
+            [(state["velocity"], params.outer_momentum), (change, 1.0)], otherwise=zero
+        )
         step = [(change, params.outer_lr), (velocity, params.outer_lr * params.outer_momentum)]
         outer = device.mix([(state["outer"], 1.0), *step], otherwise=state["outer"])
         places = self._places(number)
@@ -167,25 +211,31 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
     def _take(self, device: Peer, number: int, mixing: float) -> None:
         """Take a synchronised fragment, and keep a share of its own."""
-        state, places = device.state, self._places(number)
-        model = device.mix([(state["model"], mixing), (state["outer"], 1.0 - mixing)], otherwise=state["outer"])
+        state = device.state
+        places = self._places(number)
+        model = device.mix(
+            [(state["model"], mixing), (state["outer"], 1.0 - mixing)], otherwise=state["outer"]
+        )
         state["model"] = device.splice(state["model"], model, places) if places else model
         state["fresh"] = False
 
     def _places(self, number: int) -> Places:
         """The fragment of a synchronisation; none for the whole model."""
-        count, size = self.params.fragments, self.setting.parameters
+        count = self.params.fragments
+        size = self.setting.parameters
         part = number % count
         return ((part * size // count, (part + 1) * size // count),) if count > 1 else ()
 
 
 class DiLoCo(Peers[DiLoCoParams]):
-    """Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et al. 2025 (Streaming DiLoCo).
+    """Douillard et al. 2023 (DiLoCo), Algorithm 1; with fragments and ``overlap`` Douillard et
+    al. 2025 (Streaming DiLoCo).
 
-    Each device makes H SGD steps. An all-reduce then averages their changes (d / fragments parameters, ``part``, encoded by
-    ``messages.up``, exactly summed) for an outer Nesterov step: v <- m v + change; x <- x + lr (change + m v). With one
-    fragment and no overlap all begin from x again. A round of the run is a synchronisation. The inner optimiser is SGD, where
-    the papers have AdamW.
+    Each device makes H SGD steps. An all-reduce then averages their changes (d / fragments
+    parameters, ``part``, encoded by ``messages.up``, exactly summed) for an outer Nesterov step: v
+    <- m v + change; x <- x + lr (change + m v). With one fragment and no overlap all begin from x
+    again. A round of the run is a synchronisation. The inner optimiser is SGD, where the papers
+    have AdamW.
     """
 
     Params: ClassVar[type[DiLoCoParams]] = DiLoCoParams
@@ -202,6 +252,8 @@ class LocalSGDParams(DiLoCoParams):
 
 
 class LocalSGD(DiLoCo):
-    """Stich 2019 (local SGD): after H SGD steps an all-reduce (d parameters, ``part``) gives all devices their models' mean."""
+    """Stich 2019 (local SGD): after H SGD steps an all-reduce (d parameters, ``part``) gives all
+    devices their models' mean.
+    """
 
     Params = LocalSGDParams

@@ -1,4 +1,6 @@
-"""D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and average what they receive."""
+"""D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and
+average what they receive.
+"""
 
 import inspect
 import math
@@ -15,8 +17,12 @@ from fedsim.learning.refs import Ref
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
 
 _SHORT = {"ring": "cycle_graph", "random-regular": "random_regular_graph", "torus": "grid_2d_graph"}
-_USUAL: Mapping[str, Mapping[str, Any]] = {"random_regular_graph": {"d": 3}, "grid_2d_graph": {"periodic": True}}
-_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")  # arguments of networkx that say nothing of the graph
+_USUAL: Mapping[str, Mapping[str, Any]] = {
+    "random_regular_graph": {"d": 3},
+    "grid_2d_graph": {"periodic": True},
+}
+# arguments of networkx that say nothing of the graph
+_NOT_OURS = ("seed", "create_using", "backend", "backend_kwargs")
 _POWERS: Mapping[str, Callable[[float, float], float]] = {
     "hypercube_graph": lambda n, _: n * math.log(2),
     "dorogovtsev_goltsev_mendes_graph": lambda n, _: n * math.log(3),
@@ -24,7 +30,9 @@ _POWERS: Mapping[str, Callable[[float, float], float]] = {
     "navigable_small_world_graph": lambda n, dim: dim * math.log(max(n, 1)),
     "mycielski_graph": lambda n, _: n * math.log(2),
 }
-"""Generators with many more nodes than ``n``: the logarithm of their number by ``n`` and ``dim``."""
+"""Generators with many more nodes than ``n``: the logarithm of their number by ``n`` and
+``dim``.
+"""
 
 Neighbours = tuple[tuple[int, ...], ...]
 R = TypeVar("R", bound=PeerParams)
@@ -35,12 +43,16 @@ class Topology(Spec):
     """The graph of the devices: each sends to its neighbours."""
 
     kind: str = "ring"
-    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected graphs in networkx by its
-    name, such as ``complete``, ``star``, ``erdos_renyi`` or ``hypercube``."""
+    """``ring``, ``random-regular`` (``d``), ``torus`` (``m``, ``n``), or a generator of undirected
+    graphs in networkx by its name, such as ``complete``, ``star``, ``erdos_renyi`` or
+    ``hypercube``.
+    """
     parameters: dict[str, int | float | bool] = Field(default={})
     """arguments of the generator by name, but for the number of nodes, that of the devices."""
     every: int | None = Field(default=None, ge=1)
-    """the graph is drawn again after so many rounds, for a kind with random edges; None: it stays."""
+    """the graph is drawn again after so many rounds, for a kind with random edges; None: it
+    stays.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -52,36 +64,58 @@ class Topology(Spec):
         takes = inspect.signature(self._generator()).parameters
         if self.every is not None and "seed" not in takes:
             drawn = "a graph that is drawn, such as 'random-regular' or 'erdos_renyi'"
-            raise ValueError(f"'every' is {self.every}, which counts only with {drawn}; {self.kind!r} is always the same")
+            raise ValueError(
+                f"'every' is {self.every}, which counts only with {drawn}; {self.kind!r} is "
+                "always the same"
+            )
         return self
 
     def _generator(self) -> Any:
         name = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph") + "_graph"
         if not callable(found := getattr(networkx.generators, name, None)):
-            known = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
+            known = [
+                name.removesuffix("_graph")
+                for name in dir(networkx.generators)
+                if name.endswith("_graph")
+            ]
             more = f"complete, star and other generators of networkx{nearest(self.kind, known)}"
             raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
         return found
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Raise ``ScenarioError`` for an argument that the generator does not take, or by which a graph has too many nodes."""
+        """Raise ``ScenarioError`` for an argument that the generator does not take, or by which
+        a graph has too many nodes.
+        """
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
             if name not in allowed:
-                known = f"allowed with {self.kind!r} are {', '.join(allowed) or 'none'}{nearest(name, allowed)}"
+                known = (
+                    f"allowed with {self.kind!r} are "
+                    f"{', '.join(allowed) or 'none'}{nearest(name, allowed)}"
+                )
                 raise ScenarioError(f"{key} has {name!r}; {known}")
             if isinstance(value, int) and abs(value) > devices:
-                raise ScenarioError(f"{key} has {name} = {value}; allowed are at most {devices}, the number of devices")
+                raise ScenarioError(
+                    f"{key} has {name} = {value}; allowed are at most {devices}, the number of "
+                    "devices"
+                )
         name = self._generator().__name__
         if name == "duplication_divergence_graph" and self.parameters.get("p") == 0:
-            raise ScenarioError(f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0")
-        size, dimensions = self.parameters.get("n", devices), self.parameters.get("dim", 2)
+            raise ScenarioError(
+                f"{key} has p = 0, with which networkx never ends; allowed is a probability above 0"
+            )
+        size = self.parameters.get("n", devices)
+        dimensions = self.parameters.get("dim", 2)
         if name in _POWERS and _POWERS[name](size, dimensions) > math.log(4 * devices):
-            raise ScenarioError(f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device")
+            raise ScenarioError(
+                f"{key}: with n = {size} {self.kind!r} has more than {devices} nodes, one a device"
+            )
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes something else."""
+        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes
+        something else.
+        """
         generator = self._generator()
         takes = inspect.signature(generator).parameters
         self._check_parameters([*takes], devices)
@@ -94,10 +128,18 @@ class Topology(Spec):
             graph = networkx.convert_node_labels_to_integers(generator(**given), ordering="sorted")
         except Exception as error:  # whatever another library says to a user's arguments
             why = f"networkx says {type(error).__name__}: {error}"
-            raise ScenarioError(f"strategy.topology.kind is {self.kind!r} with {self.parameters}: {why}") from None
+            raise ScenarioError(
+                f"strategy.topology.kind is {self.kind!r} with {self.parameters}: {why}"
+            ) from None
         if graph.is_directed() or len(graph) != devices:
-            found = f"{'a directed' if graph.is_directed() else 'an undirected'} graph of {len(graph)} nodes"
-            raise ScenarioError(f"strategy.topology.kind is {self.kind!r}, {found}; allowed is an undirected one of {devices}")
+            found = (
+                f"{'a directed' if graph.is_directed() else 'an undirected'} graph of {len(graph)} "
+                "nodes"
+            )
+            raise ScenarioError(
+                f"strategy.topology.kind is {self.kind!r}, {found}; allowed is an undirected "
+                f"one of {devices}"
+            )
         graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
         return graph
 
@@ -117,7 +159,8 @@ class GraphHalf(PeerHalf[G]):
 
     def neighbours(self, device: Peer, number: int) -> Neighbours:
         """The neighbours of each device in a round, ascending."""
-        topology, devices = self.params.topology, self.setting.devices
+        topology = self.params.topology
+        devices = self.setting.devices
         count = 0 if topology.every is None else number // topology.every
 
         def draw() -> Neighbours:
@@ -128,10 +171,12 @@ class GraphHalf(PeerHalf[G]):
 
 
 class RoundHalf(PeerHalf[R]):
-    """A device's half in rounds of its own, at most one ahead of its senders; after an absence it joins the latest round.
+    """A device's half in rounds of its own, at most one ahead of its senders; after an absence
+    it joins the latest round.
 
-    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model; ``newest``, the last round
-    received of each sender; ``lost``, senders not waited for in this round; ``late``, whether the deadline has passed.
+    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model;
+    ``newest``, the last round received of each sender; ``lost``, senders not waited for in this
+    round; ``late``, whether the deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
@@ -146,7 +191,9 @@ class RoundHalf(PeerHalf[R]):
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """The weight of a sender's model in the average of ``received`` models and the device's own, which has the rest."""
+        """The weight of a sender's model in the average of ``received`` models and the device's
+        own, which has the rest.
+        """
         raise NotImplementedError
 
     def on_start(self, device: Peer) -> None:
@@ -158,7 +205,13 @@ class RoundHalf(PeerHalf[R]):
 
     def _begin(self, device: Peer) -> None:
         state = device.state
-        state |= {"trained": False, "update": None, "lost": [], "late": False, "sent": state["model"]}
+        state |= {
+            "trained": False,
+            "update": None,
+            "lost": [],
+            "late": False,
+            "sent": state["model"],
+        }
         if self.sends_first:
             self._send(device)
         self.train(device, state["model"])
@@ -176,10 +229,15 @@ class RoundHalf(PeerHalf[R]):
 
     def _send(self, device: Peer) -> None:
         number = device.state["round"]
-        device.send(self.receivers(device, number), {"model": device.state["sent"], "round": Header(number)}, number)
+        device.send(
+            self.receivers(device, number),
+            {"model": device.state["sent"], "round": Header(number)},
+            number,
+        )
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        state, number = device.state, contents["round"]
+        state = device.state
+        number = contents["round"]
         state["newest"][sender] = max(number, state["newest"].get(sender, 0))
         if number >= state["round"]:
             state["inbox"].setdefault(number, {})[sender] = contents["model"]
@@ -194,29 +252,47 @@ class RoundHalf(PeerHalf[R]):
         self._look(device)
 
     def _waits(self, device: Peer, number: int, there: Mapping[int, Ref]) -> bool:
-        state, heard = device.state, {*there, *device.state["lost"]}
+        state = device.state
+        heard = {*there, *device.state["lost"]}
         if not state["trained"] or state["late"]:
             return not state["trained"]
-        return any(one not in heard and state["newest"].get(one, 0) <= number for one in self.senders(device, number))
+        return any(
+            one not in heard and state["newest"].get(one, 0) <= number
+            for one in self.senders(device, number)
+        )
 
     def _look(self, device: Peer) -> None:
-        state, number = device.state, device.state["round"]
+        state = device.state
+        number = device.state["round"]
         there = state["inbox"].get(number, {})
         if self._waits(device, number, there):
             return
         device.cancel_timer()
-        weights = {sender: self.weight(device, number, sender, len(there)) for sender in sorted(there)}
-        parts = [(state["sent"], 1.0 - sum(weights.values())), *((there[sender], part) for sender, part in weights.items())]
+        weights = {
+            sender: self.weight(device, number, sender, len(there)) for sender in sorted(there)
+        }
+        parts = [
+            (state["sent"], 1.0 - sum(weights.values())),
+            *((there[sender], part) for sender, part in weights.items()),
+        ]
         model = device.mix(parts, otherwise=state["sent"])
-        if self.sends_first and state["update"] is not None and state["update"] is not state["model"]:
-            model = device.mix([(model, 1.0), (state["update"], 1.0), (state["model"], -1.0)], otherwise=model)
+        if (
+            self.sends_first
+            and state["update"] is not None
+            and state["update"] is not state["model"]
+        ):
+            model = device.mix(
+                [(model, 1.0), (state["update"], 1.0), (state["model"], -1.0)], otherwise=model
+            )
         state["model"] = model
         self._go_to(device, max([number + 1, *(later - 1 for later in state["inbox"])]))
 
     def _go_to(self, device: Peer, number: int) -> None:
         state = device.state
         state["round"], state["trained"] = number, False
-        state["inbox"] = {later: models for later, models in state["inbox"].items() if later >= number}
+        state["inbox"] = {
+            later: models for later, models in state["inbox"].items() if later >= number
+        }
         if self.setting.planned_rounds is None or number < self.setting.planned_rounds:
             self._begin(device)
 
@@ -246,9 +322,10 @@ class DPSGDHalf(GraphHalf[DPSGDParams], RoundHalf[DPSGDParams]):
 class DPSGD(Peers[DPSGDParams]):
     """Lian et al. 2017 (D-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and trains from it meanwhile. With
-    theirs x_i becomes the sum of W_ij x_j, plus the change by training. W has Metropolis-Hastings weights; the weight of a
-    model that is not received goes to the device's own.
+    In round k device i sends its model x_i to its neighbours (d parameters each, ``model``) and
+    trains from it meanwhile. With theirs x_i becomes the sum of W_ij x_j, plus the change by
+    training. W has Metropolis-Hastings weights; the weight of a model that is not received goes to
+    the device's own.
     """
 
     Params = DPSGDParams
@@ -275,8 +352,12 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
         """The receivers and the senders of every device in a round, ascending."""
 
         def draw() -> tuple[list[list[int]], list[list[int]]]:
-            rng, devices = device.rng("epidemic", number), self.setting.devices
-            draws = [rng.choice(devices - 1, self.params.sample_size, replace=False) for _ in range(devices)]
+            rng = device.rng("epidemic", number)
+            devices = self.setting.devices
+            draws = [
+                rng.choice(devices - 1, self.params.sample_size, replace=False)
+                for _ in range(devices)
+            ]
             receivers = [sorted((draw + (draw >= one)).tolist()) for one, draw in enumerate(draws)]
             senders: list[list[int]] = [[] for _ in range(devices)]
             for one, drawn in enumerate(receivers):
@@ -298,10 +379,11 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
 
 
 class Epidemic(Peers[EpidemicParams]):
-    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from a common seed: senders are known.
+    """De Vos et al. 2023 (Epidemic Learning), Algorithm 1, EL-Local's draws, from a common seed:
+    senders are known.
 
-    In each round a device trains, sends the result to s others that it draws (d parameters each, ``model``), and takes the mean
-    of its own model and the received ones.
+    In each round a device trains, sends the result to s others that it draws (d parameters each,
+    ``model``), and takes the mean of its own model and the received ones.
     """
 
     Params = EpidemicParams
@@ -317,11 +399,11 @@ class GossipParams(GraphParams):
 class GossipHalf(GraphHalf[GossipParams]):
     """Trains, averages with one neighbour, and again.
 
-    A device that waits for an answer lets devices of higher numbers that ask it wait, too, and declines those of lower
-    numbers. So no cycle of devices waits for one another.
+    A device that waits for an answer lets devices of higher numbers that ask it wait, too, and
+    declines those of lower numbers. So no cycle of devices waits for one another.
 
-    State: ``from``, the model from which it trains; ``partner``, the device asked, or None; ``asking``, waiting devices and
-    their models.
+    State: ``from``, the model from which it trains; ``partner``, the device asked, or None;
+    ``asking``, waiting devices and their models.
     """
 
     def on_start(self, device: Peer) -> None:
@@ -331,8 +413,11 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add what the training changed to the model, which others may have changed meanwhile, and ask a neighbour."""
-        state, number = device.state, device.state["round"]
+        """Add what the training changed to the model, which others may have changed meanwhile,
+        and ask a neighbour.
+        """
+        state = device.state
+        number = device.state["round"]
         if update is not None and update is not state["from"]:
             parts = [(state["model"], 1.0), (update, 1.0), (state["from"], -1.0)]
             state["model"] = device.mix(parts, otherwise=state["model"])
@@ -346,7 +431,8 @@ class GossipHalf(GraphHalf[GossipParams]):
             device.timer(self.params.deadline)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        state, number = device.state, device.state["round"]
+        state = device.state
+        number = device.state["round"]
         if "ask" in contents and state["partner"] is None:
             self._answer(device, sender, contents["ask"])
         elif "ask" in contents and sender > device.number:
@@ -386,10 +472,11 @@ class GossipHalf(GraphHalf[GossipParams]):
 class Gossip(Peers[GossipParams]):
     """Lian et al. 2018 (AD-PSGD), Algorithm 1, with local epochs in place of one gradient.
 
-    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``), which sends its own back
-    (``answer``, d parameters); both then have the mean, so that the sum of all models does not change. A neighbour that waits
-    for an answer itself answers later, or sends ``declined`` (4 bytes). The change by training is added to a model that others
-    may have averaged meanwhile. A round of the run has as many steps as there are devices.
+    A trained device sends its model to one neighbour, drawn at random (d parameters, ``ask``),
+    which sends its own back (``answer``, d parameters); both then have the mean, so that the sum of
+    all models does not change. A neighbour that waits for an answer itself answers later, or sends
+    ``declined`` (4 bytes). The change by training is added to a model that others may have averaged
+    meanwhile. A round of the run has as many steps as there are devices.
     """
 
     Params = GossipParams

@@ -1,4 +1,6 @@
-"""Selections by how fast devices say they are: FedCS (Nishio and Yonetani, 2019) and FLANP (Reisizadeh et al., 2022)."""
+"""Selections by how fast devices say they are: FedCS (Nishio and Yonetani, 2019) and FLANP
+(Reisizadeh et al., 2022).
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -17,12 +19,16 @@ from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Up
 
 
 class BySpeed(Selection):
-    """Candidates answer with their times to receive a model, to train for a round, and to send a model (s): 12 bytes."""
+    """Candidates answer with their times to receive a model, to train for a round, and to send a
+    model (s): 12 bytes.
+    """
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {}
 
-    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+    def answer(
+        self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
+    ) -> Contents:
         training_s = device.epoch_s * getattr(params, "local_epochs", 1)
         return {"resources": [device.model_s("down"), training_s, device.model_s("up")]}
 
@@ -30,11 +36,13 @@ class BySpeed(Selection):
 class FedCS(BySpeed):
     """As many clients as are expected to finish by a deadline, chosen greedily.
 
-    Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous resources" (ICC 2019), Protocol 2
-    and Algorithm 3. Candidates drawn at random send their times (12 bytes; ``resources``). The candidate that lengthens the
-    expected round least is then added, again and again, while the round stays within ``time``, up to the wanted number. As in
-    the paper the model goes to all at once (the slowest download counts), all train side by side, and updates are sent one
-    after another. The times know nothing of jitter, outages and shared links, so a round may take longer.
+    Source: Nishio and Yonetani, "Client selection for federated learning with heterogeneous
+    resources" (ICC 2019), Protocol 2 and Algorithm 3. Candidates drawn at random send their times
+    (12 bytes; ``resources``). The candidate that lengthens the expected round least is then added,
+    again and again, while the round stays within ``time``, up to the wanted number. As in the paper
+    the model goes to all at once (the slowest download counts), all train side by side, and updates
+    are sent one after another. The times know nothing of jitter, outages and shared links, so a
+    round may take longer.
     """
 
     kind: Literal["fedcs"] = "fedcs"
@@ -43,23 +51,37 @@ class FedCS(BySpeed):
     candidates: int = Field(default=20, ge=1)
     """how many devices are asked; at least as many as are wanted."""
     patience: PositiveSeconds | None = None
-    """candidates that have not answered by then (s) are not chosen; None: the round waits for all."""
+    """candidates that have not answered by then (s) are not chosen; None: the round waits for
+    all.
+    """
 
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+    ) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
-        return self.greedy(count, {device: tuple(answer["resources"]) for device, answer in answers.items()})
+    async def choose(
+        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+    ) -> list[int]:
+        return self.greedy(
+            count, {device: tuple(answer["resources"]) for device, answer in answers.items()}
+        )
 
     def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
-        """At most ``count`` devices that are expected to finish by ``time``, in the order in which they were added.
+        """At most ``count`` devices that are expected to finish by ``time``, in the order in
+        which they were added.
 
         ``times``: device -> time to receive a model, to train, and to send a model (s).
         """
-        left, chosen = dict(times), list[int]()
-        received = sent = 0.0  # when the last of the chosen has the model, and the time from then to the last update
+        left = dict(times)
+        chosen = list[int]()
+        # when the last of the chosen has the model, and the time from then to the last update
+        received = sent = 0.0
         while left and len(chosen) < count:
-            after = {device: (max(received, down), max(sent, training) + up) for device, (down, training, up) in left.items()}
+            after = {
+                device: (max(received, down), max(sent, training) + up)
+                for device, (down, training, up) in left.items()
+            }
             best = min(after, key=lambda device: sum(after[device]))
             del left[best]
             if sum(after[best]) <= self.time:
@@ -71,38 +93,55 @@ class FedCS(BySpeed):
 class FLANP(BySpeed):
     """The fastest clients, twice as many in each stage, up to as many as a round may ask.
 
-    Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated learning" (2022), Algorithm 1
-    (rules from memory): a stage of n clients is over when the squared norm of the gradient of their loss is at most 2 mu V, V =
-    c / (n s) being the statistical accuracy of their n s samples; the next one goes on from its model with 2 n. So the model is
-    nearly trained when the slow ones join. Here 2 mu c is ``accuracy``, and the gradient is estimated from the updates: the
-    mean, weighted by samples, of (received model - update) / (learning rate x steps), which for a single step without momentum
-    is the gradient itself. The paper's solver within a stage is FedGATE; here it is the strategy.
+    Source: Reisizadeh, Tziotis, Hassani, Mokhtari and Pedarsani, "Straggler-resilient federated
+    learning" (2022), Algorithm 1 (rules from memory): a stage of n clients is over when the squared
+    norm of the gradient of their loss is at most 2 mu V, V = c / (n s) being the statistical
+    accuracy of their n s samples; the next one goes on from its model with 2 n. So the model is
+    nearly trained when the slow ones join. Here 2 mu c is ``accuracy``, and the gradient is
+    estimated from the updates: the mean, weighted by samples, of (received model - update) /
+    (learning rate x steps), which for a single step without momentum is the gradient itself. The
+    paper's solver within a stage is FedGATE; here it is the strategy.
 
-    Each client reports its times once (12 bytes; ``resources``). A stage's clients are the n fastest available ones, and
-    at most ``clients_per_round`` (all devices, in the paper). In strategies with groups all models together make the gradient.
-    Without learning a stage is one round. Each stage is a record, ``stage``.
+    Each client reports its times once (12 bytes; ``resources``). A stage's clients are the n
+    fastest available ones, and at most ``clients_per_round`` (all devices, in the paper). In
+    strategies with groups all models together make the gradient. Without learning a stage is one
+    round. Each stage is a record, ``stage``.
 
-    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places left for clients that are being queried.
+    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places left for
+    clients that are being queried.
     """
 
     kind: Literal["flanp"] = "flanp"
     looks_at_each: ClassVar[str | None] = "the selection 'flanp' makes a gradient of single updates"
-    counts_steps: ClassVar[str | None] = "the selection 'flanp' finds gradients from how far steps have led"
+    counts_steps: ClassVar[str | None] = (
+        "the selection 'flanp' finds gradients from how far steps have led"
+    )
 
     first: int = Field(default=2, ge=1)
     """n of the first stage."""
     accuracy: float = Field(gt=0.0, le=1e12)
-    """2 mu c: a stage is over when the gradient's squared norm, times the samples of its clients, is at most this."""
+    """2 mu c: a stage is over when the gradient's squared norm, times the samples of its
+    clients, is at most this.
+    """
     patience: PositiveSeconds | None = None
-    """a device that has not sent its times by then (s) is asked again in the next round; None: the round waits for all."""
+    """a device that has not sent its times by then (s) is asked again in the next round; None:
+    the round waits for all.
+    """
 
     def fewest(self, count: int) -> int:
         return min(self.first, count)
 
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+    ) -> list[int]:
         state["round"] = ids[0]
-        there = server.clients.online() if among is None else [device for device in among if server.clients.idle(device)]
-        told, wanted = state.setdefault("told", {}), min(count, state.setdefault("stage", self.first))
+        there = (
+            server.clients.online()
+            if among is None
+            else [device for device in among if server.clients.idle(device)]
+        )
+        told = state.setdefault("told", {})
+        wanted = min(count, state.setdefault("stage", self.first))
         fastest = _fastest(wanted, {device: told[device] for device in there if device in told})
         unknown = [device for device in there if device not in told]
         if unknown:
@@ -112,18 +151,28 @@ class FLANP(BySpeed):
     def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
         return [device for device in chosen if device not in state["told"]]
 
-    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+    async def choose(
+        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+    ) -> list[int]:
         state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
         return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"steps": Header(result.steps)}
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
-        if not received or "stage" not in state:  # the strategy has chosen clients without it (in a sweep)
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+    ) -> None:
+        # the strategy has chosen clients without it (in a sweep)
+        if not received or "stage" not in state:
             return
-        stage, total = state["stage"], sum(entry["samples"] for entry in received)
-        if server.models.learns and not await self._square(server, state["round"], received, total) * total <= self.accuracy:
+        stage = state["stage"]
+        total = sum(entry["samples"] for entry in received)
+        if (
+            server.models.learns
+            and not await self._square(server, state["round"], received, total) * total
+            <= self.accuracy
+        ):
             return
         state["stage"] = min(2 * stage, server.devices)
         if state["stage"] > stage:
@@ -131,11 +180,19 @@ class FLANP(BySpeed):
 
     async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
         """The squared norm of the gradient; not finite where it is not known."""
-        lr, squares = server.setting.lr_in(number), []
+        lr = server.setting.lr_in(number)
+        squares = []
         for start in dict.fromkeys(entry["start"] for entry in received):
             own = [entry for entry in received if entry["start"] == start]
-            shares = [entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300) for entry in own]
-            squares.append(server.models.apply(squared, [start, *(entry["update"] for entry in own)], size=1, shares=shares))
+            shares = [
+                entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300)
+                for entry in own
+            ]
+            squares.append(
+                server.models.apply(
+                    squared, [start, *(entry["update"] for entry in own)], size=1, shares=shares
+                )
+            )
         return float(sum(value[0] for value in await server.models.values(squares)))
 
 

@@ -26,20 +26,21 @@ class FAVOR(Selection):
     """The clients from whom an agent expects most; the agent learns by double deep Q-learning.
 
     Source: Wang, Kaplan, Niu and Li, "Optimizing federated learning on non-IID data with
-    reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first each
-    device receives the model (d parameters; ``profile``), trains for an epoch, and sends the result
-    (d parameters; ``local-model``). The leading principal axes of these models are kept. The state
-    of a round is the model, and the last known one of each device, along these axes. A round's
-    reward is ``base``^(accuracy - ``target``) - 1, by the server's test (``ServerModels.test``). The
-    agent, a perceptron with one hidden layer, values the choice of each device in a state. The next
-    round asks the devices of the highest values, but each place in the cohort goes to a device at
-    random with probability epsilon, which falls by ``decay`` a round to ``least_exploration``.
+    reinforcement learning" (INFOCOM 2020), sections III and IV (by a summary of them). At first
+    each device receives the model (d parameters; ``profile``), trains for an epoch, and sends the
+    result (d parameters; ``local-model``). The leading principal axes of these models are kept. The
+    state of a round is the model, and the last known one of each device, along these axes. A
+    round's reward is ``base``^(accuracy - ``target``) - 1, by the server's test
+    (``ServerModels.test``). The agent, a perceptron with one hidden layer, values the choice of
+    each device in a state. The next round asks the devices of the highest values, but each place in
+    the cohort goes to a device at random with probability epsilon, which falls by ``decay`` a round
+    to ``least_exploration``.
 
     Each client of a round is an action. With Q the agent, and Q' the agent as it was up to
     ``refresh`` rounds ago, the value of an action is r + ``discount`` Q'(s', argmax_a Q(s', a)).
     After a round the agent makes ``steps`` steps of Adam at ``lr`` on the squared errors of
-    ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by one
-    device a round; here it learns in the run, in no simulated time. The discount, and how it
+    ``batch`` actions drawn from the last ``memory``. In the paper it is trained in many runs, by
+    one device a round; here it learns in the run, in no simulated time. The discount, and how it
     explores and learns, are our choice. A newcomer, or a device that was away, is profiled as soon
     as it is available; until then the first model stands for its own. In strategies with groups the
     model is the mean of the groups'. Without learning clients are random.
@@ -93,7 +94,9 @@ class FAVOR(Selection):
         least = min(self.least_exploration, self.exploration)
         return max(self.exploration * self.decay**number, least)
 
-    def select(self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None) -> list[int]:
+    def select(
+        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+    ) -> list[int]:
         state["round"] = ids[0]
         profiled = state.setdefault("local", {})
         online = server.clients.sample(server.devices, "select", *ids, among=among)
@@ -101,7 +104,9 @@ class FAVOR(Selection):
         chosen = self._best(server, state, count, candidates)
         return chosen + self.asked_first(state, online)
 
-    def _best(self, server: Server, state: dict[str, Any], count: int, candidates: list[int]) -> list[int]:
+    def _best(
+        self, server: Server, state: dict[str, Any], count: int, candidates: list[int]
+    ) -> list[int]:
         """At most ``count`` of the candidates, whose order is drawn at random."""
         number = state["round"]
         values = state.get("values")
@@ -126,11 +131,15 @@ class FAVOR(Selection):
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         return (Train(Training(instruction["profile"])),)
 
-    def answer(self, device: Device, instruction: Instruction, result: LocalResult, params: Spec) -> Contents:
+    def answer(
+        self, device: Device, instruction: Instruction, result: LocalResult, params: Spec
+    ) -> Contents:
         start = Header(instruction["profile"])
         return {"local-model": result.update, "profiled-from": start}
 
-    async def choose(self, server: Server, state: dict[str, Any], count: int, answers: Answers) -> list[int]:
+    async def choose(
+        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+    ) -> list[int]:
         for device, answer in answers.items():
             first = state.setdefault("first", answer["profiled-from"])
             model = server.models.mix([(answer["local-model"], 1.0)], otherwise=first)
@@ -142,7 +151,9 @@ class FAVOR(Selection):
             await self._evaluate(server, state)
         return self._best(server, state, count, list(answers))
 
-    async def closed(self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment) -> None:
+    async def closed(
+        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+    ) -> None:
         if "axes" not in state or not received:
             return
         before = state["state"]
@@ -171,7 +182,9 @@ class FAVOR(Selection):
         size = (count + 1) * server.setting.parameters
         state["axes"] = server.models.apply(principal_axes, local, size=size, count=count)
         sizes = self._sizes(server)
-        agent = server.models.apply(new_agent, [state["first"]], stream=("agent",), size=agent_size(**sizes), **sizes)
+        agent = server.models.apply(
+            new_agent, [state["first"]], stream=("agent",), size=agent_size(**sizes), **sizes
+        )
         state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
 
     def _observe(self, server: Server, state: dict[str, Any]) -> None:
@@ -189,7 +202,9 @@ class FAVOR(Selection):
         values = server.models.apply(state_values, inputs, size=actions, **sizes)
         state["values"] = (await server.models.value(values)).tolist()
 
-    async def _reward(self, server: Server, state: dict[str, Any], models: ModelAssignment) -> float:
+    async def _reward(
+        self, server: Server, state: dict[str, Any], models: ModelAssignment
+    ) -> float:
         """By the accuracy of the models on the devices that each serves; keeps their mean."""
         served = list[tuple[Ref, Sequence[int] | None, int]]()
         for model, devices in models.values():
@@ -210,14 +225,22 @@ class FAVOR(Selection):
         if number % self.refresh == 0:
             state["older"] = state["agent"]
         sizes = self._sizes(server)
-        rule: dict[str, Any] = {"size": agent_size(**sizes), "hidden": self.hidden, "actions": server.devices}
+        rule: dict[str, Any] = {
+            "size": agent_size(**sizes),
+            "hidden": self.hidden,
+            "actions": server.devices,
+        }
         generator = server.rng("replay", number)
         draws = generator.integers(len(replay), size=(self.steps, self.batch))
         for places in draws.tolist():
-            befores, actions, rewards, afters = zip(*(replay[place] for place in places), strict=True)
+            befores, actions, rewards, afters = zip(
+                *(replay[place] for place in places), strict=True
+            )
             models = [state["agent"], state["older"], *befores, *afters]
             batch: dict[str, Any] = {"chosen": list(actions), "rewards": list(rewards)}
-            state["agent"] = server.models.apply(trained_agent, models, discount=self.discount, lr=self.lr, **rule, **batch)
+            state["agent"] = server.models.apply(
+                trained_agent, models, discount=self.discount, lr=self.lr, **rule, **batch
+            )
 
 
 # The agent is one array: weights of a perceptron inputs - hidden - actions, Adam's first and second
@@ -235,8 +258,12 @@ def agent_size(inputs: int, hidden: int, actions: int) -> int:
 
 
 @pure
-def new_agent(models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator) -> Floats:
-    """An agent with weights uniform within 1 / sqrt(inputs of the layer); ``models`` are not used."""
+def new_agent(
+    models: list[Floats32], inputs: int, hidden: int, actions: int, rng: np.random.Generator
+) -> Floats:
+    """An agent with weights uniform within 1 / sqrt(inputs of the layer); ``models`` are not
+    used.
+    """
     first = rng.uniform(-1, 1, hidden * (inputs + 1)) / math.sqrt(inputs)
     second = rng.uniform(-1, 1, actions * (hidden + 1)) / math.sqrt(hidden)
     moments_and_steps = np.zeros(2 * weights(inputs, hidden, actions) + 1)
@@ -307,7 +334,9 @@ def trained_agent(
     steps = float(agent[-1]) + 1
     scale = (second / (1 - 0.999**steps)).sqrt() + 1e-8
     step = lr * (first / (1 - 0.9**steps)) / scale
-    after: Floats32 = torch.cat([parameters.detach() - step, first, second, torch.tensor([steps])]).numpy()
+    after: Floats32 = torch.cat(
+        [parameters.detach() - step, first, second, torch.tensor([steps])]
+    ).numpy()
     return after
 
 
@@ -329,7 +358,9 @@ def principal_axes(models: list[Floats32], count: int) -> Floats:
 
 @pure
 def along(models: list[Floats32]) -> Floats:
-    """The place of each model along each axis; the first of ``models`` is from ``principal_axes``."""
+    """The place of each model along each axis; the first of ``models`` is from
+    ``principal_axes``.
+    """
     mean, *axes = models[0].reshape(-1, len(models[1])).astype(np.float64)
     places = (np.array(models[1:]) - mean) @ np.array(axes).T
     return places.ravel()

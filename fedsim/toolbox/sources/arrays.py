@@ -1,4 +1,6 @@
-"""The user's own arrays as a data set: each array's name, shape and type has a meaning, or is refused by name."""
+"""The user's own arrays as a data set: each array's name, shape and type has a meaning, or is
+refused by name.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -29,7 +31,8 @@ class Meaning(NamedTuple):
 
     Attributes:
         vocabulary: number of tokens; None: up to the largest that is there.
-        layout: the place of the channels in samples of three dimensions; None: first, if the shape does not contradict.
+        layout: the place of the channels in samples of three dimensions; None: first, if the
+            shape does not contradict.
     """
 
     vocabulary: int | None = None
@@ -47,7 +50,9 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
     Raises:
         DataError: an array is missing, malformed, or of a name that has no meaning.
     """
-    split = sorted(name for name in arrays if name.endswith(_PARTS) and name[0] in "xy" and name[1] == "_")
+    split = sorted(
+        name for name in arrays if name.endswith(_PARTS) and name[0] in "xy" and name[1] == "_"
+    )
     whole = [name for name in ("x", "y") if name in arrays]
     if split and whole:
         both = f"it has {', '.join(whole)}, and {', '.join(split)} too"
@@ -56,8 +61,13 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
         x, y = _pair(path, arrays, "", meaning)
         columns = _columns(path, arrays, ("",), {"": len(x)})
         test = every_fifth(y if y.ndim == 1 else np.zeros(len(y), np.int64))
-        x_train, y_train, x_test, y_test = x[~test], y[~test], x[test], y[test]
-        columns = {name: np.concatenate([each[~test], each[test]]) for name, each in columns.items()}
+        x_train = x[~test]
+        y_train = y[~test]
+        x_test = x[test]
+        y_test = y[test]
+        columns = {
+            name: np.concatenate([each[~test], each[test]]) for name, each in columns.items()
+        }
     else:
         x_train, y_train = _pair(path, arrays, "_train", meaning)
         x_test, y_test = _pair(path, arrays, "_test", meaning)
@@ -72,7 +82,9 @@ def raw_of(path: Path, arrays: NamedArrays, meaning: Meaning) -> Raw:
     tokens = _tokens(path, x_train, x_test, meaning.vocabulary)
     peak = 255.0 if x_train.dtype == np.uint8 else 1.0
     held = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in arrays.items())
-    tests = "every fifth sample of a class is for tests" if whole else "with test samples of its own"
+    tests = (
+        "every fifth sample of a class is for tests" if whole else "with test samples of its own"
+    )
     used = f"; columns are {', '.join(columns)}" if columns else ""
     note(f"{str(path)!r} has {held}; {tests}{used}")
     return Raw(path.stem, x_train, y_train, x_test, y_test, classes, peak, tokens, columns)
@@ -92,7 +104,9 @@ def _tokens(path: Path, train: NDArray[Any], test: NDArray[Any], vocabulary: int
     if train.dtype != np.int64:
         if vocabulary is not None:
             what = f"'{path}' has samples of type {train.dtype}"
-            raise DataError(f"data.source.vocabulary is {vocabulary}, which counts only for tokens; {what}")
+            raise DataError(
+                f"data.source.vocabulary is {vocabulary}, which counts only for tokens; {what}"
+            )
         return 0
     largest = _most(train, test)
     tokens = vocabulary or largest + 1
@@ -102,8 +116,12 @@ def _tokens(path: Path, train: NDArray[Any], test: NDArray[Any], vocabulary: int
     return tokens
 
 
-def _columns(path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]) -> NamedArrays:
-    """Further integers of each sample, those of all parts one after the other; any other array is refused."""
+def _columns(
+    path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mapping[str, int]
+) -> NamedArrays:
+    """Further integers of each sample, those of all parts one after the other; any other array
+    is refused.
+    """
     roles = [f"{name}{part}" for part in parts for name in "xy"]
     further = [name for name in arrays if name not in roles]
     columns: NamedArrays = {}
@@ -116,7 +134,10 @@ def _columns(path: Path, arrays: NamedArrays, parts: Sequence[str], sizes: Mappi
         if missing or not is_column:
             kind = f"of shape {held.shape} and type {held.dtype}"
             lacks = f" (there is no {missing[0]!r})" if missing and part else ""
-            columns_are = f"columns: integers of shape (n,){' in both parts' if part or len(parts) > 1 else ''}"
+            columns_are = (
+                "columns: integers of shape "
+                f"(n,){' in both parts' if part or len(parts) > 1 else ''}"
+            )
             known = f"known are {', '.join(roles)}, and {columns_are}{nearest(name, roles)}"
             raise DataError(f"'{path}': nothing uses the array {name!r}, {kind}{lacks}; {known}")
         columns[base] = np.concatenate([arrays[peer] for peer in peers]).astype(np.int64)
@@ -131,18 +152,26 @@ def _base(name: str, parts: Sequence[str]) -> tuple[str, str]:
     return name, "?"
 
 
-def _pair(path: Path, arrays: NamedArrays, part: str, meaning: Meaning) -> tuple[NDArray[Any], NDArray[Any]]:
-    x_name, y_name = f"x{part}", f"y{part}"
-    x, y = arrays.get(x_name), arrays.get(y_name)
+def _pair(
+    path: Path, arrays: NamedArrays, part: str, meaning: Meaning
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    x_name = f"x{part}"
+    y_name = f"y{part}"
+    x = arrays.get(x_name)
+    y = arrays.get(y_name)
     if x is not None and y is None and _is_tokens(x):
         return _samples(path, x_name, x, meaning.layout), np.zeros((len(x), 0))
     if x is None or y is None:
-        lacks, has = x_name if x is None else y_name, ", ".join(arrays) or "none"
+        lacks = x_name if x is None else y_name
+        has = ", ".join(arrays) or "none"
         raise DataError(f"'{path}' has no array '{lacks}'; it has {has}, and needs {_NEEDS}")
     for name, array in ((x_name, x), (y_name, y)):
         _refuse_other_values(path, name, array)
     real = np.issubdtype(y.dtype, np.floating)
-    if not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer)) or not 1 <= y.ndim <= 2:
+    if (
+        not (real or y.dtype == np.bool_ or np.issubdtype(y.dtype, np.integer))
+        or not 1 <= y.ndim <= 2
+    ):
         allowed = "labels are integers of shape (n,), targets floats or integers of shape (n, k)"
         raise DataError(f"'{path}': '{y_name}' is of shape {y.shape} and type {y.dtype}; {allowed}")
     if not 2 <= x.ndim <= 4:
@@ -152,11 +181,15 @@ def _pair(path: Path, arrays: NamedArrays, part: str, meaning: Meaning) -> tuple
         counts = f"'{x_name}' has {len(x)} samples and '{y_name}' {len(y)} labels"
         raise DataError(f"'{path}': {counts}; they must match and not be empty")
     if 0 in y.shape:
-        raise DataError(f"'{path}': '{y_name}' is of shape {y.shape}; each sample needs one target at least")
+        raise DataError(
+            f"'{path}': '{y_name}' is of shape {y.shape}; each sample needs one target at least"
+        )
     samples = _samples(path, x_name, x, meaning.layout)
     if y.ndim == 1 and not real:
         if y.dtype.kind == "u" and y.max() >= _MOST_CLASSES:  # it may not fit into int64
-            raise DataError(f"'{path}' has the label {y.max()}; allowed are 0 to {_MOST_CLASSES - 1}")
+            raise DataError(
+                f"'{path}' has the label {y.max()}; allowed are 0 to {_MOST_CLASSES - 1}"
+            )
         return samples, checked_labels(path, y.astype(np.int64), _MOST_CLASSES)
     with np.errstate(over="ignore"):
         targets = y.reshape(len(y), -1).astype(np.float32 if real else np.int64)
@@ -169,10 +202,16 @@ def _refuse_other_values(path: Path, name: str, array: NDArray[Any]) -> None:
     """Refuse text, objects and types that are unknown to numpy, with advice."""
     if array.dtype.kind in _TEXT:
         words = ", ".join(shown(value) for value in np.unique(array.astype(str))[:3].tolist())
-        advice = f"it takes numbers; np.unique({name}, return_inverse=True)[1] numbers words in their order, from 0"
+        advice = (
+            f"it takes numbers; np.unique({name}, return_inverse=True)[1] numbers words in their "
+            "order, from 0"
+        )
         raise DataError(f"'{path}': '{name}' is text or objects ({words} and so on); {advice}")
     if array.dtype.kind == "V":
-        unknown = f"of type {array.dtype}, which numpy does not know as numbers (bfloat16, or fields by name)"
+        unknown = (
+            f"of type {array.dtype}, which numpy does not know as numbers (bfloat16, or fields by "
+            "name)"
+        )
         raise DataError(f"'{path}': '{name}' is {unknown}; save plain float32 instead")
 
 
@@ -186,7 +225,9 @@ def _samples(path: Path, name: str, x: NDArray[Any], layout: Layout) -> NDArray[
     if _is_tokens(x):
         if x.ndim != 2 or not x.size or x.min() < 0:
             held += f", and the least is {x.min()}" if x.size else ""
-            advice = "tokens are integers from 0 of shape (n, T), and samples of numbers uint8 or floats"
+            advice = (
+                "tokens are integers from 0 of shape (n, T), and samples of numbers uint8 or floats"
+            )
             raise DataError(f"{held}; {advice}")
         if x.dtype.kind == "u" and x.max() > np.iinfo(np.int64).max:
             raise DataError(f"{held}, and the largest is {x.max()}; tokens are below 2^63")
@@ -206,9 +247,13 @@ def _samples(path: Path, name: str, x: NDArray[Any], layout: Layout) -> NDArray[
 
 
 def _channels_first(held: str, name: str, x: NDArray[Any], layout: Layout) -> NDArray[Any]:
-    """Images [n, c, h, w]; ``DataError`` where the shape is more likely [n, h, w, c] and no layout is stated."""
+    """Images [n, c, h, w]; ``DataError`` where the shape is more likely [n, h, w, c] and no
+    layout is stated.
+    """
     if layout is not None and x.ndim != 4:
-        raise DataError(f"data.source.layout is {layout!r}, which counts only for shapes of 4 numbers; {held}")
+        raise DataError(
+            f"data.source.layout is {layout!r}, which counts only for shapes of 4 numbers; {held}"
+        )
     if x.ndim == 3:
         return x[:, None]
     if x.ndim == 4 and layout == "channels-last":
@@ -216,11 +261,17 @@ def _channels_first(held: str, name: str, x: NDArray[Any], layout: Layout) -> ND
     if x.ndim == 4 and layout is None and _looks_channels_last(*x.shape[1:]):
         _, first, second, last = x.shape
         read = f"(n, c, h, w) would be {first} channels of {second} x {last}"
-        advice = f'say layout = "channels-last" in data.source, or save {name}.transpose(0, 3, 1, 2)'
-        raise DataError(f'{held}: {read}; {advice}, or say layout = "channels-first" if that is right')
+        advice = (
+            f'say layout = "channels-last" in data.source, or save {name}.transpose(0, 3, 1, 2)'
+        )
+        raise DataError(
+            f'{held}: {read}; {advice}, or say layout = "channels-first" if that is right'
+        )
     return x
 
 
 def _looks_channels_last(first: int, second: int, last: int) -> bool:
-    """Whether the last number is one of channels, and smaller than the others would allow for an image."""
+    """Whether the last number is one of channels, and smaller than the others would allow for an
+    image.
+    """
     return last in _CHANNELS and first > last and second != last

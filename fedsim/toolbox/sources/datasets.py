@@ -1,4 +1,7 @@
-"""A ``Dataset`` of torch as arrays. Its items are read again, to refuse those that draw or depend on the order of reading."""
+"""A ``Dataset`` of torch as arrays.
+
+Its items are read again, to refuse those that draw or depend on the order of reading.
+"""
 
 import pickle
 import random
@@ -20,8 +23,10 @@ from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabula
 _AGAIN = 512  # items that the same Dataset is asked for a second time
 _OTHER_SEEDS = (20_231, 77_003)  # of the shared generators while items are read again
 _INSTEAD = (
-    "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another in every run: give items that "
-    "follow from their index alone (draw them once, by a generator with a seed of its own), and distort images by "
+    "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
+    "in every run: give items that "
+    "follow from their index alone (draw them once, by a generator with a seed of its own), "
+    "and distort images by "
     "[data.augmentation] or in a trainer of your own"
 )
 
@@ -31,18 +36,22 @@ Item = dict[str, NDArray[Any]]
 class MapDataset(Source):
     """A map-style ``torch.utils.data.Dataset``, read into memory.
 
-    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as in ``npz``. Each item is
-    read twice, the second time of another instance and in reverse order: items that draw, or depend on the order of reading,
-    are refused.
+    An item is ``(sample, target)``, or a mapping with the keys ``x``, ``y`` and perhaps columns, as
+    in ``npz``. Each item is read twice, the second time of another instance and in reverse order:
+    items that draw, or depend on the order of reading, are refused.
     """
 
     kind: Literal["dataset"] = "dataset"
     factory: str
-    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function annotated to return one."""
+    """``package.module:Name`` of a subclass of ``torch.utils.data.Dataset``, or of a function
+    annotated to return one.
+    """
     args: dict[str, Any] = Field(default_factory=dict)
     """keyword arguments for it."""
     test: dict[str, Any] | None = None
-    """keyword arguments that differ for the test samples (``{ train = false }``); None: every fifth sample is one."""
+    """keyword arguments that differ for the test samples (``{ train = false }``); None: every
+    fifth sample is one.
+    """
     columns: list[str] = Field(default_factory=list)
     """as of ``npz``."""
     layout: Layout = None
@@ -69,14 +78,18 @@ class MapDataset(Source):
             where = f"data.source.factory is {self.factory!r}"
             columns = _read(lambda args=args: factory(**args), where)  # type: ignore[misc]
             arrays |= {f"{key}{part}": array for key, array in columns.items()}
-        return raw_of(Path(self.factory.rpartition(":")[2]), arrays, Meaning(self.vocabulary, self.layout))
+        return raw_of(
+            Path(self.factory.rpartition(":")[2]), arrays, Meaning(self.vocabulary, self.layout)
+        )
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return surplus(raw.columns, self.columns, column)
 
 
 def _read(make: Callable[[], Any], where: str) -> NamedArrays:
-    """The items of a Dataset by key, stacked; ``DataError`` unless each follows from its index alone."""
+    """The items of a Dataset by key, stacked; ``DataError`` unless each follows from its index
+    alone.
+    """
     with _kept_generators():
         before = _states()
         dataset = _made(make, where)
@@ -89,7 +102,10 @@ def _read(make: Callable[[], Any], where: str) -> NamedArrays:
         del dataset
         other = _made(make, where)
         if len(other) != size:
-            raise DataError(f"{where}, which has {size} items at first and {len(other)} when it is made again; {_INSTEAD}")
+            raise DataError(
+                f"{where}, which has {size} items at first and {len(other)} when it is made "
+                f"again; {_INSTEAD}"
+            )
         backwards = range(size)[::-1]
         how = "when the Dataset is made again and read in another order"
         _require_same(_items(other, backwards, where), backwards, arrays, where, how)
@@ -99,8 +115,12 @@ def _read(make: Callable[[], Any], where: str) -> NamedArrays:
     return arrays
 
 
-def _require_own_seed(make: Callable[[], Any], where: str, moved: list[str], after: dict[str, bytes]) -> None:
-    """Refuse a Dataset that draws from a shared generator that it has not seeded, even if no item shows it."""
+def _require_own_seed(
+    make: Callable[[], Any], where: str, moved: list[str], after: dict[str, bytes]
+) -> None:
+    """Refuse a Dataset that draws from a shared generator that it has not seeded, even if no
+    item shows it.
+    """
     _seed_generators(_OTHER_SEEDS[1])
     dataset = _made(make, where)
     for _ in _items(dataset, range(len(dataset)), where):
@@ -119,11 +139,16 @@ def _made(make: Callable[[], Any], where: str) -> Any:
         why = f"{type(error).__name__}: {error}{place_of(error)}"
         raise DataError(f"{where}, which cannot be made: {why}") from error
     if isinstance(dataset, IterableDataset):
-        allowed = "allowed is a map-style Dataset, with __len__ and __getitem__; its items may be read once and kept in a list"
+        allowed = (
+            "allowed is a map-style Dataset, with __len__ and __getitem__; its items may be read "
+            "once and kept in a list"
+        )
         raise DataError(f"{where}, an IterableDataset ({type(dataset).__name__}); {allowed}")
     if not hasattr(dataset, "__len__"):
         name = type(dataset).__name__
-        raise DataError(f"{where}, a {name} without a length; allowed is a map-style Dataset with __len__")
+        raise DataError(
+            f"{where}, a {name} without a length; allowed is a map-style Dataset with __len__"
+        )
     return dataset
 
 
@@ -174,26 +199,39 @@ def _stacked(items: Iterator[Item], where: str) -> NamedArrays:
             raise DataError(f"{where}, whose item {place} has {held}; all must have the same")
         for key, array in item.items():
             first = columns[key][0] if place else array
-            if array.shape != first.shape or (array.dtype.kind in "US") != (first.dtype.kind in "US"):
+            if array.shape != first.shape or (array.dtype.kind in "US") != (
+                first.dtype.kind in "US"
+            ):
                 held = f"of shape {array.shape} and type {array.dtype}"
                 other = f"item 0 of {first.shape} and {first.dtype}"
-                raise DataError(f"{where}, whose item {place} has {key!r} {held}, and {other}; all must be alike")
+                raise DataError(
+                    f"{where}, whose item {place} has {key!r} {held}, and {other}; all must be "
+                    "alike"
+                )
             columns[key].append(array)
     if not columns:
         raise DataError(f"{where}, which has no items; a data set needs one at least")
     return {key: np.stack(arrays) for key, arrays in columns.items()}
 
 
-def _require_same(items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, how: str) -> None:
+def _require_same(
+    items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, how: str
+) -> None:
     for place, item in zip(places, items, strict=True):
         for key, array in arrays.items():
             if not _is_same(array[place], item.get(key)):
-                raise DataError(f"{where}, whose item {place} has another {key!r} {how}; {_INSTEAD}")
+                raise DataError(
+                    f"{where}, whose item {place} has another {key!r} {how}; {_INSTEAD}"
+                )
 
 
 def _is_same(first: NDArray[Any], again: NDArray[Any] | None) -> bool:
     """Whether both have the same bits; ``first`` may have a wider type, that of all items."""
-    if again is None or again.shape != first.shape or (again.dtype.kind in "US") != (first.dtype.kind in "US"):
+    if (
+        again is None
+        or again.shape != first.shape
+        or (again.dtype.kind in "US") != (first.dtype.kind in "US")
+    ):
         return False
     return again.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 

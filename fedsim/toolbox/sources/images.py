@@ -1,7 +1,9 @@
-"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked, downloaded and written.
+"""MNIST, Fashion-MNIST, EMNIST and CIFAR-10: their files, read with every length checked,
+downloaded and written.
 
-IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of dimensions, each as a
-big-endian uint32, then the values. CIFAR-10, binary: rows of a label byte and 3,072 pixel bytes.
+IDX (http://yann.lecun.com/exdb/mnist/): two zero bytes, the type (8: unsigned byte), the number of
+dimensions, each as a big-endian uint32, then the values. CIFAR-10, binary: rows of a label byte and
+3,072 pixel bytes.
 """
 
 import gzip
@@ -29,11 +31,15 @@ _RECORD = 1 + 3 * 32 * 32
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset"
 _EMNIST_CLASSES = 62
 _MOST_PIXELS = 10**9  # the largest of the published files, of EMNIST, has 547,278,208
-_A, _J = 36, 45  # lower-case letters follow 10 digits and 26 capitals
+# lower-case letters follow 10 digits and 26 capitals
+_A = 36
+_J = 45
 
 
 def read_idx(path: Path, dimensions: int) -> ByteArray:
-    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other file."""
+    """The array of an IDX file of unsigned bytes, plain or gzip; ``DataError`` for any other
+    file.
+    """
     try:
         with open_file(path) as file:
             if file.peek(2)[:2] != b"\x1f\x8b":
@@ -56,7 +62,9 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
     shape = struct.unpack(f">{dimensions}I", header[4:].ljust(size - 4, b"\0"))
     expected = math.prod(shape)
     if expected > _MOST_PIXELS:
-        raise DataError(f"'{path}' has {expected} values by its header; allowed are at most {_MOST_PIXELS}")
+        raise DataError(
+            f"'{path}' has {expected} values by its header; allowed are at most {_MOST_PIXELS}"
+        )
     content = file.read(expected + 1)  # never all of a small file that unpacks to gigabytes
     length = len(header) + len(content)
     if length != size + expected:
@@ -68,7 +76,9 @@ def _read_idx(path: Path, file: BufferedIOBase, dimensions: int) -> ByteArray:
 
 def write_idx(path: Path, array: ByteArray) -> None:
     """Write ``array`` as IDX, packed if the name ends in ``.gz``."""
-    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
+    header = bytes([0, 0, _UNSIGNED_BYTE, array.ndim]) + struct.pack(
+        f">{array.ndim}I", *array.shape
+    )
     content = header + np.ascontiguousarray(array).tobytes()
     with replacing(path) as beside:
         beside.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
@@ -77,20 +87,27 @@ def write_idx(path: Path, array: ByteArray) -> None:
 class PublishedImages(Source):
     """Images in files of a published format."""
 
-    folders: ClassVar[tuple[str, ...]]  # sought as other files are; the first that has all files is read
+    # sought as other files are; the first that has all files is read
+    folders: ClassVar[tuple[str, ...]]
     files: ClassVar[tuple[str, ...]]
     packed: ClassVar[bool] = True  # files may end in ``.gz``
-    openml: ClassVar[str] = ""  # the name of version 1 at OpenML; empty where it has to be downloaded by hand
+    # the name of version 1 at OpenML; empty where it has to be downloaded by hand
+    openml: ClassVar[str] = ""
     train_size: ClassVar[int] = 60_000
 
     def _found(self, root: Path | None) -> list[Path]:
         folders = [sought(name, root) for name in self.folders]
         for folder in folders:
-            found = [path for name in self.files if (path := self._present(folder, name)) is not None]
+            found = [
+                path for name in self.files if (path := self._present(folder, name)) is not None
+            ]
             if len(found) == len(self.files):
                 return found
         fetch = f"or run `fedsim data fetch {self.kind} --root {quote(str(folders[0].parent))}`"
-        raise DataError(f"data.source is '{self.kind}', whose files are missing: {self.advice(folders[0])}, {fetch}")
+        raise DataError(
+            f"data.source is '{self.kind}', whose files are missing: "
+            f"{self.advice(folders[0])}, {fetch}"
+        )
 
     @classmethod
     def _present(cls, folder: Path, name: str) -> Path | None:
@@ -105,7 +122,9 @@ class PublishedImages(Source):
 
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
-        """Write images [n, c, h, w] and labels [n], ``train_size`` for training first, as files of the format."""
+        """Write images [n, c, h, w] and labels [n], ``train_size`` for training first, as files
+        of the format.
+        """
         parts = (x[:train_size, 0], y[:train_size], x[train_size:, 0], y[train_size:])
         for name, array in zip(cls.files, parts, strict=True):
             write_idx(folder / f"{name}.gz", array)
@@ -117,7 +136,12 @@ class Mnist(PublishedImages):
     kind: Literal["mnist"] = "mnist"
     known = (1, 28, 28), 10
     folders = ("mnist",)
-    files = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    files = (
+        "train-images-idx3-ubyte",
+        "train-labels-idx1-ubyte",
+        "t10k-images-idx3-ubyte",
+        "t10k-labels-idx1-ubyte",
+    )
     openml = "mnist_784"
 
     def load(self, root: Path | None) -> Raw:
@@ -125,7 +149,9 @@ class Mnist(PublishedImages):
 
 
 class Fashion(Mnist):
-    """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in ``fashion-mnist/``."""
+    """60,000 + 10,000 garments of 28x28 pixels (Fashion-MNIST), from the IDX files in
+    ``fashion-mnist/``.
+    """
 
     kind: Literal["fashion"] = "fashion"  # type: ignore[assignment]
     folders = ("fashion-mnist",)
@@ -135,37 +161,52 @@ class Fashion(Mnist):
 def _load_idx(name: str, files: list[Path], classes: int) -> Raw:
     parts: list[Any] = []
     for images_path, labels_path in (files[:2], files[2:]):
-        images, labels = read_idx(images_path, 3), read_idx(labels_path, 1)
+        images = read_idx(images_path, 3)
+        labels = read_idx(labels_path, 1)
         if len(images) != len(labels):
-            raise DataError(f"'{images_path}' has {len(images)} images, but '{labels_path}' has {len(labels)} labels")
+            raise DataError(
+                f"'{images_path}' has {len(images)} images, but '{labels_path}' has "
+                f"{len(labels)} labels"
+            )
         if images.shape[1:] != (28, 28):
-            raise DataError(f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; 28x28 are expected")
+            raise DataError(
+                f"'{images_path}' has images of {images.shape[1]}x{images.shape[2]} pixels; "
+                "28x28 are expected"
+            )
         parts += [images[:, None], checked_labels(labels_path, labels, classes)]
     x_train, y_train, x_test, y_test = parts
     return Raw(name, x_train, y_train, x_test, y_test, classes)
 
 
 class Emnist(PublishedImages):
-    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and lower-case letters."""
+    """EMNIST ByClass (Cohen et al. 2017) from its IDX files in ``emnist/``: digits, capitals and
+    lower-case letters.
+    """
 
     kind: Literal["emnist"] = "emnist"
     letters: Literal["all", "a-j"] = "all"
-    """``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels 36-45 become 0-9)."""
+    """``all`` 62 classes, or only ``a-j``, the ten lower-case letters of FEMNIST (labels 36-45
+    become 0-9).
+    """
     folders = ("emnist", "emnist/gzip")
     files = tuple(
-        f"emnist-byclass-{part}-{what}" for part in ("train", "test") for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
+        f"emnist-byclass-{part}-{what}"
+        for part in ("train", "test")
+        for what in ("images-idx3-ubyte", "labels-idx1-ubyte")
     )
 
     def load(self, root: Path | None) -> Raw:
         raw = _load_idx("emnist", self._found(root), _EMNIST_CLASSES)
-        train, test = self._upright(raw.x_train, raw.y_train), self._upright(raw.x_test, raw.y_test)
+        train = self._upright(raw.x_train, raw.y_train)
+        test = self._upright(raw.x_test, raw.y_test)
         return Raw("emnist", *train, *test, self.shape_and_classes(root)[1])
 
     def _upright(self, x: Samples, y: NDArray[np.int64]) -> tuple[Samples, NDArray[np.int64]]:
         """The wanted characters, upright: the published files hold them transposed."""
         if self.letters == "a-j":
             wanted = (y >= _A) & (y <= _J)
-            x, y = x[wanted], y[wanted] - _A
+            x = x[wanted]
+            y = y[wanted] - _A
         return np.ascontiguousarray(x.swapaxes(2, 3), dtype=np.uint8), y
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
@@ -191,9 +232,15 @@ class Cifar10(PublishedImages):
     @classmethod
     def write(cls, folder: Path, x: ByteArray, y: ByteArray, train_size: int) -> None:
         cuts = np.linspace(0, train_size, len(cls.files)).astype(int)[1:]
-        for name, images, labels in zip(cls.files, np.split(x, cuts), np.split(y, cuts), strict=True):
+        for name, images, labels in zip(
+            cls.files, np.split(x, cuts), np.split(y, cuts), strict=True
+        ):
             with replacing(folder / name) as beside:
-                beside.write_bytes(np.concatenate([labels[:, None], images.reshape(len(images), -1)], axis=1).tobytes())
+                beside.write_bytes(
+                    np.concatenate(
+                        [labels[:, None], images.reshape(len(images), -1)], axis=1
+                    ).tobytes()
+                )
 
 
 def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
@@ -202,35 +249,60 @@ def _read_batch(path: Path) -> tuple[ByteArray, NDArray[np.int64]]:
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror or error}") from None
     if not content or len(content) % _RECORD:
-        raise DataError(f"'{path}' is truncated: records of {_RECORD} bytes are expected, {len(content)} bytes are there")
+        raise DataError(
+            f"'{path}' is truncated: records of {_RECORD} bytes are expected, {len(content)} "
+            "bytes are there"
+        )
     rows = np.frombuffer(content, dtype=np.uint8).reshape(-1, _RECORD)
     return rows[:, 1:].reshape(-1, 3, 32, 32), checked_labels(path, rows[:, 0], 10)
 
 
 def fetch(name: str, root: Path) -> Path:
-    """Download a data set from OpenML into its folder under ``root``, in its published format; returns that folder.
+    """Download a data set from OpenML into its folder under ``root``, in its published format;
+    returns that folder.
 
-    ``ScenarioError``: unknown name; ``DataError``: the download fails; the message says which files to put where instead.
+    ``ScenarioError``: unknown name; ``DataError``: the download fails; the message says which
+    files to put where instead.
     """
     from sklearn.datasets import fetch_openml
 
-    sources: dict[str, type[PublishedImages]] = {"mnist": Mnist, "fashion": Fashion, "cifar10": Cifar10, "emnist": Emnist}
+    sources: dict[str, type[PublishedImages]] = {
+        "mnist": Mnist,
+        "fashion": Fashion,
+        "cifar10": Cifar10,
+        "emnist": Emnist,
+    }
     if name not in sources:
-        raise ScenarioError(f"data fetch: {name!r} is unknown; allowed are {', '.join(sources)}{nearest(name, sources)}")
+        raise ScenarioError(
+            f"data fetch: {name!r} is unknown; allowed are "
+            f"{', '.join(sources)}{nearest(name, sources)}"
+        )
     source = sources[name]
     folder = root / source.folders[0]
     if not source.openml:
-        raise DataError(f"{name} has to be downloaded by hand: {source.advice(folder)}; they are in gzip.zip at {_EMNIST_PAGE}")
+        raise DataError(
+            f"{name} has to be downloaded by hand: {source.advice(folder)}; they are in "
+            f"gzip.zip at {_EMNIST_PAGE}"
+        )
     try:
         with warnings.catch_warnings(action="ignore"):  # of each retry; the error says the outcome
-            bunch: Any = fetch_openml(source.openml, version=1, as_frame=False, parser="auto", cache=False)
+            bunch: Any = fetch_openml(
+                source.openml, version=1, as_frame=False, parser="auto", cache=False
+            )
     except Exception as error:  # whatever a network can do
         why = f"{type(error).__name__}: {error}"
-        raise DataError(f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}") from None
+        raise DataError(
+            f"{name} cannot be downloaded from OpenML ({why}); instead, {source.advice(folder)}"
+        ) from None
     shape, _ = source(kind=name).shape_and_classes(root)
     if bunch.data.shape[1:] != (math.prod(shape),):
-        raise DataError(f"{name}: OpenML sent a table of shape {bunch.data.shape}, not rows of {math.prod(shape)} bytes")
+        raise DataError(
+            f"{name}: OpenML sent a table of shape {bunch.data.shape}, not rows of "
+            f"{math.prod(shape)} bytes"
+        )
     folder.mkdir(parents=True, exist_ok=True)
-    images, labels = bunch.data.reshape(-1, *shape), bunch.target  # floats, and texts
+    # floats, and texts
+    images = bunch.data.reshape(-1, *shape)
+    labels = bunch.target
     source.write(folder, images.astype(np.uint8), labels.astype(np.uint8), source.train_size)
     return folder

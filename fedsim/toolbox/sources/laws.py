@@ -14,22 +14,28 @@ from fedsim.learning.data.sources import Source, every_fifth
 
 
 class Text(Source):
-    """Characters of a text as tokens, each sample a window of one speaker's lines; labels are the speakers.
+    """Characters of a text as tokens, each sample a window of one speaker's lines; labels are
+    the speakers.
 
-    Windows overlap in one character, the last to predict and the first to see. Every fifth one of each speaker is a test
-    sample. The embedded text has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
+    Windows overlap in one character, the last to predict and the first to see. Every fifth one of
+    each speaker is a test sample. The embedded text has 14 speakers of *The Winter's Tale* and
+    *Measure for Measure*: 48,966 characters.
     """
 
     kind: Literal["text"] = "text"
     path: str | None = None
-    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty line; or of one speaker. It
-    is sought as a file of ``npz`` is. None: the embedded one.
+    """a text of your own in UTF-8, as plays are written: a line ``NAME:``, the lines, an empty
+    line; or of one speaker. It is sought as a file of ``npz`` is. None: the embedded one.
     """
     length: int = Field(default=40, ge=1, le=100_000)
     """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
 
     def load(self, root: Path | None) -> Raw:
-        path = Path(__file__).parent / "shakespeare.txt" if self.path is None else sought(self.path, root)
+        path = (
+            Path(__file__).parent / "shakespeare.txt"
+            if self.path is None
+            else sought(self.path, root)
+        )
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
         said: dict[str, list[str]] = {}
@@ -44,14 +50,20 @@ class Text(Source):
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
                 parts.append(windows[:: self.length])
         if not parts:
-            raise DataError(f"'{path}' has no speaker with {self.length + 1} characters (data.source.length is {self.length})")
-        x, y = np.concatenate(parts), np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+            raise DataError(
+                f"'{path}' has no speaker with {self.length + 1} characters "
+                f"(data.source.length is {self.length})"
+            )
+        x = np.concatenate(parts)
+        y = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         test = every_fifth(y)
         return Raw("text", x[~test], y[~test], x[test], y[test], len(parts), 1.0, len(characters))
 
 
 def _speech(block: str) -> tuple[str, str]:
-    """The speaker of a block, who is named in its first line with a colon at its end, and the other lines."""
+    """The speaker of a block, who is named in its first line with a colon at its end, and the
+    other lines.
+    """
     first, newline, others = block.lstrip().partition("\n")
     speaker = first.removesuffix(":")
     is_named = newline and speaker and speaker != first and ":" not in speaker
@@ -59,10 +71,12 @@ def _speech(block: str) -> tuple[str, str]:
 
 
 class LinearLaw(Source):
-    """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~ N(c, 1).
+    """A linear law with noise: y = x W + b + e, with W, b ~ N(0, 1), e ~ N(0, noise^2) and x ~
+    N(c, 1).
 
-    No model has an expected test error below noise^2. The column ``group`` has the group of each sample, whose centre is c ~
-    N(0, 1). Every fifth sample is a test sample. All draws are the same in every scenario.
+    No model has an expected test error below noise^2. The column ``group`` has the group of each
+    sample, whose centre is c ~ N(0, 1). Every fifth sample is a test sample. All draws are the same
+    in every scenario.
 
     Attributes:
         samples, features: number of samples, and of numbers of each.
@@ -78,12 +92,15 @@ class LinearLaw(Source):
 
     def load(self, root: Path | None) -> Raw:
         generator = Streams(0).generator("world/data/linear")
-        weights, bias = generator.standard_normal((self.features, 1)), generator.standard_normal(1)
+        weights = generator.standard_normal((self.features, 1))
+        bias = generator.standard_normal(1)
         centres = generator.normal(0.0, 1.0, (self.groups, self.features))
         group = np.arange(self.samples) % self.groups
         x = centres[group] + generator.standard_normal((self.samples, self.features))
         y = x @ weights + bias + generator.normal(0.0, self.noise, (self.samples, 1))
-        samples, targets, test = x.astype(np.float32), y.astype(np.float32), every_fifth(group)
+        samples = x.astype(np.float32)
+        targets = y.astype(np.float32)
+        test = every_fifth(group)
         groups = np.concatenate([group[~test], group[test]])
         parts = samples[~test], targets[~test], samples[test], targets[test]
         return Raw("linear", *parts, 1, 1.0, columns={"group": groups})

@@ -1,4 +1,6 @@
-"""The user's own files of data: numpy archives, and folders as Hugging Face's ``datasets`` saves them."""
+"""The user's own files of data: numpy archives, and folders as Hugging Face's ``datasets`` saves
+them.
+"""
 
 import io
 import warnings
@@ -25,17 +27,21 @@ class Npz(Source):
 
     kind: Literal["npz"] = "npz"
     path: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``. It holds
-    ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and ``y``, whose every fifth sample (of each class) is a test
-    sample. Samples: uint8 or floats, [n, features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T]. ``y``: labels,
-    integers [n] from 0; or targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further integers [n], such
-    as ``place`` (or ``place_train`` and ``place_test``), are columns for ``data.column``. Any other array is refused.
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``. It holds ``x_train``, ``y_train``, ``x_test`` and ``y_test``, or ``x`` and
+    ``y``, whose every fifth sample (of each class) is a test sample. Samples: uint8 or floats, [n,
+    features], [n, h, w] or [n, c, h, w]; or tokens, other integers [n, T]. ``y``: labels, integers
+    [n] from 0; or targets, floats [n] or [n, k], or integers [n, k]; tokens can do without. Further
+    integers [n], such as ``place`` (or ``place_train`` and ``place_test``), are columns for
+    ``data.column``. Any other array is refused.
     """
     columns: list[str] = Field(default_factory=list)
-    """further columns that may be there without use; one that is neither here nor ``data.column`` is refused."""
+    """further columns that may be there without use; one that is neither here nor
+    ``data.column`` is refused.
+    """
     layout: Layout = None
-    """of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h, w], and a shape that is more likely
-    the other is refused.
+    """of samples of three dimensions: ``channels-last`` for [n, h, w, c]; None: [n, c, h, w],
+    and a shape that is more likely the other is refused.
     """
     vocabulary: Vocabulary = None
     """tokens are 0..vocabulary-1; None: up to the largest that is there."""
@@ -51,7 +57,9 @@ class Npz(Source):
         for name in names:
             if names.count(name) > 1 or not isinstance(arrays[name], np.ndarray):
                 kind = "twice" if names.count(name) > 1 else "which is no array"
-                raise DataError(f"'{path}' holds {name!r} {kind}; allowed are arrays, each of its own name")
+                raise DataError(
+                    f"'{path}' holds {name!r} {kind}; allowed are arrays, each of its own name"
+                )
         return raw_of(path, arrays, Meaning(self.vocabulary, self.layout))
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
@@ -65,7 +73,9 @@ class HuggingFace(Source):
     path: str
     """the folder, sought as an ``npz`` file is."""
     x: str = "image"
-    """the column of the samples: images (decoded by Pillow), or lists of numbers of one length; integers are tokens."""
+    """the column of the samples: images (decoded by Pillow), or lists of numbers of one length;
+    integers are tokens.
+    """
     y: str = "label"
     """the column of the labels, or of targets as in ``Npz``."""
     columns: list[str] = Field(default_factory=list)
@@ -79,18 +89,27 @@ class HuggingFace(Source):
     @classmethod
     def _other_names(cls, columns: list[str]) -> list[str]:
         if taken := {"x", "y"} & {*columns}:
-            raise ValueError(f"'columns' has {min(taken)!r}, which names the samples or targets here")
+            raise ValueError(
+                f"'columns' has {min(taken)!r}, which names the samples or targets here"
+            )
         return columns
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
         names = {"x": self.x, "y": self.y} | {name: name for name in self.columns}
-        parts = {"_train": "train", "_test": "test"} if (folder / "dataset_dict.json").is_file() else {"": ""}
+        parts = (
+            {"_train": "train", "_test": "test"}
+            if (folder / "dataset_dict.json").is_file()
+            else {"": ""}
+        )
         arrays: NamedArrays = {}
         layout = self.layout
         for part, inner in parts.items():
             table = _table(folder / inner, [*names.values()])
-            arrays |= {f"{name}{part}": _array(folder / inner, column, table[column]) for name, column in names.items()}
+            arrays |= {
+                f"{name}{part}": _array(folder / inner, column, table[column])
+                for name, column in names.items()
+            }
             if _holds_images(table[self.x].type):
                 layout = self._layout_of_images(arrays[f"x{part}"])
         self._note(folder, table.column_names)
@@ -102,11 +121,17 @@ class HuggingFace(Source):
         held = read_json(splits).get("splits", []) if splits.is_file() else []
         unused = [*others, *(f"the split {name}" for name in held if name not in ("train", "test"))]
         rest = f"; not used: {', '.join(unused)}" if unused else ""
-        note(f"{str(folder)!r}: column {self.x!r} has the samples, {self.y!r} the labels or targets{rest}")
+        note(
+            f"{str(folder)!r}: column {self.x!r} has the samples, {self.y!r} the labels or "
+            f"targets{rest}"
+        )
 
     def _layout_of_images(self, images: NDArray[Any]) -> Layout:
         if self.layout is not None:
-            why = f"column {self.x!r} holds images, which are decoded with their channels first; leave it out"
+            why = (
+                f"column {self.x!r} holds images, which are decoded with their channels first; "
+                "leave it out"
+            )
             raise DataError(f"data.source.layout is {self.layout!r}, but {why}")
         return "channels-first" if images.ndim == 4 else None
 
@@ -117,9 +142,14 @@ def _table(folder: Path, names: list[str]) -> Any:
     try:
         state = read_json(folder / "state.json")
         if state.get("_indices_data_files"):
-            raise ValueError("it holds a selection of its rows as indices; call flatten_indices() before save_to_disk")
+            raise ValueError(
+                "it holds a selection of its rows as indices; call flatten_indices() before "
+                "save_to_disk"
+            )
         files = [folder / each["filename"] for each in state["_data_files"]]
-        table = pa.concat_tables([pa.ipc.open_stream(read_bytes(file)).read_all() for file in files])
+        table = pa.concat_tables(
+            [pa.ipc.open_stream(read_bytes(file)).read_all() for file in files]
+        )
     except FileNotFoundError as error:
         needed = "give a folder that datasets' save_to_disk has written"
         raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
@@ -130,16 +160,21 @@ def _table(folder: Path, names: list[str]) -> Any:
             known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
             raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
         if table.column_names.count(name) > 1:
-            raise DataError(f"data.source: '{folder}' has the column '{name}' twice; allowed is one")
+            raise DataError(
+                f"data.source: '{folder}' has the column '{name}' twice; allowed is one"
+            )
     return table
 
 
 def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
-    """A column's values: of one number each, of lists of lists of one length, or of images, [n, c, h, w] or [n, h, w]."""
+    """A column's values: of one number each, of lists of lists of one length, or of images, [n,
+    c, h, w] or [n, h, w].
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    column, named = chunks.combine_chunks(), f"column '{name}'"
+    column = chunks.combine_chunks()
+    named = f"column '{name}'"
     if column.null_count:
         raise DataError(f"'{folder}': {named} has no value at {column.null_count} places")
     if _holds_images(column.type):
@@ -150,7 +185,11 @@ def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
         return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
     shape = [len(column)]
-    while pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type) or pa.types.is_large_list(column.type):
+    while (
+        pa.types.is_list(column.type)
+        or pa.types.is_fixed_size_list(column.type)
+        or pa.types.is_large_list(column.type)
+    ):
         lengths = pc.list_value_length(column).unique().to_pylist()
         if len(lengths) != 1:
             raise DataError(f"'{folder}': the lists of {named} are not all of one length")
@@ -174,13 +213,21 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
     try:
         from PIL import Image
     except ImportError as error:
-        raise DataError(f"data.source: images need Pillow, which cannot be imported ({error}); pip install pillow") from error
+        raise DataError(
+            f"data.source: images need Pillow, which cannot be imported ({error}); pip install "
+            "pillow"
+        ) from error
     try:
-        with warnings.catch_warnings(action="ignore"):  # of more pixels than usual; many more are refused below
+        # of more pixels than usual; many more are refused below
+        with warnings.catch_warnings(action="ignore"):
             image = Image.open(io.BytesIO(data or b""))
         width, height = image.size
         if width * height > _MOST_PIXELS:
-            raise ValueError(f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all")
+            raise ValueError(
+                f"it has {width} x {height} pixels; allowed are at most {_MOST_PIXELS} in all"
+            )
         return np.asarray(image, dtype=np.uint8)
     except Exception as error:  # Pillow raises many kinds for damaged images
-        raise DataError(f"'{folder}': column '{name}' has an image that cannot be read: {error}") from None
+        raise DataError(
+            f"'{folder}': column '{name}' has an image that cannot be read: {error}"
+        ) from None

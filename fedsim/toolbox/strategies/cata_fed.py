@@ -1,4 +1,6 @@
-"""CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are of like data size."""
+"""CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are
+of like data size.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +26,9 @@ _REJOIN_S = 60.0
 
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
-    """R_l and R_u, the least and the largest of ``sizes`` [n] within 1.5 IQR of the quartiles (Eqs. 17, 18)."""
+    """R_l and R_u, the least and the largest of ``sizes`` [n] within 1.5 IQR of the quartiles
+    (Eqs. 17, 18).
+    """
     first, third = np.percentile(sizes, (25, 75))
     reach = 1.5 * (third - first)
     moderate = sizes[(sizes >= first - reach) & (sizes <= third + reach)]
@@ -34,8 +38,9 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
 def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
     """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
 
-    R_l to R_u is cut into P clusters of equal width theta; a size on the border between two belongs to the upper one, outliers
-    to the first or the last. Where theta is 0 all are in the last. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
+    R_l to R_u is cut into P clusters of equal width theta; a size on the border between two belongs
+    to the upper one, outliers to the first or the last. Where theta is 0 all are in the last. (Eq.
+    20 as printed subtracts R_l; it is meant as an offset.)
     """
     low, high = bounds
     if low == high:
@@ -45,18 +50,27 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
 
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
-    """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a cluster (Eq. 23).
+    """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a
+    cluster (Eq. 23).
 
-    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it would never be selected otherwise.
+    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it
+    would never be selected otherwise.
     """
     shuffled = generator.permutation(len(cluster))
-    parts = [shuffled[cluster[shuffled] == number] for number in range(int(cluster.max(initial=-1)) + 1)]
+    parts = [
+        shuffled[cluster[shuffled] == number] for number in range(int(cluster.max(initial=-1)) + 1)
+    ]
     sizes = [min(size, len(part)) for part in parts]
-    return [part[: len(part) // each * each].reshape(-1, each) for part, each in zip(parts, sizes, strict=True) if each]
+    return [
+        part[: len(part) // each * each].reshape(-1, each)
+        for part, each in zip(parts, sizes, strict=True)
+        if each
+    ]
 
 
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
-    """The group out of ``blocks``, [g, size] each, with the largest sum of A over its clients (Eqs. 24, 25); ties at random.
+    """The group out of ``blocks``, [g, size] each, with the largest sum of A over its clients
+    (Eqs. 24, 25); ties at random.
 
     A is ``waiting`` [n], rounds since each client was last selected.
     """
@@ -67,8 +81,12 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
     return groups[int(generator.choice(np.flatnonzero(priorities == priorities.max())))]
 
 
-def in_turn(cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator) -> Ints:
-    """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one that is not empty."""
+def in_turn(
+    cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
+) -> Ints:
+    """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one
+    that is not empty.
+    """
     for step in range(clusters):
         if len(members := np.flatnonzero(cluster == (number + step) % clusters)):
             return generator.permutation(members)[:size]
@@ -82,7 +100,10 @@ def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
 
 
 class CataFedParams(CombiningParams):
-    """Parameters of CATA-Fed. Each part of the method can be switched off alone (clustering by P = 1)."""
+    """Parameters of CATA-Fed.
+
+    Each part of the method can be switched off alone (clustering by P = 1).
+    """
 
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
@@ -90,7 +111,10 @@ class CataFedParams(CombiningParams):
     time of five epochs.
     """
     adaptive: bool = True
-    """a client trains as many epochs as fit (ALU). If not, exactly ``local_epochs``, or it is a slow straggler."""
+    """a client trains as many epochs as fit (ALU).
+
+    If not, exactly ``local_epochs``, or it is a slow straggler.
+    """
     local_epochs: Epochs = 5
     """K_local, where ``adaptive`` is off."""
     mitigation: bool = True
@@ -101,25 +125,43 @@ class CataFedParams(CombiningParams):
     first, it expects the time that its own link alone would need.
     """
     cut_epoch: Literal["kept", "lost"] = "kept"
-    """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2, by the letter)."""
+    """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2,
+    by the letter).
+    """
     size_reports: Literal["largest", "all"] = "largest"
-    """after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u (Algorithm 2, by the letter)."""
+    """after a split the size of the ``largest`` part is reported, or those of ``all`` 2^u
+    (Algorithm 2, by the letter).
+    """
     smallest_part: int = Field(default=100, ge=1)
     """pi, samples; no part becomes smaller (but for rounding)."""
     straggler_upload: Literal["model", "flag"] = "model"
-    """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the ``flag`` alone."""
+    """a slow straggler sends the unchanged ``model`` with its flag, as in the paper, or the
+    ``flag`` alone.
+    """
     clusters: int = Field(default=4, ge=1)
     """P."""
     selection: Literal["proportional-fair", "round-robin", "random"] = "proportional-fair"
-    """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected clients."""
+    """``proportional-fair``; ``round-robin`` over the clusters; ``random`` out of all connected
+    clients.
+    """
     rejoin: bool = False
-    """a disconnected client may connect again after 60 s, as a new one. If not, it is gone for good."""
+    """a disconnected client may connect again after 60 s, as a new one.
+
+    If not, it is gone for good.
+    """
 
     @model_validator(mode="after")
     def _from_the_download(self) -> Self:
-        since = getattr(self.deadline, "since", "round") if isinstance(self.deadline, Deadline) else None
+        since = (
+            getattr(self.deadline, "since", "round")
+            if isinstance(self.deadline, Deadline)
+            else None
+        )
         if self.deadline is None or since == "round":
-            raise ValueError("'deadline' must be given, and counts from each client's download; 'since' may not be 'round'")
+            raise ValueError(
+                "'deadline' must be given, and counts from each client's download; 'since' may "
+                "not be 'round'"
+            )
         return self
 
     @property
@@ -133,8 +175,10 @@ class CataFedParams(CombiningParams):
     def check_samples(self, most: int) -> None:
         if self.mitigation and self.smallest_part > most:
             raise ScenarioError(
-                f"strategy.smallest_part is {self.smallest_part}, but the largest device holds {most} training samples, so no "
-                f"straggler could ever split its data; allowed are 1 to {most}, or strategy.mitigation = false"
+                f"strategy.smallest_part is {self.smallest_part}, but the largest device holds "
+                f"{most} training samples, so no "
+                f"straggler could ever split its data; allowed are 1 to {most}, or "
+                "strategy.mitigation = false"
             )
 
 
@@ -144,12 +188,13 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if no epoch was done.
+    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if
+    no epoch was done.
 
-    eps_i is measured (``upload_s``, from ``trained_at`` on), since the nominal rate of a device's own
-    link says nothing of links that it shares, nothing of encoding, and little of TCP. A straggler
-    forgets its measurement: a single slow upload must not keep it from training for good. The
-    unchanged model, if it sends that, is measured again.
+    eps_i is measured (``upload_s``, from ``trained_at`` on), since the nominal rate of a device's
+    own link says nothing of links that it shares, nothing of encoding, and little of TCP. A
+    straggler forgets its measurement: a single slow upload must not keep it from training for good.
+    The unchanged model, if it sends that, is measured again.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -162,9 +207,15 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
-        params, splits, selected = self.params, device.state["splits"], device.state["selected"]
+        params = self.params
+        splits = device.state["splits"]
+        selected = device.state["selected"]
         part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
-        return Training(instruction["model"], _MOST_EPOCHS if params.adaptive else params.local_epochs, part=part)
+        return Training(
+            instruction["model"],
+            _MOST_EPOCHS if params.adaptive else params.local_epochs,
+            part=part,
+        )
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         params = self.params
@@ -191,7 +242,9 @@ class CataFedClient(SynchronousClient[CataFedParams]):
             device.state.pop("upload_s", None)
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}
-        unchanged = {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
+        unchanged = (
+            {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
+        )
         splits = device.state["splits"]
         if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
             return {**unchanged, "control": 0}
@@ -212,20 +265,24 @@ class CataFedClient(SynchronousClient[CataFedParams]):
 class CataFed(FedAvg[CataFedParams]):
     """Cluster-driven adaptive training.
 
-    Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning", Sensors 22(18), 2022.
+    Source: Jeong and Kim, "A cluster-driven adaptive training approach for federated learning",
+    Sensors 22(18), 2022.
 
-    A client reports its data size when it connects (a scalar), and is in a cluster from the next round on. A round asks K
-    clients of one cluster. They receive the model and T (d parameters, a scalar), train as long as
-    their upload still fits in T after their download, and answer. *Valid* (an epoch is finished):
-    update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the unchanged model
-    and I = 0 (d or nothing, a scalar); it halves its data, stratified by label, down to pi samples, reports the size of its
-    largest part (a scalar), and trains on one part a time, in turn. *Disconnected* (no answer): it is removed.
+    A client reports its data size when it connects (a scalar), and is in a cluster from the next
+    round on. A round asks K clients of one cluster. They receive the model and T (d parameters, a
+    scalar), train as long as their upload still fits in T after their download, and answer. *Valid*
+    (an epoch is finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the
+    unchanged model and I = 0 (d or nothing, a scalar); it halves its data, stratified by label,
+    down to pi samples, reports the size of its largest part (a scalar), and trains on one part a
+    time, in turn. *Disconnected* (no answer): it is removed.
 
-    The new model is the mean of the valid updates, weighted by the size of the data of each training (psi_i, Eqs. 15, 16).
-    Clusters are cut by the interquartile range of sizes after each report; the group that waits longest is asked first.
+    The new model is the mean of the valid updates, weighted by the size of the data of each
+    training (psi_i, Eqs. 15, 16). Clusters are cut by the interquartile range of sizes after each
+    report; the group that waits longest is asked first.
 
-    State besides FedAvg's: for each client ``sizes``, 0 if disconnected, ``cluster``, then -1, and ``zeroed``, the round in
-    which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21); ``away``, how many may yet connect.
+    State besides FedAvg's: for each client ``sizes``, 0 if disconnected, ``cluster``, then -1, and
+    ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21);
+    ``away``, how many may yet connect.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
@@ -238,9 +295,22 @@ class CataFed(FedAvg[CataFedParams]):
         self.budget = limit
 
     async def on_start(self) -> None:
-        devices, server = self.server.devices, self.server
-        self.state |= {"model": server.models.initial(), "round": 0, "open": {}, "connecting": {}, "away": 0, "waiting": True}
-        self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices, "reported": False}
+        devices = self.server.devices
+        server = self.server
+        self.state |= {
+            "model": server.models.initial(),
+            "round": 0,
+            "open": {},
+            "connecting": {},
+            "away": 0,
+            "waiting": True,
+        }
+        self.state |= {
+            "sizes": [0] * devices,
+            "cluster": [-1] * devices,
+            "zeroed": [0] * devices,
+            "reported": False,
+        }
         here = set(server.clients.online())
         for device in filter(server.clients.arrived, range(devices)):
             if device in here:
@@ -259,20 +329,32 @@ class CataFed(FedAvg[CataFedParams]):
 
     def _wait(self) -> None:
         self.state["waiting"] = True
-        if not (self.state["away"] or self.state["connecting"] or self.server.clients.expects_newcomers()):
+        if not (
+            self.state["away"]
+            or self.state["connecting"]
+            or self.server.clients.expects_newcomers()
+        ):
             self.server.stop("no client is connected any more")
 
     def select(self) -> list[int]:
-        state, params, number = self.state, self.params, self.state["round"]
+        state = self.state
+        params = self.params
+        number = self.state["round"]
         if state["reported"]:
             self._cluster()
-        wanted, cluster, generator = params.clients_per_round, np.array(state["cluster"]), self.server.rng("select", number)
+        wanted = params.clients_per_round
+        cluster = np.array(state["cluster"])
+        generator = self.server.rng("select", number)
         if params.selection == "random":
             chosen = at_random(cluster, wanted, generator)
         elif params.selection == "round-robin":
             chosen = in_turn(cluster, params.clusters, wanted, number, generator)
         else:
-            chosen = fairest_group(cut_groups(cluster, wanted, generator), number - np.array(state["zeroed"]), generator)
+            chosen = fairest_group(
+                cut_groups(cluster, wanted, generator),
+                number - np.array(state["zeroed"]),
+                generator,
+            )
         clients: list[int] = chosen.tolist()
         for client in clients:
             state["zeroed"][client] = number + 1
@@ -280,7 +362,8 @@ class CataFed(FedAvg[CataFedParams]):
         return clients
 
     def _cluster(self) -> None:
-        state, params = self.state, self.params
+        state = self.state
+        params = self.params
         sizes = np.array(state["sizes"])
         connected = np.flatnonzero(sizes)
         cluster = np.full(len(sizes), -1)
@@ -299,17 +382,22 @@ class CataFed(FedAvg[CataFedParams]):
         return "slow" if verdict == "valid" and not message["control"] else verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state, device = self.state, message.device
+        state = self.state
+        device = message.device
         if message.outcome != "done":  # it is connected no more
             state["sizes"][device], state["cluster"][device] = 0, -1
             if self.params.rejoin:
                 state["away"] += self.server.clients.await_return(device, _REJOIN_S)
         elif "size-report" in message.contents:
             if "parts" in message.contents:  # it has split its data
-                number, group = state["round"], self.group_of(device)
-                self.server.emit("split", device=device, round=number, group=group, sizes=message["parts"])
+                number = state["round"]
+                group = self.group_of(device)
+                self.server.emit(
+                    "split", device=device, round=number, group=group, sizes=message["parts"]
+                )
             else:
-                state["zeroed"][device] = state["round"] + bool(state["open"])  # A = 0 at the next selection
+                # A = 0 at the next selection
+                state["zeroed"][device] = state["round"] + bool(state["open"])
             state["sizes"][device], state["reported"] = np.max(message["size-report"]).item(), True
         if state["connecting"].pop(message.task, None) is None:
             await super().on_task_end(message)

@@ -25,7 +25,12 @@ class DittoClient(OwnModelClient[DittoParams]):
     """Trains its own model, and then an update of the global one."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        own = Training(self.last(device), self.params.local_epochs, mu=self.params.lam, anchor=instruction["model"])
+        own = Training(
+            self.last(device),
+            self.params.local_epochs,
+            mu=self.params.lam,
+            anchor=instruction["model"],
+        )
         return (Train(own), *super().work(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
@@ -35,12 +40,14 @@ class DittoClient(OwnModelClient[DittoParams]):
 class Ditto(Personal[DittoParams]):
     """Personalised federated learning by a second, regularised objective.
 
-    Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML 2021), Algorithm 1: the global
-    model w is FedAvg's; beside it each client that is asked makes steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with
-    the w that it received. All v_k begin at the initial model. (Clients drawn in proportion to their samples are ``selection =
-    { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
+    Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
+    2021), Algorithm 1: the global model w is FedAvg's; beside it each client that is asked makes
+    steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with the w that it received. All v_k
+    begin at the initial model. (Clients drawn in proportion to their samples are ``selection = {
+    kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
 
-    Sends what FedAvg sends. A client whose answer is cut off goes back to the own model that it had.
+    Sends what FedAvg sends. A client whose answer is cut off goes back to the own model that it
+    had.
     """
 
     Params = DittoParams

@@ -15,18 +15,24 @@ class FedBNParams(AggregatingParams):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedbn"] = "fedbn"
     keeps: Literal["layers", "statistics"] = "layers"
-    """``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running ``statistics`` alone (SiloBN)."""
+    """``layers`` whose class is called a norm, such as ``BatchNorm2d``, or their running
+    ``statistics`` alone (SiloBN).
+    """
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":
-            found = [tensor.is_buffer and (tensor.name.endswith(STATISTICS) or _is_of_norm(tensor)) for tensor in tensors]
+            found = [
+                tensor.is_buffer and (tensor.name.endswith(STATISTICS) or _is_of_norm(tensor))
+                for tensor in tensors
+            ]
         else:
             found = [_is_of_norm(tensor) for tensor in tensors]
         if not any(found):
             kept = "running statistics" if self.keeps == "statistics" else "normalisation layer"
             layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
             raise ScenarioError(
-                f"strategy.keeps is {self.keeps!r}, and the model has no {kept}, only {layers}; allowed is a model.factory of "
+                f"strategy.keeps is {self.keeps!r}, and the model has no {kept}, only "
+                f"{layers}; allowed is a model.factory of "
                 "a module with one, torch.nn.BatchNorm2d say"
             )
         return found
@@ -39,11 +45,13 @@ def _is_of_norm(tensor: Tensor) -> bool:
 class FedBN(FedAvg[FedBNParams]):
     """FedAvg without the normalisation layers.
 
-    Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization" (ICLR 2021), Algorithm 1:
-    after local training the server averages all layers but the normalisation layers, which each client keeps.
+    Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization"
+    (ICLR 2021), Algorithm 1: after local training the server averages all layers but the
+    normalisation layers, which each client keeps.
 
-    Sends all other tensors, down and up (``model`` and ``update``). Devices that have never answered are tested with the
-    initial normalisation layers. Without running statistics (``track_running_stats=False``) batches alone count, in tests too.
+    Sends all other tensors, down and up (``model`` and ``update``). Devices that have never
+    answered are tested with the initial normalisation layers. Without running statistics
+    (``track_running_stats=False``) batches alone count, in tests too.
     """
 
     Params = FedBNParams

@@ -24,17 +24,23 @@ class FedDRParams(SynchronousParams):
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
     """relaxation; 1: Douglas and Rachford's own step."""
     start: Literal["center", "own"] = "center"
-    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's ``own`` last x_i."""
+    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the
+    device's ``own`` last x_i.
+    """
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by SGD, and sends how far 2 x_i - y_i has moved (``z``)."""
+    """Moves its point y_i, finds the proximal point x_i around it by SGD, and sends how far 2
+    x_i - y_i has moved (``z``).
+    """
 
     def _point(self, device: Device, name: str) -> Ref:
         return device.state.get(name, device.initial())  # type: ignore[no-any-return]
 
     def moved(self, device: Device, instruction: Instruction) -> Ref:
-        alpha, x, y = self.params.alpha, self._point(device, "x"), self._point(device, "y")
+        alpha = self.params.alpha
+        x = self._point(device, "x")
+        y = self._point(device, "y")
         return device.mix([(y, 1.0), (instruction["model"], alpha), (x, -alpha)])
 
     def training(self, device: Device, instruction: Instruction) -> Training:
@@ -42,20 +48,34 @@ class FedDRClient(SynchronousClient[FedDRParams]):
         start = self._point(device, "x") if self.params.start == "own" else center
         return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
 
-    def computed(self, device: Device, instruction: Instruction, result: LocalResult) -> LocalResult:
-        """The update is the received model plus the change of 2 x_i - y_i since the server's last value."""
+    def computed(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> LocalResult:
+        """The update is the received model plus the change of 2 x_i - y_i since the server's
+        last value.
+        """
         assert result.update is not None
-        parts = [(instruction["model"], 1.0), (result.update, 2.0), (self.moved(device, instruction), -1.0)]
+        parts = [
+            (instruction["model"], 1.0),
+            (result.update, 2.0),
+            (self.moved(device, instruction), -1.0),
+        ]
         update = device.mix([*parts, (self._point(device, "z"), -1.0)])
-        return super().computed(device, instruction, result._replace(update=update, start=instruction["model"]))
+        return super().computed(
+            device, instruction, result._replace(update=update, start=instruction["model"])
+        )
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
         assert result.trained is not None
         own = Header([result.trained, self.moved(device, instruction)])
         return {**(super().reply(device, instruction, result) or {}), "own": own}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """The server has the move as it arrived: it is made here too; one that is not finite on neither side."""
+        """The server has the move as it arrived: it is made here too; one that is not finite on
+        neither side.
+        """
         x, y = reply["own"].value
         before = {name: self._point(device, name) for name in "xyz"}
         parts = [(before["z"], 1.0), (reply["update"], 1.0), (instruction["model"], -1.0)]
@@ -67,11 +87,12 @@ class FedDRClient(SynchronousClient[FedDRParams]):
 class FedDR(FedAvg[FedDRParams]):
     """Federated Douglas-Rachford.
 
-    Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting algorithms for nonconvex federated
-    composite optimization" (NeurIPS 2021), Algorithm 1, with g = 0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i =
-    prox_(eta f_i)(y_i), and sends how far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where
-    those that were never asked count with the first model. All devices count alike. Here x_i is found by ``local_epochs`` of
-    SGD.
+    Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
+    algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, with g =
+    0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta f_i)(y_i), and sends how
+    far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where those
+    that were never asked count with the first model. All devices count alike. Here x_i is found by
+    ``local_epochs`` of SGD.
 
     Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
     """
@@ -80,7 +101,8 @@ class FedDR(FedAvg[FedDRParams]):
     Client = FedDRClient
 
     async def aggregate(self) -> None:
-        received, before = self.state["received"], self.state["model"]
+        received = self.state["received"]
+        before = self.state["model"]
         if received:
             weights = [1.0 / self.setting.devices] * len(received)
             self.record_aggregate(received, weights)

@@ -1,4 +1,6 @@
-"""FedDyn: local objectives regularised so that their optima become the global one (Acar et al., 2021)."""
+"""FedDyn: local objectives regularised so that their optima become the global one (Acar et al.,
+2021).
+"""
 
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +19,9 @@ class FedDynParams(AggregatingParams):
     """Parameters of FedDyn, in addition to ``AggregatingParams``."""
 
     added_up: ClassVar[tuple[str, ...]] = ("update",)
-    beside: ClassVar[str | None] = "FedDyn adds the sum of all earlier moves to the model in each round"
+    beside: ClassVar[str | None] = (
+        "FedDyn adds the sum of all earlier moves to the model in each round"
+    )
 
     kind: Literal["feddyn"] = "feddyn"
     alpha: float = Field(default=0.01, gt=0.0, le=1e6)
@@ -26,7 +30,9 @@ class FedDynParams(AggregatingParams):
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2; ``moved`` sums how far its answers were from these."""
+    """SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2; ``moved`` sums how far
+    its answers were from these.
+    """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha
@@ -42,14 +48,16 @@ class FedDynClient(SynchronousClient[FedDynParams]):
 class FedDyn(FedAvg[FedDynParams]):
     """Federated learning with dynamic regularisation.
 
-    Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm 1. With s_k the sum of
-    client k's moves theta_k - theta so far and s the mean of all s_k (the paper's h is -alpha s, its grad L_k is -alpha s_k):
-    client k minimises L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over the
-    clients that answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s <- (1 - K / N) s
-    + K / N times what it makes of the s_k of the round's K clients.
+    Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
+    1. With s_k the sum of client k's moves theta_k - theta so far and s the mean of all s_k (the
+    paper's h is -alpha s, its grad L_k is -alpha s_k): client k minimises L_k(w) + alpha <s_k, w> +
+    alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over the clients that
+    answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
+    <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local solve is ``local_epochs`` of
-    SGD, where the paper has the exact minimum. Lost answers and updates that are not finite move neither side.
+    Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local
+    solve is ``local_epochs`` of SGD, where the paper has the exact minimum. Lost answers and
+    updates that are not finite move neither side.
     """
 
     Params = FedDynParams
@@ -59,10 +67,16 @@ class FedDyn(FedAvg[FedDynParams]):
         self.state["moved"] = self.server.models.zero()
         await super().on_start()
 
-    async def next_model(self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any) -> Ref:
-        self.state["moved"] = await self.followed(self.state["moved"], entries, changes(self.server, entries))
+    async def next_model(
+        self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
+    ) -> Ref:
+        self.state["moved"] = await self.followed(
+            self.state["moved"], entries, changes(self.server, entries)
+        )
         return await super().next_model(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
-        return super().advance(model, self.server.models.mix(parts, otherwise=model, rescale=False), group)
+        return super().advance(
+            model, self.server.models.mix(parts, otherwise=model, rescale=False), group
+        )

@@ -16,7 +16,9 @@ class FedPerParams(AggregatingParams):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
-    """kept tensors: so many of the last layers with parameters, or names of tensors, in which * matches anything."""
+    """kept tensors: so many of the last layers with parameters, or names of tensors, in which *
+    matches anything.
+    """
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if isinstance(self.head, int):
@@ -30,11 +32,13 @@ class FedPerParams(AggregatingParams):
 class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
-    Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm 1: each client trains the
-    received base layers together with its own head, and sends the base layers back, which are averaged.
+    Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm
+    1: each client trains the received base layers together with its own head, and sends the base
+    layers back, which are averaged.
 
-    Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin as that of the initial
-    model, where the paper draws one for each client. A device is tested with its own head.
+    Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin
+    as that of the initial model, where the paper draws one for each client. A device is tested with
+    its own head.
     """
 
     Params = FedPerParams

@@ -19,7 +19,9 @@ class FedRepParams(FedPerParams):
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: Epochs = 10
-    """passes over its data for which a device trains its head; then ``local_epochs`` for the layers below."""
+    """passes over its data for which a device trains its head; then ``local_epochs`` for the
+    layers below.
+    """
     aggregation: AggregationSpec = Mean()
 
 
@@ -37,17 +39,21 @@ class FedRepClient(SynchronousClient[FedRepParams]):
         return (Train(head), *super().work(device, instruction))
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self._split.kept)
+        return Training(
+            PreviousResult(((0, 1.0),)), self.params.local_epochs, held=self._split.kept
+        )
 
 
 class FedRep(FedAvg[FedRepParams]):
     """Shared representations.
 
-    Source: Collins et al., "Exploiting shared representations for personalized federated learning" (ICML 2021), Algorithm 1:
-    with the representation that it received a client makes many steps on its head, then with that head some on the
-    representation, and sends the latter back; the server takes the mean.
+    Source: Collins et al., "Exploiting shared representations for personalized federated learning"
+    (ICML 2021), Algorithm 1: with the representation that it received a client makes many steps on
+    its head, then with that head some on the representation, and sends the latter back; the server
+    takes the mean.
 
-    Sends what FedPer sends; heads begin, and are tested, as there. Epochs of both take as long as FedAvg's.
+    Sends what FedPer sends; heads begin, and are tested, as there. Epochs of both take as long
+    as FedAvg's.
     """
 
     Params = FedRepParams

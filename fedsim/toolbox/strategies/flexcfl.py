@@ -1,4 +1,6 @@
-"""FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data shift."""
+"""FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data
+shift.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,12 +19,20 @@ from fedsim.learning.refs import Ref
 from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
-from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, PlainDeadline
+from fedsim.toolbox.strategies.grouped import (
+    Migrating,
+    MigratingClient,
+    MigratingParams,
+    PlainDeadline,
+)
 from fedsim.world.task import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Parameters of FlexCFL beside ``MigratingParams``. The defaults are those of its published experiments on MNIST."""
+    """Parameters of FlexCFL beside ``MigratingParams``.
+
+    The defaults are those of its published experiments on MNIST.
+    """
 
     instead: ClassVar[Mapping[str, str]] = {
         **MigratingParams.instead,
@@ -40,12 +50,16 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
-    """how alike devices are: ``edc``, by the cosines with the m leading singular directions of all updates; ``madc``, by the
-    mean absolute difference of the cosines with all others.
+    """how alike devices are: ``edc``, by the cosines with the m leading singular directions of
+    all updates; ``madc``, by the mean absolute difference of the cosines with all others.
     """
     clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
-    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: a group for each of m random devices (RCC)."""
-    moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = PreTraining()
+    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: a group for each
+    of m random devices (RCC).
+    """
+    moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = (
+        PreTraining()
+    )
     """pre-training before the first round; newcomers; and when devices' data have shifted."""
     eta_g: float = Field(default=0.0, ge=0.0, le=1e6)
     """the learning rate between groups; 0 keeps them apart."""
@@ -57,7 +71,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     @property
     def pretraining_epochs(self) -> int | None:
         """Passes over its data of a pre-training; None where it is counted in steps."""
-        return self.moment.epochs or (None if self.as_published or self.moment.steps else self.local_epochs)
+        return self.moment.epochs or (
+            None if self.as_published or self.moment.steps else self.local_epochs
+        )
 
     def pretrained(self, devices: int) -> int:
         """The number of devices pre-trained to make the groups."""
@@ -72,12 +88,16 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
-    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m]; ``norms`` [m] are ||w_l||.
+    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m];
+    ``norms`` [m] are ||w_l||.
 
-    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (Algorithm 2): each round adds up to eta (m - 1) to the norm.
-    Else that is divided by 1 + sum of eta / ||w_l|| (the published code). A model of zeros has no direction to give.
+    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (Algorithm 2): each round adds up to
+    eta (m - 1) to the norm. Else that is divided by 1 + sum of eta / ||w_l|| (the published code).
+    A model of zeros has no direction to give.
     """
-    coefficients = np.tile(np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1))
+    coefficients = np.tile(
+        np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1)
+    )
     np.fill_diagonal(coefficients, 1.0)
     return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
 
@@ -87,32 +107,49 @@ _MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than 
 
 @pure
 def nearest_direction(models: list[Floats32]) -> Floats:
-    """Position of the direction most like the update; ``models`` are the initial one, the trained, and the directions."""
+    """Position of the direction most like the update; ``models`` are the initial one, the
+    trained, and the directions.
+    """
     initial, trained, *directions = models
     return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains the group's model."""
+    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains
+    the group's model.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        for name, key in (("initial", "initial-model"), ("initial", "pre-training"), ("directions", "directions")):
+        for name, key in (
+            ("initial", "initial-model"),
+            ("initial", "pre-training"),
+            ("directions", "directions"),
+        ):
             if key in instruction.contents:
                 device.state[name] = instruction[key]
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        params, job = self.params, instruction.job
-        start, epochs = (instruction["model"], 0) if job == "train" else (device.state["initial"], params.pretraining_epochs)
+        params = self.params
+        job = instruction.job
+        start, epochs = (
+            (instruction["model"], 0)
+            if job == "train"
+            else (device.state["initial"], params.pretraining_epochs)
+        )
         if job == "train":  # in the paper a pre-training in the same round was the first epoch
             one_less = "pre-trained" in instruction.contents and not params.as_published
             epochs = max(1, params.local_epochs - one_less)
-        return Training(start, epochs) if epochs else Training(start, steps=params.moment.steps or 50)
+        return (
+            Training(start, epochs) if epochs else Training(start, steps=params.moment.steps or 50)
+        )
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(at_least=self.training(device, instruction).epochs)
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
         match instruction.job:
             case "pre-train":
                 return {"pre-training": result.update}
@@ -128,20 +165,24 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
 class FlexCFL(Migrating[FlexCFLParams]):
     """Flexible clustered federated learning; ``fedgroup`` is FedGroup, its static form.
 
-    Source: Duan et al., "Flexible clustered federated learning for client-level data distribution shift" (2021), Algorithms 2
-    and 3, section 3.4, and "FedGroup: efficient clustered federated learning via decomposed data-driven measure" (2020).
+    Source: Duan et al., "Flexible clustered federated learning for client-level data distribution
+    shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
+    learning via decomposed data-driven measure" (2020).
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and send their update dw (d), by
-    which they are clustered. A group's model is the mean of its members' trained models, its direction the mean of their
-    updates, which never changes again. If fewer than m devices come back it is repeated, up to 100 times.
+    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and
+    send their update dw (d), by which they are clustered. A group's model is the mean of its
+    members' trained models, its direction the mean of their updates, which never changes again. If
+    fewer than m devices come back it is repeated, up to 100 times.
 
-    Client cold start: a device without a group that is selected or arrives receives w0 and the m directions (d + m d),
-    pre-trains, joins the group whose direction has the largest cosine with dw, and sends its number (4 bytes), in the same
-    round. Pre-trained devices receive the directions with their first group model. A device whose data have shifted
-    (``Migrating``) pre-trains again from w0, and sends the number of its group.
+    Client cold start: a device without a group that is selected or arrives receives w0 and the m
+    directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with
+    dw, and sends its number (4 bytes), in the same round. Pre-trained devices receive the
+    directions with their first group model. A device whose data have shifted (``Migrating``)
+    pre-trains again from w0, and sends the number of its group.
 
-    In a round K clients receive their group's model (d), train, and send their update (d); a group's model becomes their mean,
-    weighted by samples. With eta_g groups then move towards each other (Eq. 20) through an auxiliary server (d a group).
+    In a round K clients receive their group's model (d), train, and send their update (d); a
+    group's model becomes their mean, weighted by samples. With eta_g groups then move towards each
+    other (Eq. 20) through an auxiliary server (d a group).
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
@@ -152,14 +193,29 @@ class FlexCFL(Migrating[FlexCFLParams]):
         self.at_random = params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
-        self.state |= {"directions": [], "pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
-        self.state |= {"round": 0, "cohort": [], "open": {}, "initial": self.server.models.initial()}
+        self.state |= {
+            "directions": [],
+            "pretraining": {},
+            "pretrained": [],
+            "attempts": 0,
+            "failures": 0,
+        }
+        self.state |= {
+            "round": 0,
+            "cohort": [],
+            "open": {},
+            "initial": self.server.models.initial(),
+        }
         self.state["informed"] = [False] * self.server.devices
         self._begin_groups()
 
     def _begin_groups(self) -> None:
-        state, params, server = self.state, self.params, self.server
-        devices = server.clients.sample(params.pretrained(server.devices), "pre-training", state["attempts"])
+        state = self.state
+        params = self.params
+        server = self.server
+        devices = server.clients.sample(
+            params.pretrained(server.devices), "pre-training", state["attempts"]
+        )
         state |= {"attempts": state["attempts"] + 1, "pretrained": []}
         if len(devices) < params.groups:
             server.look_again("pre-training", params.retry, at_least=params.groups)
@@ -167,43 +223,57 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if self._round_limit is not None:
             server.timer("pre-training-deadline", server.now + self._round_limit)
         for device in devices:
-            state["pretraining"][server.ask(device, {"pre-training": state["initial"]}, "pre-train")] = device
+            state["pretraining"][
+                server.ask(device, {"pre-training": state["initial"]}, "pre-train")
+            ] = device
 
     async def _make_groups(self) -> None:
-        state, models = self.state, self.server.models
+        state = self.state
+        models = self.server.models
         devices, updates, labels = await self._cluster()
         state["pretrained"] = []
         for group in range(self.params.groups):
-            members = [update for update, label in zip(updates, labels, strict=True) if label == group]
+            members = [
+                update for update, label in zip(updates, labels, strict=True) if label == group
+            ]
             parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
             state["models"].append(models.mix(parts))
-            state["directions"].append(models.mix([*parts, (state["initial"], -1.0)], rescale=False))
+            state["directions"].append(
+                models.mix([*parts, (state["initial"], -1.0)], rescale=False)
+            )
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")
         await self.test_again(devices)
 
     async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
         """The pre-trained devices whose update is finite, these updates, and the group of each."""
-        server, params, m = self.server, self.params, self.params.groups
+        server = self.server
+        params = self.params
+        m = self.params.groups
         devices, updates = map(list, zip(*self.state["pretrained"], strict=True))
         if server.models.learns:
             initial, *trained = await server.models.values([self.state["initial"], *updates])
             kept = [at for at, value in enumerate(trained) if np.isfinite(value).all()]
             if len(kept) < m:
                 raise SimulationError(
-                    f"the pre-training of {len(trained)} devices gave {len(kept)} finite updates, fewer than the "
+                    f"the pre-training of {len(trained)} devices gave {len(kept)} finite "
+                    "updates, fewer than the "
                     f"{m} groups that they are to make; a smaller training.lr may help"
                 )
-            devices, updates = [devices[at] for at in kept], [updates[at] for at in kept]
+            devices = [devices[at] for at in kept]
+            updates = [updates[at] for at in kept]
         generator = server.rng("clustering", self.state["attempts"])
         if not server.models.learns or params.clusterer:
             order = generator.permutation(len(devices))
             return devices, updates, (np.argsort(order) % m).tolist()
         n = len(updates)
         server.compute("products", n, server.setting.parameters)
-        server.compute(*(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m)))
+        server.compute(
+            *(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m))
+        )
         changes = np.stack([trained[at] for at in kept]) - initial
-        similarity, record = pairs.cosine_matrix(changes), dict[str, Any]({"measure": params.measure})
+        similarity = pairs.cosine_matrix(changes)
+        record = dict[str, Any]({"measure": params.measure})
         if params.measure == "madc":
             labels = agglomerative(pairs.madc(similarity), m, "complete")
         else:
@@ -223,7 +293,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def _ask(self, device: int, continues: bool = False) -> None:
         if self.at_random and self.state["group"][device] < 0:
-            self.move(device, int(self.server.rng("newcomer", device).integers(self.params.groups)), "cold-start")
+            self.move(
+                device,
+                int(self.server.rng("newcomer", device).integers(self.params.groups)),
+                "cold-start",
+            )
         super()._ask(device, continues)
 
     def contents_after_preparation(self, device: int) -> Contents:
@@ -244,7 +318,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
             self.must_prepare(device)
 
     async def after_aggregation(self) -> None:
-        state, server, params = self.state, self.server, self.params
+        state = self.state
+        server = self.server
+        params = self.params
         inhabited = sorted({group for group in state["group"] if group >= 0})
         if not params.eta_g or len(inhabited) < 2:
             return
@@ -254,14 +330,20 @@ class FlexCFL(Migrating[FlexCFLParams]):
         if not server.models.learns:
             return
         server.compute("distances", len(models), server.setting.parameters)
-        norms = np.array([np.linalg.norm(value.astype(np.float64)) for value in await server.models.values(models)])
+        norms = np.array(
+            [
+                np.linalg.norm(value.astype(np.float64))
+                for value in await server.models.values(models)
+            ]
+        )
         if np.isfinite(norms).all():
             matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
             for group, row in zip(inhabited, matrix.tolist(), strict=True):
                 state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state, groups = self.state, self.params.groups
+        state = self.state
+        groups = self.params.groups
         if message.task not in state["pretraining"]:
             if "update" in message.contents and message.task in state["open"]:
                 state["informed"][message.device] |= not self.at_random
@@ -279,7 +361,9 @@ class FlexCFL(Migrating[FlexCFLParams]):
             return
         state["failures"] += 1
         if state["failures"] == _MOST_FAILURES:
-            self.server.stop(f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each")
+            self.server.stop(
+                f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each"
+            )
         else:
             self.server.look_again("pre-training", self.params.retry, at_least=groups)
 

@@ -1,4 +1,6 @@
-"""FPFC: a model for each device, fused with those that are near it (Yu, Liu, Wang and Sun, 2022)."""
+"""FPFC: a model for each device, fused with those that are near it (Yu, Liu, Wang and Sun,
+2022).
+"""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Self
@@ -49,7 +51,9 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Continues its own ``model`` (absent until it has first answered), held to what it received."""
+    """Continues its own ``model`` (absent until it has first answered), held to what it
+    received.
+    """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
         return device.state.get("model", instruction["model"])  # type: ignore[no-any-return]
@@ -98,11 +102,19 @@ class FPFC(Synchronous[FPFCParams]):
 
     async def on_start(self) -> None:
         self.state["first"] = self.server.models.initial()
-        self.state |= {"own": {}, "samples": {}, "pairs": {}, "apart": {}, "group": {}, "models": {}}
+        self.state |= {
+            "own": {},
+            "samples": {},
+            "pairs": {},
+            "apart": {},
+            "group": {},
+            "models": {},
+        }
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        models, pairs = self.state["own"], self.state["pairs"]
+        models = self.state["own"]
+        pairs = self.state["pairs"]
         if device not in models:
             return {"model": self.state["first"]}
         others = [other for other in models if other != device]
@@ -142,14 +154,23 @@ class FPFC(Synchronous[FPFCParams]):
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
         """theta and v of pairs of which a model has changed."""
-        models, pairs, params = self.state["own"], self.state["pairs"], self.params
-        scad: dict[str, Any] = {"lam": params.lam, "rho": params.rho, "a": params.a, "xi": params.xi}
+        models = self.state["own"]
+        pairs = self.state["pairs"]
+        params = self.params
+        scad: dict[str, Any] = {
+            "lam": params.lam,
+            "rho": params.rho,
+            "a": params.a,
+            "xi": params.xi,
+        }
         size = 2 * self.setting.parameters
         for pair in changed:
             parts = [models[device] for device in pair]
             if pair in pairs:
                 parts.append(pairs[pair])
-            pairs[pair] = self.server.models.apply(fused, parts, size=size, begin=self.begin, **scad)
+            pairs[pair] = self.server.models.apply(
+                fused, parts, size=size, begin=self.begin, **scad
+            )
 
     async def _measure(self, changed: Sequence[DevicePair]) -> None:
         """||theta|| of pairs; 0 without learning."""
@@ -164,7 +185,9 @@ class FPFC(Synchronous[FPFCParams]):
         """Groups are the connected parts of the graph of devices with short thetas."""
         graph: nx.Graph[int] = nx.Graph()
         graph.add_nodes_from(self.state["own"])
-        graph.add_edges_from(pair for pair, far in self.state["apart"].items() if far <= self.params.nu)
+        graph.add_edges_from(
+            pair for pair, far in self.state["apart"].items() if far <= self.params.nu
+        )
         names = {device: min(part) for part in nx.connected_components(graph) for device in part}
         groups = dict(sorted(names.items()))
         for device, group in groups.items():
@@ -174,7 +197,8 @@ class FPFC(Synchronous[FPFCParams]):
         self.state["group"] = groups
 
     def _average_groups(self) -> None:
-        groups, models = self.state["group"], self.state["own"]
+        groups = self.state["group"]
+        models = self.state["own"]
         self.state["models"] = {}
         for group in sorted(set(groups.values())):
             members = [device for device in groups if groups[device] == group]
@@ -182,7 +206,9 @@ class FPFC(Synchronous[FPFCParams]):
             total = sum(samples)
             shares = [count / total if total else 1 / len(members) for count in samples]
             parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
-            self.state["models"][group] = self.server.models.mix(parts, otherwise=models[members[0]])
+            self.state["models"][group] = self.server.models.mix(
+                parts, otherwise=models[members[0]]
+            )
 
     def group_of(self, device: int) -> int | None:
         return self.state["group"].get(device)  # type: ignore[no-any-return]
@@ -204,7 +230,9 @@ class FPFC(Synchronous[FPFCParams]):
 def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
     """The place in a flat model at which the last layer's tensors begin."""
     layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
-    return sum(tensor.size for tensor, layer in zip(tensors, layers, strict=True) if layer != layers[-1])
+    return sum(
+        tensor.size for tensor, layer in zip(tensors, layers, strict=True) if layer != layers[-1]
+    )
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
@@ -223,7 +251,9 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 
 
 @pure
-def fused(models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float) -> Floats:
+def fused(
+    models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
+) -> Floats:
     """theta and v [2 d] of a pair; distances count from ``begin`` on.
 
     ``models``: those of both devices [d], and the pair's last theta and v [2 d], if it has any.

@@ -1,4 +1,6 @@
-"""The round loop with groups of devices, each with a model of its own, and groups that devices leave when their data shift."""
+"""The round loop with groups of devices, each with a model of its own, and groups that devices
+leave when their data shift.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
@@ -20,18 +22,23 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and ``CombiningParams``.
+    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and
+    ``CombiningParams``.
 
     Attributes:
         groups: m, how many groups there are.
-        as: where they differ, what it follows: its ``paper`` or the ``published-code``; docs/strategies.md has the differences.
+        as: where they differ, what it follows: its ``paper`` or the ``published-code``;
+            docs/strategies.md has the differences.
     """
 
     sweeps: ClassVar[bool] = False
-    """Whether the published code's first rounds ask the devices in turn, until each has been asked once."""
+    """Whether the published code's first rounds ask the devices in turn, until each has been
+    asked once.
+    """
 
     groups: int = Field(default=3, ge=1, le=10_000)
-    __annotations__["as"] = Annotated[Preset, Field(default="published-code")]  # a keyword of Python
+    # a keyword of Python
+    __annotations__["as"] = Annotated[Preset, Field(default="published-code")]
 
     @property
     def as_published(self) -> bool:
@@ -45,12 +52,17 @@ class PlainDeadline(SelectingParams):
     @model_validator(mode="after")
     def _from_the_round(self) -> Self:
         if self.bounds_training or isinstance(self.deadline, Relative):
-            raise ValueError("'deadline' counts from the begin of the round here, in seconds: give a time, or a quantile")
+            raise ValueError(
+                "'deadline' counts from the begin of the round here, in seconds: give a time, "
+                "or a quantile"
+            )
         return self
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """Parameters of strategies that ask a number of clients across all groups, in addition to ``ClusteredParams``."""
+    """Parameters of strategies that ask a number of clients across all groups, in addition to
+    ``ClusteredParams``.
+    """
 
     instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
 
@@ -64,18 +76,23 @@ G = TypeVar("G", bound=ClusteredParams)
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model a group.
 
-    A device without a group, or whose data have shifted, first gets a task of preparation, beside the rounds or within one; its
-    task of the round then follows in the instant in which its group is known. Devices prepared in one instant are assigned
-    together.
+    A device without a group, or whose data have shifted, first gets a task of preparation, beside
+    the rounds or within one; its task of the round then follows in the instant in which its group
+    is known. Devices prepared in one instant are assigned together.
 
-    State besides ``Synchronous``'s: ``models``, of groups; ``group``, of each device, -1 for none; ``asked``, whether each was
-    ever asked in a round; ``preparing``, task -> (device, whether the round waits for it); ``prepared``, ends of these tasks in
-    this instant; ``unprepared``, devices that must be prepared before they train again, in order.
+    State besides ``Synchronous``'s: ``models``, of groups; ``group``, of each device, -1 for none;
+    ``asked``, whether each was ever asked in a round; ``preparing``, task -> (device, whether the
+    round waits for it); ``prepared``, ends of these tasks in this instant; ``unprepared``, devices
+    that must be prepared before they train again, in order.
     """
 
     def __init__(self, params: G, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {"models": [], "group": [-1] * server.devices, "asked": [False] * server.devices}
+        self.state |= {
+            "models": [],
+            "group": [-1] * server.devices,
+            "asked": [False] * server.devices,
+        }
         self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
@@ -97,7 +114,9 @@ class Grouped(Synchronous[G]):
         before = self.state["group"][device]
         if before != group:
             self.state["group"][device] = group
-            self.server.emit("assign", device=device, group=group, before=None if before < 0 else before, why=why)
+            self.server.emit(
+                "assign", device=device, group=group, before=None if before < 0 else before, why=why
+            )
 
     def members(self, group: int) -> list[int]:
         """The devices of a group, in ascending order."""
@@ -108,34 +127,55 @@ class Grouped(Synchronous[G]):
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
-        """The group in each entry's content ``id``; where nothing is learnt, one at random from the stream ``purpose``."""
+        """The group in each entry's content ``id``; where nothing is learnt, one at random from
+        the stream ``purpose``.
+        """
         if self.server.models.learns:
             return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
         return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
         """``count`` random groups, for runs without learning."""
-        found: list[int] = self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
+        found: list[int] = (
+            self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
+        )
         return found
 
     def models(self) -> ModelAssignment:
         own = np.array(self.state["group"])
         models = enumerate(self.state["models"])
-        return {f"group/{group}": (model, np.flatnonzero(own == group).tolist()) for group, model in models}
+        return {
+            f"group/{group}": (model, np.flatnonzero(own == group).tolist())
+            for group, model in models
+        }
 
     def select(self) -> list[int]:
-        number, wanted, chosen = self.state["round"], self.params.asked_per_round, list[int]()
-        if self.params.sweeps and self.params.as_published and number * wanted < self.server.devices:
-            chosen = [device for device in self.server.clients.online() if not self.state["asked"][device]][:wanted]
+        number = self.state["round"]
+        wanted = self.params.asked_per_round
+        chosen = list[int]()
+        if (
+            self.params.sweeps
+            and self.params.as_published
+            and number * wanted < self.server.devices
+        ):
+            chosen = [
+                device for device in self.server.clients.online() if not self.state["asked"][device]
+            ][:wanted]
         if len(chosen) < wanted:
-            others = [device for device in range(self.server.devices) if device not in chosen] if chosen else None
+            others = (
+                [device for device in range(self.server.devices) if device not in chosen]
+                if chosen
+                else None
+            )
             chosen += self.pick(wanted - len(chosen), among=others)
         for device in chosen:
             self.state["asked"][device] = True
         return chosen
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Ask a device for its next job in the round; ``continues``: it has been prepared in the round."""
+        """Ask a device for its next job in the round; ``continues``: it has been prepared in the
+        round.
+        """
         if (needed := self.preparation(device)) is not None:
             self._prepare(device, *needed, in_round=True, continues=continues)
         elif continues:
@@ -159,13 +199,17 @@ class Grouped(Synchronous[G]):
         return None if group is None else self.state["models"][group]
 
     def must_prepare(self, device: int) -> None:
-        """The device has to be prepared: in its round if it has just been selected, else beside the rounds, when it can."""
+        """The device has to be prepared: in its round if it has just been selected, else beside
+        the rounds, when it can.
+        """
         if device not in self.state["unprepared"]:
             self.state["unprepared"].append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device now if it is free and not about to be asked; else when its task ends or it returns."""
+        """Prepare a device now if it is free and not about to be asked; else when its task ends
+        or it returns.
+        """
         state = self.state
         about_to_be_asked = device in state["cohort"] and not state["open"]
         if device not in state["unprepared"] or self.is_preparing(device) or about_to_be_asked:
@@ -177,7 +221,9 @@ class Grouped(Synchronous[G]):
         else:
             state["unprepared"].remove(device)
 
-    def _prepare(self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False) -> None:
+    def _prepare(
+        self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False
+    ) -> None:
         if in_round:
             task = self._start(device, contents, job, continues=continues)
         else:
@@ -196,7 +242,8 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state, device = self.state, message.device
+        state = self.state
+        device = message.device
         if message.task not in state["preparing"]:
             self._prepare_aside(device)
             if device in state["unprepared"] and not self.is_preparing(device):
@@ -208,7 +255,9 @@ class Grouped(Synchronous[G]):
             if not state["prepared"]:
                 self.server.timer("assign", self.server.now)
             about = {"task": message.task, "device": device, "in_round": in_round}
-            state["prepared"].append(about | {"asked": dict(message.asked), "contents": dict(message.contents)})
+            state["prepared"].append(
+                about | {"asked": dict(message.asked), "contents": dict(message.contents)}
+            )
             return
         if device in state["unprepared"]:
             self.server.clients.await_return(device)
@@ -216,7 +265,9 @@ class Grouped(Synchronous[G]):
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        """First assign the devices prepared in this instant: a deadline can end only tasks that have started."""
+        """First assign the devices prepared in this instant: a deadline can end only tasks that
+        have started.
+        """
         if name == "assign":
             if self.state["prepared"]:  # else another timer of this instant has seen to them
                 await self._assign()
@@ -237,18 +288,22 @@ class Grouped(Synchronous[G]):
                 del self.state["open"][entry["task"]]
                 self._ask(entry["device"], continues=True)
         if len(self.state["received"]) >= self.params.enough:
-            self.server.timer("deadline", self.server.now)  # enough updates: no client that continues only now is needed
+            # enough updates: no client that continues only now is needed
+            self.server.timer("deadline", self.server.now)
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
-    """Distance of a device's label counts [C] from its reference, per class; for ``oracle`` any is far.
+    """Distance of a device's label counts [C] from its reference, per class; for ``oracle`` any
+    is far.
 
-    ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as samples, as the published code has it.
+    ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as samples, as
+    the published code has it.
     """
     if metric == "oracle":
         return float("inf")
     if metric == "sorted_counts":
-        counts, reference = np.sort(counts), np.sort(reference)
+        counts = np.sort(counts)
+        reference = np.sort(reference)
     return float(np.abs(counts - reference).sum() / len(counts))
 
 
@@ -259,7 +314,9 @@ class MigratingParams(GroupedParams):
         **GroupedParams.instead,
         **dict.fromkeys(("dynamic", "shift_metric"), "moment.shift"),
     }
-    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = EachRound()
+    moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
+        EachRound()
+    )
     """when devices choose their group: in each round, and when their data have shifted."""
 
     @property
@@ -276,7 +333,9 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Detects shifts of its own data; state: ``reference``, label counts of the data by which it found its group."""
+    """Detects shifts of its own data; state: ``reference``, label counts of the data by which it
+    found its group.
+    """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         """Whether this task says which group the device belongs to."""
@@ -297,10 +356,12 @@ class MigratingClient(SynchronousClient[M]):
 
 
 class Migrating(Grouped[M]):
-    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section 3.4).
+    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section
+    3.4).
 
-    A device whose data have changed compares its label counts with its reference, at no cost, as soon as it is idle. If they
-    are too far apart it is prepared again, and its present counts become the reference. After preparing it tests new changes.
+    A device whose data have changed compares its label counts with its reference, at no cost, as
+    soon as it is idle. If they are too far apart it is prepared again, and its present counts
+    become the reference. After preparing it tests new changes.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:

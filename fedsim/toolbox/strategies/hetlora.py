@@ -24,26 +24,34 @@ class HetLoRAParams(CutParams):
     def _weighs_by_norms(self) -> Self:
         if self.aggregation.kind != "weighted":
             raise ValueError(
-                f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by the norms of their adapters; "
+                f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by "
+                "the norms of their adapters; "
                 "leave it out"
             )
         return self
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
-    """The norm of all that the adapters of a flat model add to their layers, ||B A||, in float64."""
+    """The norm of all that the adapters of a flat model add to their layers, ||B A||, in
+    float64.
+    """
     named = by_name(update.astype(np.float64), [(tensor.name, tensor.shape) for tensor in tensors])
     layers = [name.removesuffix(".lora_B") for name in named if name.endswith(".lora_B")]
-    products = [named[f"{layer}.lora_B"] @ named[f"{layer}.lora_A"] for layer in layers if f"{layer}.lora_A" in named]
+    products = [
+        named[f"{layer}.lora_B"] @ named[f"{layer}.lora_A"]
+        for layer in layers
+        if f"{layer}.lora_A" in named
+    ]
     return float(np.sqrt(sum(np.square(product).sum() for product in products)))
 
 
 class HetLoRA(CutModels):
     """Adapters of different ranks.
 
-    Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation models" (EMNLP 2024, arXiv
-    2401.06432): a device of rank r receives the first r rows of each A and columns of each B; updates are filled up with zeros
-    and averaged, each weighted by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
+    Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation
+    models" (EMNLP 2024, arXiv 2401.06432): a device of rank r receives the first r rows of each A
+    and columns of each B; updates are filled up with zeros and averaged, each weighted by the norm
+    of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
 
     Sends the numbers of each client's rank, down and up (``model`` and ``update``, 4 bytes each).
     """
@@ -55,11 +63,16 @@ class HetLoRA(CutModels):
         if not models.learns:
             return self.weights(entries)
         tensors = self.setting.tensors()
-        norms = [norm(update, tensors) for update in await models.values([entry["update"] for entry in entries])]
+        norms = [
+            norm(update, tensors)
+            for update in await models.values([entry["update"] for entry in entries])
+        ]
         norms = [each if np.isfinite(each) else 0.0 for each in norms]
         total = sum(norms)
         return [each / total for each in norms] if total else self.weights(entries)
 
-    def joined(self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]) -> Ref:
+    def joined(
+        self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
+    ) -> Ref:
         updates = [entry["update"] for entry in entries]
         return self.server.models.mix(list(zip(updates, weights, strict=True)), otherwise=model)

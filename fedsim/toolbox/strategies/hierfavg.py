@@ -1,4 +1,6 @@
-"""HierFAVG: edge servers average their clients' models, and now and then the server averages theirs (Liu et al., 2020)."""
+"""HierFAVG: edge servers average their clients' models, and now and then the server averages
+theirs (Liu et al., 2020).
+"""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,16 +19,20 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     """Parameters of HierFAVG, in addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
-        kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes over its data.
+        kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes
+            over its data.
         kappa2: edge rounds in a round.
         aggregation: how the updates of an edge server's clients become its model.
         deadline: of a whole round; at that time edge servers send what they have.
-        selection: whom a round asks (``parts/selection``); not by what clients say with their updates.
+        selection: whom a round asks (``parts/selection``); not by what clients say with their
+            updates.
     """
 
     at_edges: ClassVar[bool] = True
 
-    unaccounted: ClassVar[str] = "edge servers have rounds of their own, and draws are counted from all devices"
+    unaccounted: ClassVar[str] = (
+        "edge servers have rounds of their own, and draws are counted from all devices"
+    )
     kind: Literal["hierfavg"] = "hierfavg"
     kappa1: int | None = Field(default=None, ge=1, le=1_000_000)
     kappa2: int = Field(default=4, ge=1, le=10_000)
@@ -34,11 +40,15 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.kappa1 is not None and self.local_epochs != 1:
-            raise ValueError("'kappa1' and 'local_epochs' both say how long clients train; give one of them")
+            raise ValueError(
+                "'kappa1' and 'local_epochs' both say how long clients train; give one of them"
+            )
         if self.selection.looks_at_each or (self.selection.talks and not self.selection.asks):
             raise ValueError(
-                f"'selection' is {self.selection.kind!r}, which goes by what clients send with their updates, and these end at "
-                "edge servers; allowed are random, least-asked, least-available, fedcs, and power-of-choice that asks"
+                f"'selection' is {self.selection.kind!r}, which goes by what clients send with "
+                "their updates, and these end at "
+                "edge servers; allowed are random, least-asked, least-available, fedcs, and "
+                "power-of-choice that asks"
             )
         return self
 
@@ -60,18 +70,21 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
 class HierFAVG(FedAvg[HierFAVGParams]):
     """Hierarchical federated averaging.
 
-    Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning" (ICC 2020), Algorithm 1; there all
-    clients take part, which ``clients_per_round`` = devices does.
+    Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning"
+    (ICC 2020), Algorithm 1; there all clients take part, which ``clients_per_round`` = devices
+    does.
 
-    In each round the server sends the global model (``edge-model``, d parameters) to the edge servers of K clients. Each has
-    kappa2 edge rounds by itself: it sends its model to its clients (``model``, d); each makes kappa1 SGD steps and sends its
-    model back (``update``, d); the edge server's model becomes their mean, weighted by samples. Then it sends that to the
-    server (``edge-update``, d), whose model becomes their mean, weighted by the samples of the last edge round. With kappa2 = 1
-    that is FedAvg.
+    In each round the server sends the global model (``edge-model``, d parameters) to the edge
+    servers of K clients. Each has kappa2 edge rounds by itself: it sends its model to its clients
+    (``model``, d); each makes kappa1 SGD steps and sends its model back (``update``, d); the edge
+    server's model becomes their mean, weighted by samples. Then it sends that to the server
+    (``edge-update``, d), whose model becomes their mean, weighted by the samples of the last edge
+    round. With kappa2 = 1 that is FedAvg.
 
-    A late or lost client is out until the next round; one that is away when an edge round begins counts by its last update. A
-    lost edge server loses its clients' updates of the round (record ``updates-lost``), and they are not asked until it is back.
-    The record ``round`` counts clients by their last task. A device's group is its edge server.
+    A late or lost client is out until the next round; one that is away when an edge round begins
+    counts by its last update. A lost edge server loses its clients' updates of the round (record
+    ``updates-lost``), and they are not asked until it is back. The record ``round`` counts clients
+    by their last task. A device's group is its edge server.
     """
 
     Params = HierFAVGParams
@@ -84,32 +97,53 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         server = self.server
         if all(map(server.edges.has, range(server.edges.count))):
             return super().select()
-        among = [device for device in range(server.devices) if server.edges.has(server.edges.of(device))]
+        among = [
+            device for device in range(server.devices) if server.edges.has(server.edges.of(device))
+        ]
         return self.pick(self.params.asked_per_round, among=among)
 
     async def before_asking(self) -> None:
         edges: dict[int, dict[str, Any]] = {}
         for device in self.state["cohort"]:
-            new = {"clients": [], "left": self.params.kappa2, "open": [], "updates": [], "last": [], "tasks": [], "lost": False}
+            new = {
+                "clients": [],
+                "left": self.params.kappa2,
+                "open": [],
+                "updates": [],
+                "last": [],
+                "tasks": [],
+                "lost": False,
+            }
             edges.setdefault(self.server.edges.of(device), new)["clients"].append(device)
         self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
 
     def _ask(self, device: int) -> None:
         edge = self.server.edges.of(device)
         if device == self.state["edges"][edge]["clients"][0]:
-            self.server.edges.carry(edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"])
+            self.server.edges.carry(
+                edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"]
+            )
 
     async def on_carried(self, message: Carried) -> None:
-        state, edge = self.state, message.edge
+        state = self.state
+        edge = message.edge
         own = state["edges"][edge]
         if message.direction == "down" and message.outcome == "done" and not own["lost"]:
             own["model"] = own["start"] = message["edge-model"]
             await self._edge_round(edge)
             return
         if message.direction == "up" and message.outcome == "done":
-            entry = {"task": own["tasks"][0], "device": None, "group": edge, "contents": message.contents}
+            entry = {
+                "task": own["tasks"][0],
+                "device": None,
+                "group": edge,
+                "contents": message.contents,
+            }
             samples = sum(each["samples"] for each in own["last"])
-            state["arrived"].append(entry | {"update": message["edge-update"], "samples": samples, "start": own["start"]})
+            state["arrived"].append(
+                entry
+                | {"update": message["edge-update"], "samples": samples, "start": own["start"]}
+            )
             state["received"] += own["last"]
             own["tasks"] = []
         await self._leave(edge)
@@ -119,10 +153,19 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             self.state["edges"][edge]["lost"] = True
 
     async def _edge_round(self, edge: int) -> None:
-        state, server, own = self.state, self.server, self.state["edges"][edge]
+        state = self.state
+        server = self.server
+        own = self.state["edges"][edge]
         again = own["left"] < self.params.kappa2
-        own["clients"] = [device for device in own["clients"] if server.clients.idle(device) and not state["over"]]
-        how: dict[str, Any] = {"round": state["round"], "group": edge, "continues": again, "at_edge": True}
+        own["clients"] = [
+            device for device in own["clients"] if server.clients.idle(device) and not state["over"]
+        ]
+        how: dict[str, Any] = {
+            "round": state["round"],
+            "group": edge,
+            "continues": again,
+            "at_edge": True,
+        }
         for device in own["clients"]:
             task = server.ask(device, {"model": own["model"]}, **how)
             state["open"][task] = device
@@ -135,7 +178,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if message.job == QUESTION:
             await super().on_task_end(message)
             return
-        state, edge = self.state, self.server.edges.of(message.device)
+        state = self.state
+        edge = self.server.edges.of(message.device)
         own = state["edges"][edge]
         del state["open"][message.task]
         own["open"].remove(message.task)
@@ -152,7 +196,9 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             await (self._leave(edge) if own["lost"] else self._edge_through(edge))
 
     async def _edge_through(self, edge: int) -> None:
-        state, server, own = self.state, self.server, self.state["edges"][edge]
+        state = self.state
+        server = self.server
+        own = self.state["edges"][edge]
         if own["updates"]:
             how, own["last"] = self.params.aggregation, own["updates"]
             weights = await how.weigh(server, own["last"], how.weights(own["last"]))
@@ -164,14 +210,18 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         if own["left"] and own["clients"] and not state["over"]:
             await self._edge_round(edge)
         elif own["last"]:
-            server.edges.carry(edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"])
+            server.edges.carry(
+                edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"]
+            )
         else:
             await self._leave(edge)
 
     async def _leave(self, edge: int) -> None:
         own = self.state["edges"].pop(edge)
         if own["tasks"]:
-            self.server.emit("updates-lost", round=self.state["round"], edge=edge, tasks=own["tasks"])
+            self.server.emit(
+                "updates-lost", round=self.state["round"], edge=edge, tasks=own["tasks"]
+            )
         if not self.state["edges"]:
             await self._close_round()
 
@@ -180,11 +230,22 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         super()._end_open()
 
     async def aggregate(self) -> None:
-        state, how, arrived = self.state, Weighted(), self.state["arrived"]
+        state = self.state
+        how = Weighted()
+        arrived = self.state["arrived"]
         if arrived:
-            weights, edges = await how.weigh(self.server, arrived, how.weights(arrived)), [entry["group"] for entry in arrived]
-            self.server.emit("edges-combined", round=state["round"], edges=edges, weights=weights, **how.told(len(edges)))
-            combined = how.combine(self.server, self.remembered("cloud"), arrived, weights, state["model"])
+            weights = await how.weigh(self.server, arrived, how.weights(arrived))
+            edges = [entry["group"] for entry in arrived]
+            self.server.emit(
+                "edges-combined",
+                round=state["round"],
+                edges=edges,
+                weights=weights,
+                **how.told(len(edges)),
+            )
+            combined = how.combine(
+                self.server, self.remembered("cloud"), arrived, weights, state["model"]
+            )
             state["model"] = self.advance(state["model"], combined)
 
     def _counts(self) -> dict[str, int]:

@@ -22,8 +22,10 @@ class LocalParams(SelectingParams):
         super().check(devices)
         if self.selection.needs_model:
             raise ScenarioError(
-                f"strategy.selection is {self.selection.kind!r}, which asks about the server's model; local training "
-                "has none, and allows those that ask for nothing of it: random, least-asked, oort, fedcs, least-available"
+                f"strategy.selection is {self.selection.kind!r}, which asks about the server's "
+                "model; local training "
+                "has none, and allows those that ask for nothing of it: random, least-asked, "
+                "oort, fedcs, least-available"
             )
 
 
@@ -35,15 +37,17 @@ class LocalClient(SynchronousClient[LocalParams]):
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.update is not None
-        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)  # without diverged models
+        # without diverged models
+        device.state["model"] = device.mix([(result.update, 1.0)], otherwise=result.start)
         return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
 class Local(Synchronous[LocalParams]):
     """Every device trains a model of its own with the same local schedule; nothing is ever sent.
 
-    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each; its score is the mean of the
-    devices' accuracies, each with its own model on its own test samples. Late and lost devices keep their models.
+    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each;
+    its score is the mean of the devices' accuracies, each with its own model on its own test
+    samples. Late and lost devices keep their models.
     """
 
     Params = LocalParams
@@ -67,7 +71,9 @@ class Local(Synchronous[LocalParams]):
         """Record each device's training as an aggregation of weight 1 in its own model."""
         received = self.state["received"]
         for entry in received:
-            self.state["own"][entry["device"]] = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            self.state["own"][entry["device"]] = self.server.models.mix(
+                [(entry["update"], 1.0)], otherwise=entry["start"]
+            )
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 
@@ -75,4 +81,6 @@ class Local(Synchronous[LocalParams]):
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:
-        return {f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])}
+        return {
+            f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])
+        }

@@ -1,4 +1,6 @@
-"""Local training by any optimiser of ``torch.optim``. torch is imported on demand: reading most scenarios needs none."""
+"""Local training by any optimiser of ``torch.optim``. torch is imported on demand: reading most
+scenarios needs none.
+"""
 
 import inspect
 from collections.abc import Mapping, Sequence
@@ -22,25 +24,40 @@ _SAID_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
 class LearningRateSchedule(Spec):
-    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr`` on."""
+    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr``
+    on.
+    """
 
     name: str
     """its class, such as ``CosineAnnealingLR``."""
     args: dict[str, Any] = Field(default_factory=dict)
-    """its arguments. ``T_max`` and ``total_steps`` are by default the length of the local training."""
-    every: Literal["step", "epoch", "round"] = "step"
-    """length of a step of the schedule. A schedule by ``step`` (of the optimiser) or ``epoch`` begins anew in each training."""
+    """its arguments.
 
-    def build(self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0) -> "torch.optim.lr_scheduler.LRScheduler":
-        """The schedule of an optimiser, for a local training of so many of its steps in the round of this number."""
+    ``T_max`` and ``total_steps`` are by default the length of the local training.
+    """
+    every: Literal["step", "epoch", "round"] = "step"
+    """length of a step of the schedule.
+
+    A schedule by ``step`` (of the optimiser) or ``epoch`` begins anew in each training.
+    """
+
+    def build(
+        self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0
+    ) -> "torch.optim.lr_scheduler.LRScheduler":
+        """The schedule of an optimiser, for a local training of so many of its steps in the
+        round of this number.
+        """
         from torch.optim import lr_scheduler
 
         found = getattr(lr_scheduler, self.name)
         asked = () if self.every == "round" else _LENGTHS
-        usual = {name: max(length, 1) for name in asked if name in inspect.signature(found).parameters}
+        usual = {
+            name: max(length, 1) for name in asked if name in inspect.signature(found).parameters
+        }
         made: lr_scheduler.LRScheduler = found(optimiser, **usual | self.args)
         if self.every == "round":
-            optimiser.step()  # without any gradient: torch expects it before the first step of a schedule
+            # without any gradient: torch expects it before the first step of a schedule
+            optimiser.step()
             for _ in range(number):
                 made.step()
         return made
@@ -56,10 +73,11 @@ class ParameterGroup(Spec):
 
 
 class TorchTrainer(Trainer):
-    """Local training by an optimiser of ``torch.optim``, as a plain loop in torch: loss, backward, clipping, step.
+    """Local training by an optimiser of ``torch.optim``, as a plain loop in torch: loss,
+    backward, clipping, step.
 
-    The loss has all terms of the strategy. A gradient is the mean over the samples of ``accumulate`` batches, fewer at the end
-    of an epoch.
+    The loss has all terms of the strategy. A gradient is the mean over the samples of
+    ``accumulate`` batches, fewer at the end of an epoch.
     """
 
     kind: Literal["torch"] = "torch"
@@ -84,18 +102,29 @@ class TorchTrainer(Trainer):
 
     @model_validator(mode="after")
     def _torch_takes_it(self) -> Self:
-        """Refuse names and arguments that torch does not take, also by steps on small parameters."""
+        """Refuse names and arguments that torch does not take, also by steps on small
+        parameters.
+        """
         import torch
         from torch.optim import lr_scheduler
 
         optimisers = _classes(torch.optim, torch.optim.Optimizer)
-        for key, args in [("args", self.args), *(("groups.args", group.args) for group in self.groups)]:
+        for key, args in [
+            ("args", self.args),
+            *(("groups.args", group.args) for group in self.groups),
+        ]:
             _refuse_unknown("optimiser", self.optimiser, key, args, optimisers)
         if self.schedule is not None:
             schedules = _classes(lr_scheduler, lr_scheduler.LRScheduler)
-            _refuse_unknown("schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules)
-        names = ["", *(pattern for group in self.groups for pattern in group.match)]  # each matches itself
-        parameters = {name: torch.nn.Parameter(torch.zeros(2, 2) if name else torch.zeros(2)) for name in names}
+            _refuse_unknown(
+                "schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules
+            )
+        # each matches itself
+        names = ["", *(pattern for group in self.groups for pattern in group.match)]
+        parameters = {
+            name: torch.nn.Parameter(torch.zeros(2, 2) if name else torch.zeros(2))
+            for name in names
+        }
         try:
             optimiser = self.torch_optimiser(parameters, self.lr)
             schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
@@ -106,7 +135,10 @@ class TorchTrainer(Trainer):
                 if schedule is not None:
                     schedule.step()
         except Exception as error:
-            raise ValueError(f"'optimiser' is {self.optimiser!r}, with which torch takes no step as asked: {error}") from error
+            raise ValueError(
+                f"'optimiser' is {self.optimiser!r}, with which torch takes no step as asked: "
+                f"{error}"
+            ) from error
         return self
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
@@ -114,34 +146,50 @@ class TorchTrainer(Trainer):
         for pattern in (pattern for group in self.groups for pattern in group.match):
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ScenarioError(
-                    f"training.groups has the pattern {pattern!r}, which matches no parameter of the model; it has "
+                    f"training.groups has the pattern {pattern!r}, which matches no parameter "
+                    "of the model; it has "
                     f"{', '.join(names)}{nearest(pattern, names)}"
                 )
         if self.label_smoothing and not usual_loss:
             raise ScenarioError(
-                f"training.label_smoothing is {self.label_smoothing:g}, which the usual cross-entropy alone has, and here the "
+                f"training.label_smoothing is {self.label_smoothing:g}, which the usual "
+                "cross-entropy alone has, and here the "
                 "loss is another one; allowed is 0"
             )
 
-    def torch_optimiser(self, parameters: "Mapping[str, nn.Parameter]", lr: float) -> "torch.optim.Optimizer":
+    def torch_optimiser(
+        self, parameters: "Mapping[str, nn.Parameter]", lr: float
+    ) -> "torch.optim.Optimizer":
         import torch
 
-        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups] + [{"params": []}]
+        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups] + [
+            {"params": []}
+        ]
         for name, parameter in parameters.items():
-            of = (at for at, group in enumerate(self.groups) if any(fnmatchcase(name, pattern) for pattern in group.match))
+            of = (
+                at
+                for at, group in enumerate(self.groups)
+                if any(fnmatchcase(name, pattern) for pattern in group.match)
+            )
             parts[next(of, -1)]["params"].append(parameter)
         chosen = [part for part in parts if part["params"]]
         return getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)  # type: ignore[no-any-return]
 
     @property
     def has_no_state(self) -> bool:
-        momenta = [self.args.get("momentum"), *(group.args.get("momentum") for group in self.groups)]
+        momenta = [
+            self.args.get("momentum"),
+            *(group.args.get("momentum") for group in self.groups),
+        ]
         return self.optimiser == "SGD" and not any(momenta)
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
 
-        parameters = {name: torch.nn.Parameter(torch.empty(*shape, device="meta")) for name, shape in shapes.items()}
+        parameters = {
+            name: torch.nn.Parameter(torch.empty(*shape, device="meta"))
+            for name, shape in shapes.items()
+        }
         optimiser = self.torch_optimiser(parameters, self.lr)
         for parameter in parameters.values():
             parameter.grad = torch.empty_like(parameter)
@@ -158,7 +206,11 @@ class TorchTrainer(Trainer):
         import torch
         from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-        parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+        parameters = {
+            name: parameter
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
         optimiser = self.torch_optimiser(parameters, context.lr)
         for name, value in context.state.items():
             owner, _, part = name.rpartition("/")
@@ -167,7 +219,9 @@ class TorchTrainer(Trainer):
         shares = _shares(data.counts, data.ends, self.accumulate)
         every = None if self.schedule is None else self.schedule.every
         length = context.epochs if every == "epoch" else sum(is_last for _, is_last in shares)
-        schedule = None if self.schedule is None else self.schedule.build(optimiser, length, context.round)
+        schedule = (
+            None if self.schedule is None else self.schedule.build(optimiser, length, context.round)
+        )
         options = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
         for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
             torch.autograd.backward(share * context.loss(model(x), y, **options))
@@ -181,8 +235,14 @@ class TorchTrainer(Trainer):
             optimiser.zero_grad()
             if schedule is not None and (every == "step" or (every == "epoch" and ends)):
                 schedule.step()
-        states = ((name, *item) for name, parameter in parameters.items() for item in optimiser.state[parameter].items())
-        context.state = {f"{name}/{part}": value for name, part, value in states if value is not None}
+        states = (
+            (name, *item)
+            for name, parameter in parameters.items()
+            for item in optimiser.state[parameter].items()
+        )
+        context.state = {
+            f"{name}/{part}": value for name, part, value in states if value is not None
+        }
         return model.state_dict(), {}
 
     @property
@@ -192,28 +252,47 @@ class TorchTrainer(Trainer):
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
-    """The share of each batch in the gradient of its step, by samples, and whether it is the step's last."""
+    """The share of each batch in the gradient of its step, by samples, and whether it is the
+    step's last.
+    """
     steps: list[list[int]] = [[]]
     for count, end in zip(counts, ends, strict=True):
         steps[-1].append(count)
         if end or len(steps[-1]) == accumulate:
             steps.append([])
-    return [(count / sum(step), at + 1 == len(step)) for step in steps for at, count in enumerate(step)]
+    return [
+        (count / sum(step), at + 1 == len(step)) for step in steps for at, count in enumerate(step)
+    ]
 
 
 def _classes(module: Any, base: type) -> dict[str, type]:
     """The subclasses of a base in a module, by name."""
-    found = {name: each for name, each in vars(module).items() if inspect.isclass(each) and issubclass(each, base)}
-    return {name: each for name, each in sorted(found.items()) if each is not base and not name.startswith("_")}
+    found = {
+        name: each
+        for name, each in vars(module).items()
+        if inspect.isclass(each) and issubclass(each, base)
+    }
+    return {
+        name: each
+        for name, each in sorted(found.items())
+        if each is not base and not name.startswith("_")
+    }
 
 
-def _refuse_unknown(key: str, name: str, key_of_args: str, args: Mapping[str, Any], classes: Mapping[str, type]) -> None:
+def _refuse_unknown(
+    key: str, name: str, key_of_args: str, args: Mapping[str, Any], classes: Mapping[str, type]
+) -> None:
     if name not in classes:
-        raise ValueError(f"{key!r} is {name!r}; allowed are torch's {', '.join(classes)}{nearest(name, classes)}")
-    known = [each for each in inspect.signature(classes[name]).parameters if each not in _SAID_ELSEWHERE]
+        raise ValueError(
+            f"{key!r} is {name!r}; allowed are torch's {', '.join(classes)}{nearest(name, classes)}"
+        )
+    known = [
+        each for each in inspect.signature(classes[name]).parameters if each not in _SAID_ELSEWHERE
+    ]
     for argument in args:
         if argument not in known:
             why = "is said by training.lr" if argument == "lr" else f"{name} does not take"
             raise ValueError(
-                f"{key_of_args!r} has {argument!r}, which {why}; allowed are {', '.join(known)}{nearest(argument, known)}"
+                f"{key_of_args!r} has {argument!r}, which {why}; allowed are "
+                f"{', '.join(known)}{nearest(argument, known)}"
             )

@@ -1,1 +1,3 @@
-"""Kinds of the world's parts: availability by day and as recorded, regions of clouds, hospitals, heat."""
+"""Kinds of the world's parts: availability by day and as recorded, regions of clouds, hospitals,
+heat.
+"""

@@ -1,4 +1,6 @@
-"""Devices that come and go by day and night, as phones did that FLASH recorded, or as a table of the user's says."""
+"""Devices that come and go by day and night, as phones did that FLASH recorded, or as a table of
+the user's says.
+"""
 
 import math
 from bisect import bisect_right
@@ -9,7 +11,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from fedsim.clock.simulation import on_grid
@@ -32,18 +41,25 @@ def _time_of_day(text: str) -> str:
     try:
         time.fromisoformat(text)
     except ValueError:
-        raise PydanticCustomError("time_of_day", "a time of day such as '02:00' or '22:30:15' is allowed") from None
+        raise PydanticCustomError(
+            "time_of_day", "a time of day such as '02:00' or '22:30:15' is allowed"
+        ) from None
     return text
 
 
-TimeText = Annotated[str, AfterValidator(_time_of_day), BeforeValidator(lambda v: v.isoformat() if isinstance(v, time) else v)]
+TimeText = Annotated[
+    str,
+    AfterValidator(_time_of_day),
+    BeforeValidator(lambda v: v.isoformat() if isinstance(v, time) else v),
+]
 
 
 class Diurnal(AvailabilityModel):
     """The share of devices that are on is a sinusoid of the local hour.
 
-    Each device draws a number every ``lasts``, and is on while the share is above the number. With a long ``lasts`` a device is
-    on at the same hours for days; with a short one it comes and goes.
+    Each device draws a number every ``lasts``, and is on while the share is above the number.
+    With a long ``lasts`` a device is on at the same hours for days; with a short one it comes
+    and goes.
 
     Attributes:
         most, least: the share that is on at the best and at the worst hour.
@@ -63,21 +79,29 @@ class Diurnal(AvailabilityModel):
             raise ValueError(f"'least' is {self.least:g}, above 'most', which is {self.most:g}")
         return self
 
-    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> "Tides":
+    def build_on(
+        self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
+    ) -> "Tides":
         peak_s = seconds_of_day(time.fromisoformat(self.peak))
         peaks = each(lambda day_s: peak_s - day_s, calendar.day_s())
         return Tides(streams, self.least, self.most, peaks, self.lasts)
 
 
 class Tides(Availability):
-    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s), float64 [devices]."""
+    """The paths of ``Diurnal``; ``peak``: a time at which each device's share is highest (s),
+    float64 [devices].
+    """
 
-    def __init__(self, streams: Streams, least: float, most: float, peak: Floats, lasts: float) -> None:
+    def __init__(
+        self, streams: Streams, least: float, most: float, peak: Floats, lasts: float
+    ) -> None:
         self._streams = streams
-        self._middle, self._swing = (least + most) / 2, (most - least) / 2
+        self._middle = (least + most) / 2
+        self._swing = (most - least) / 2
         self._peak = peak
         self._lasts = on_grid(lasts)
-        self._found: dict[int, Span] = {}  # the phase that each device was last found in, as a cache
+        # the phase that each device was last found in, as a cache
+        self._found: dict[int, Span] = {}
 
     def span(self, device: int, time: float) -> Span:
         last = self._found.get(device)
@@ -109,17 +133,31 @@ class Tides(Availability):
         return on
 
     def _half_window(self, draw: float) -> float:
-        """Time before and after a peak while the share is above ``draw`` (s): half a day for always, 0 for never."""
+        """Time before and after a peak while the share is above ``draw`` (s): half a day for
+        always, 0 for never.
+        """
         if self._swing == 0.0:
             return DAY_S / 2 if draw < self._middle else 0.0
         height = (draw - self._middle) / self._swing
-        return 0.0 if height >= 1 else DAY_S / 2 if height <= -1 else on_grid(math.acos(height) * DAY_S / (2 * math.pi))
+        return (
+            0.0
+            if height >= 1
+            else DAY_S / 2
+            if height <= -1
+            else on_grid(math.acos(height) * DAY_S / (2 * math.pi))
+        )
 
     def _stretch(self, device: int, time: float) -> tuple[bool, float, float]:
-        """Whether ``device`` is on at ``time``, and the begin and end (s) of a part of its piece with that state."""
-        into = round(self._streams.uniform("world/availability/first", device) * self._lasts / TICK_S) * TICK_S
+        """Whether ``device`` is on at ``time``, and the begin and end (s) of a part of its piece
+        with that state.
+        """
+        into = (
+            round(self._streams.uniform("world/availability/first", device) * self._lasts / TICK_S)
+            * TICK_S
+        )
         piece = (time + into) // self._lasts
-        start, end = piece * self._lasts - into, (piece + 1) * self._lasts - into
+        start = piece * self._lasts - into
+        end = (piece + 1) * self._lasts - into
         half = self._half_window(self._streams.uniform("world/availability", device, int(piece)))
         if half in (0.0, DAY_S / 2):
             return half > 0, start, end
@@ -135,7 +173,9 @@ class Tides(Availability):
 _FORMS = {float: "simulated times", time: "times of day", datetime: "dates"}
 
 Trace = tuple[float, list[float]]
-"""A period (s), infinity without repetition, and change times in [0, period]: on at even positions, off at odd ones."""
+"""A period (s), infinity without repetition, and change times in [0, period]: on at even
+positions, off at odd ones.
+"""
 OnInterval = tuple[float, float, int]
 """From when to when (s) a device is on, and the row of the table that says so."""
 
@@ -149,10 +189,15 @@ def append_on(changes: list[float], begin: float, end: float) -> None:
 
 
 class Traces(Availability):
-    """Recorded phases: each device follows its ``assigned`` trace over and over, ``ahead`` (s) into it at time 0; [devices]."""
+    """Recorded phases: each device follows its ``assigned`` trace over and over, ``ahead`` (s)
+    into it at time 0; [devices].
+    """
 
-    def __init__(self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None) -> None:
-        self._traces, self._assigned = traces, assigned
+    def __init__(
+        self, traces: Sequence[Trace], assigned: Sequence[int], ahead: Sequence[float] | None = None
+    ) -> None:
+        self._traces = traces
+        self._assigned = assigned
         self._ahead = [0.0] * len(assigned) if ahead is None else ahead
 
     def span(self, device: int, time: float) -> Span:
@@ -170,7 +215,9 @@ class Traces(Availability):
         return Span(on, max(0.0, lap + start), lap + end)
 
     def next_on(self, device: int, time: float) -> float:
-        return super().next_on(device, time) if self._traces[self._assigned[device]][1] else math.inf
+        return (
+            super().next_on(device, time) if self._traces[self._assigned[device]][1] else math.inf
+        )
 
 
 class Flash(AvailabilityModel):
@@ -181,12 +228,15 @@ class Flash(AvailabilityModel):
 
     kind: Literal["flash"] = "flash"
     file: str = "traces/flash_availability_1000.json"
-    """FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's ``client_behave_trace`` (a pickle, of which plain
-    values alone are read), or JSON ``{id: {start, end, ready: [[from, to], ...], ok}}`` in seconds. Phones without a usable
-    trace (``ok`` false) are skipped. FedScale's times count from a midnight on.
+    """FLASH's ``state_traces.json`` or ``cached_timers.json``, FedScale's ``client_behave_trace``
+    (a pickle, of which plain values alone are read), or JSON ``{id: {start, end, ready: [[from,
+    to], ...], ok}}`` in seconds. Phones without a usable trace (``ok`` false) are skipped.
+    FedScale's times count from a midnight on.
     """
 
-    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
+    def build_on(
+        self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
+    ) -> Traces:
         traces = read_flash(sought(self.file, root))
         drawn = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
         started = zip(calendar.day_s().tolist(), [traces[trace] for trace in drawn], strict=True)
@@ -210,14 +260,21 @@ def read_flash(path: Path) -> list[tuple[float, Trace]]:
     try:
         form, phones = recorded_phones(path)
     except FileNotFoundError:
-        raise DataError(f"population.availability: there is no trace file {str(path)!r}; {SOUGHT}") from None
+        raise DataError(
+            f"population.availability: there is no trace file {str(path)!r}; {SOUGHT}"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as JSON, or FedScale's pickle: {error}") from None
     usable = {name: phone for name, phone in phones.items() if phone["ok"]}
     if not usable:
-        raise DataError(f"{where} holds no trace that can be used ('ok': true); it is of the form {form}")
+        raise DataError(
+            f"{where} holds no trace that can be used ('ok': true); it is of the form {form}"
+        )
     note(f"{str(path)!r}: of the form {form}, {len(usable)} of {len(phones)} phones can be used")
-    return [_trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry) for name, entry in usable.items()]
+    return [
+        _trace_of(f"population.availability: trace {name!r} of {str(path)!r}", entry)
+        for name, entry in usable.items()
+    ]
 
 
 def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
@@ -225,12 +282,20 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
         recorded = _Recorded.model_validate(entry)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise DataError(f"{where} has holes: {'.'.join(map(str, problem['loc']))}: {in_words(problem)}") from None
+        raise DataError(
+            f"{where} has holes: {'.'.join(map(str, problem['loc']))}: {in_words(problem)}"
+        ) from None
     last = start = on_grid(recorded.start)
-    end, changes = on_grid(recorded.end), list[float]()
-    for position, (begin, finish) in enumerate(tuple(map(on_grid, pair)) for pair in recorded.ready):
+    end = on_grid(recorded.end)
+    changes = list[float]()
+    for position, (begin, finish) in enumerate(
+        tuple(map(on_grid, pair)) for pair in recorded.ready
+    ):
         if not last <= begin <= finish <= end:
-            raise DataError(f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of order or bounds")
+            raise DataError(
+                f"{where} has holes: interval {position} [{begin:g}, {finish:g}] is out of "
+                "order or bounds"
+            )
         last = finish
         append_on(changes, begin - start, finish - start)
     if end <= start:
@@ -239,42 +304,60 @@ def _trace_of(where: str, entry: dict[str, object]) -> tuple[float, Trace]:
 
 
 class Intervals(AvailabilityModel):
-    """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns ``device``, ``start``, ``end``.
+    """On from ``start`` to ``end``: a CSV or Parquet file with a row an interval, and columns
+    ``device``, ``start``, ``end``.
 
-    Rows have any order. Other columns are refused: a row that means off would be taken for one that means on. A device without
-    a row is never on. All times of a file are of one form:
+    Rows have any order. Other columns are refused: a row that means off would be taken for one
+    that means on. A device without a row is never on. All times of a file are of one form:
 
     - simulated times, such as ``90 s``, or bare numbers with ``unit``;
-    - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone (``population.calendar``);
-    - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or ``2024-03-04T22:00Z``, from time 0 on.
+    - times of day, such as ``22:00`` to ``06:30``, every day, in the device's time zone
+      (``population.calendar``);
+    - dates with times, such as ``2024-03-04T22:00`` (in the device's time zone) or
+      ``2024-03-04T22:00Z``, from time 0 on.
     """
 
     kind: Literal["intervals"] = "intervals"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``.
+    """
     unit: str | None = None
     """of times that are bare numbers."""
     drawn: bool = False
     """whether each device follows a device of the file, of any name, that is drawn at random."""
 
-    def build_on(self, streams: Streams, devices: int, root: Path | None, calendar: Calendar) -> Traces:
+    def build_on(
+        self, streams: Streams, devices: int, root: Path | None, calendar: Calendar
+    ) -> Traces:
         columns = ("device", "start", "end")
         table = DeviceTable("population.availability", sought(self.file, root), columns, others=())
         table.note("a row for each interval in which a device is on")
         owners = table.values("device", Any) if self.drawn else table.devices(devices)
         start, end, form = self._times(table)
         if form is datetime and not calendar.stated:
-            raise ScenarioError(f"population.availability: {self.file!r} has dates; give population.calendar.starts")
+            raise ScenarioError(
+                f"population.availability: {self.file!r} has dates; give population.calendar.starts"
+            )
         if form is datetime and self.drawn:
-            raise ScenarioError("population.availability.drawn is true, but dates are of devices that are known; give false")
+            raise ScenarioError(
+                "population.availability.drawn is true, but dates are of devices that are "
+                "known; give false"
+            )
         intervals: dict[Any, list[OnInterval]] = {}
         for row, owner in enumerate(owners):
-            intervals.setdefault(owner, []).extend(self._pieces(table, row, start[row], end[row], owner, calendar))
+            intervals.setdefault(owner, []).extend(
+                self._pieces(table, row, start[row], end[row], owner, calendar)
+            )
         period = DAY_S if form is time else math.inf
-        traces = {owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()}
+        traces = {
+            owner: _trace(table, sorted(pieces), period) for owner, pieces in intervals.items()
+        }
         kept = [*traces.values(), (period, [])]
         if self.drawn:
-            assigned = streams.generator("world/availability").integers(len(traces), size=devices).tolist()
+            assigned = (
+                streams.generator("world/availability").integers(len(traces), size=devices).tolist()
+            )
         else:
             places = {owner: place for place, owner in enumerate(traces)}
             assigned = [places.get(device, len(traces)) for device in range(devices)]
@@ -287,36 +370,60 @@ class Intervals(AvailabilityModel):
             cells = table.cells[name]
             for row, cell in enumerate(cells):
                 if cell is not None and _form(cell) is not form:
-                    raise table.wrong(row, name, f"the first row has {_FORMS[form]}; allowed is one form of time in a file")
+                    raise table.wrong(
+                        row,
+                        name,
+                        f"the first row has {_FORMS[form]}; allowed is one form of time in a file",
+                    )
             columns.append(table.values(name, Seconds if form is float else form, self.unit))
         return columns[0], columns[1], form
 
-    def _pieces(self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar) -> list[OnInterval]:
+    def _pieces(
+        self, table: DeviceTable, row: int, start: Any, end: Any, owner: Any, calendar: Calendar
+    ) -> list[OnInterval]:
         """An interval in seconds, on the clock's grid; one over midnight as two."""
         if isinstance(start, time):
-            begin, finish = seconds_of_day(start), seconds_of_day(end) or DAY_S  # which ends at 00:00 again
+            # which ends at 00:00 again
+            begin = seconds_of_day(start)
+            finish = seconds_of_day(end) or DAY_S
             if begin == finish:
-                raise table.wrong(row, "end", "that is when it starts; allowed are other times (00:00 to 00:00 is a whole day)")
+                raise table.wrong(
+                    row,
+                    "end",
+                    "that is when it starts; allowed are other times (00:00 to 00:00 is a "
+                    "whole day)",
+                )
             if begin > finish:
                 return [(0.0, finish, row), (begin, DAY_S, row)]
             return [(begin, finish, row)]
         if isinstance(start, datetime):
             begin, finish = (calendar.simulated_s(instant, owner) for instant in (start, end))
         else:
-            begin, finish = on_grid(start), on_grid(end)
+            begin = on_grid(start)
+            finish = on_grid(end)
         if finish < begin:
-            raise table.wrong(row, "end", f"that is before its start, {table.cells['start'][row]}; allowed are later times")
+            raise table.wrong(
+                row,
+                "end",
+                f"that is before its start, {table.cells['start'][row]}; allowed are later times",
+            )
         return [(max(0.0, begin), min(finish, CLOCK_END_S), row)] if finish > 0 else []
 
 
 def _trace(table: DeviceTable, pieces: list[OnInterval], period: float) -> Trace:
     changes: list[float] = []
-    last_end, last_row = -math.inf, 0
+    last_end = -math.inf
+    last_row = 0
     for start, end, row in pieces:
         if start < last_end:
-            raise table.wrong(row, "start", f"that is within row {last_row + 1} of the same device; intervals must not overlap")
+            raise table.wrong(
+                row,
+                "start",
+                f"that is within row {last_row + 1} of the same device; intervals must not overlap",
+            )
         append_on(changes, start, end)
-        last_end, last_row = end, row
+        last_end = end
+        last_row = row
     return period, changes
 
 

@@ -1,4 +1,6 @@
-"""Speeds and links of devices, one by one: rows of FedScale's table of real phones, or hospitals of the FeTS federation."""
+"""Speeds and links of devices, one by one: rows of FedScale's table of real phones, or hospitals
+of the FeTS federation.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -24,21 +26,29 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 
 
 class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn without replacement as long as there are enough."""
+    """Rows of FedScale's client capacity file, drawn without replacement as long as there are
+    enough.
+    """
 
     kind: Literal["fedscale"] = "fedscale"
     file: str = "traces/fedscale_capacity_9242.csv"
-    """the published ``client_device_capacity`` (a pickle, of which plain values alone are read), whose one rate counts for both
-    ways, as in FedScale; or CSV with ``computation_ms_per_sample``, ``dl_kbps`` and ``ul_kbps``, joined independently there.
+    """the published ``client_device_capacity`` (a pickle, of which plain values alone are read),
+    whose one rate counts for both ways, as in FedScale; or CSV with ``computation_ms_per_sample``,
+    ``dl_kbps`` and ``ul_kbps``, joined independently there.
     """
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """One row for each device. ``DataError``: the file is missing, lacks a column, or has a value that is not positive."""
+        """One row for each device.
+
+        ``DataError``: the file is missing, lacks a column, or has a value that is not positive.
+        """
         table = read_capacities(sought(self.file, root))
         generator = streams.generator("world/capacity")
         rows = generator.choice(len(table), devices, replace=devices > len(table))
         milliseconds, down_kbps, up_kbps = table[rows].T
-        return Capacity(1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0))
+        return Capacity(
+            1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0)
+        )
 
 
 def read_capacities(path: Path) -> Floats:
@@ -57,34 +67,46 @@ def _published(path: Path) -> Floats:
         numbers = TypeAdapter(list[tuple[_TableNumber, _TableNumber]]).validate_python(rows)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
-        raise DataError(f"{where}: entry {problem['loc'][0]} is {shown(problem['input'])}: {in_words(problem)}") from None
+        raise DataError(
+            f"{where}: entry {problem['loc'][0]} is {shown(problem['input'])}: {in_words(problem)}"
+        ) from None
     except (OSError, ValueError) as error:
         raise DataError(f"{where} cannot be read as FedScale's pickle: {error}") from None
     table = np.array(numbers)
-    note(f"{str(path)!r}: FedScale's capacities of {len(table)} clients, computation (ms a sample) and communication (kbit/s)")
+    note(
+        f"{str(path)!r}: FedScale's capacities of {len(table)} clients, computation (ms a "
+        "sample) and communication (kbit/s)"
+    )
     return table[:, [0, 1, 1]]
 
 
 class HospitalsCapacity(CapacityModel):
-    """Each device is a hospital, and a sample a patient: its times were measured in the FeTS federation.
+    """Each device is a hospital, and a sample a patient: its times were measured in the FeTS
+    federation.
 
-    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022): 21 and 16 institutions.
+    Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022):
+    21 and 16 institutions.
 
-    Computing and transfers are drawn independently, with replacement, as in the FeTS challenge. An epoch's time is lognormal
-    with the hospital's mean and standard deviation, unless ``population.jitter`` is above 0 (the challenge draws a normal of
-    1 s at least). A transfer takes the mean of the hospital's download and upload, whatever its size: a latency.
+    Computing and transfers are drawn independently, with replacement, as in the FeTS challenge. An
+    epoch's time is lognormal with the hospital's mean and standard deviation, unless
+    ``population.jitter`` is above 0 (the challenge draws a normal of 1 s at least). A transfer
+    takes the mean of the hospital's download and upload, whatever its size: a latency.
     """
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"
 
     def _drawn(self, streams: Streams, devices: int) -> Floats:
-        """Mean and standard deviation of a patient's training and validation (s), float64 [devices, 4]."""
+        """Mean and standard deviation of a patient's training and validation (s), float64
+        [devices, 4].
+        """
         compute: Floats = _table("compute")
         return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         network = _table("network")
-        drawn = network[streams.generator("world/capacity/network").integers(len(network), size=devices)]
+        drawn = network[
+            streams.generator("world/capacity/network").integers(len(network), size=devices)
+        ]
         latency = drawn[:, [0, 2]].mean(axis=1)
         unlimited = np.full(devices, np.inf)
         return Capacity(1.0 / self._drawn(streams, devices)[:, 0], (unlimited, unlimited, latency))

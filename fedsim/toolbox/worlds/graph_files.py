@@ -1,4 +1,6 @@
-"""Graphs from node-link JSON: capacities and latencies of edges; an attribute without a meaning here is refused by name."""
+"""Graphs from node-link JSON: capacities and latencies of edges; an attribute without a meaning
+here is refused by name.
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +16,19 @@ from fedsim.common.units import LinkRate, Seconds
 if TYPE_CHECKING:
     import networkx
 
-LABELS = ("name", "label", "title", "description", "comment", "color", "colour", "style", "shape", "size", "width")
+LABELS = (
+    "name",
+    "label",
+    "title",
+    "description",
+    "comment",
+    "color",
+    "colour",
+    "style",
+    "shape",
+    "size",
+    "width",
+)
 """Attributes of nodes, edges and graphs that are for people and pictures, and change nothing."""
 
 PLACES = ("pos", "x", "y", "z", "lat", "lon", "latitude", "longitude", "city", "country")
@@ -24,20 +38,25 @@ _TOP = ("directed", "multigraph", "graph", "nodes", "edges", "links")
 _FORM = "is not node-link JSON: 'nodes' with 'id', 'edges' with 'source' and 'target'"
 _USED = ("capacity", "latency")
 _MEANT = {
-    **dict.fromkeys(("bandwidth", "bw", "rate", "speed", "throughput", "datarate", "data_rate"), "capacity"),
+    **dict.fromkeys(
+        ("bandwidth", "bw", "rate", "speed", "throughput", "datarate", "data_rate"), "capacity"
+    ),
     **dict.fromkeys(("delay", "lat", "propagation_delay", "prop_delay"), "latency"),
 }
 _WHY = {
     "weight": "routes have the fewest hops, whatever the weights; leave it out",
     "cost": "routes have the fewest hops, whatever the costs; leave it out",
-    "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and slow start',
+    "loss": 'no link loses packets; network.protocol = "tcp" has the usual effects of headers and slow '
+    ""
+    "start",
     "jitter": "latencies of links are constant; a process of the world can change rates",
     "rtt": "a round trip is twice the 'latency', which is one way",
 }
 
 
 def read_graph(path: Path) -> "networkx.Graph[str]":
-    """The graph of a node-link file, each edge with ``capacity`` (bytes/s) and ``latency`` (s, 0 by default).
+    """The graph of a node-link file, each edge with ``capacity`` (bytes/s) and ``latency`` (s, 0
+    by default).
 
     Raises:
         ScenarioError: the file is missing or malformed, or has an attribute that nothing uses.
@@ -47,7 +66,8 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     where = f"network.file {str(path)!r}"
     try:
         data = read_keyed_json(path)
-        edges = data["edges"] if "edges" in data else data["links"]  # networkx before 3.4 wrote "links"
+        # networkx before 3.4 wrote "links"
+        edges = data["edges"] if "edges" in data else data["links"]
         nodes = [(str(node["id"]), node) for node in data["nodes"]]
         ends = [(str(edge["source"]), str(edge["target"]), edge) for edge in edges]
     except OSError as error:
@@ -57,7 +77,9 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
     except (KeyError, TypeError, AttributeError):
         raise ScenarioError(f"{where} {_FORM}") from None
     _check_top(where, data)
-    graph: networkx.Graph[str] = networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
+    graph: networkx.Graph[str] = (
+        networkx.DiGraph() if data.get("directed", False) else networkx.Graph()
+    )
     for node, attributes in nodes:
         if node in graph:
             raise ScenarioError(f"{where}: the node {node!r} is there twice; give each once")
@@ -75,7 +97,10 @@ def read_graph(path: Path) -> "networkx.Graph[str]":
         graph.add_edge(tail, head, **_link(edge, attributes))
     timed = sum(link["latency"] > 0 for _, _, link in graph.edges(data=True))
     kind = "one-way links" if graph.is_directed() else "links, each both ways"
-    note(f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {timed} of them with a latency")
+    note(
+        f"{str(path)!r}: {len(graph)} nodes, {graph.number_of_edges()} {kind}, {timed} of them "
+        "with a latency"
+    )
     return graph
 
 
@@ -92,7 +117,9 @@ def _check_top(where: str, data: Mapping[str, Any]) -> None:
     _refuse_others(f"{where}: 'graph'", graph, (), LABELS)
 
 
-def _refuse_others(whose: str, attributes: Mapping[str, Any], used: Iterable[str], harmless: Iterable[str]) -> None:
+def _refuse_others(
+    whose: str, attributes: Mapping[str, Any], used: Iterable[str], harmless: Iterable[str]
+) -> None:
     """Refuse an attribute that is neither used nor a label."""
     known = [*used, *harmless]
     for name in attributes:
@@ -100,7 +127,9 @@ def _refuse_others(whose: str, attributes: Mapping[str, Any], used: Iterable[str
             hint = nearest(name, known)
             uses = f"used are {', '.join(used)}" if used else "none is used"
             labels = f", and labels are {', '.join(harmless)}" if harmless else ""
-            raise ScenarioError(f"{whose} has {shown(name)}, which nothing uses; {uses}{labels}{hint}")
+            raise ScenarioError(
+                f"{whose} has {shown(name)}, which nothing uses; {uses}{labels}{hint}"
+            )
 
 
 def _link(edge: str, attributes: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Networks of shared links between nodes: a tree of cells, or any graph, on which routes have the fewest hops."""
+"""Networks of shared links between nodes: a tree of cells, or any graph, on which routes have
+the fewest hops.
+"""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EdgeServers:
-    """Edge servers at ``nodes``: links (bytes/s), ``latency`` to the server (s), and each place's in ``of``, int64 [places]."""
+    """Edge servers at ``nodes``: links (bytes/s), ``latency`` to the server (s), and each
+    place's in ``of``, int64 [places].
+    """
 
     nodes: Sequence[Hashable]
     receive: float
@@ -39,9 +43,11 @@ class EdgeServers:
 
 
 class Graph(Network):
-    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links between two nodes.
+    """Endpoints at nodes, device i at place i mod their number; ``path`` gives the shared links
+    between two nodes.
 
-    ``delay_s`` gives the latency of the way between two nodes (s), paid beside the endpoints' own; None: no way has one.
+    ``delay_s`` gives the latency of the way between two nodes (s), paid beside the endpoints'
+    own; None: no way has one.
     """
 
     def __init__(
@@ -59,23 +65,40 @@ class Graph(Network):
         hosts: Sequence[Hashable] = (),
         delay_s: Callable[[Any, Any], float] | None = None,
     ) -> None:
-        self._path, self._places, self._server, self._edges = path, places, server, edges
+        self._path = path
+        self._places = places
+        self._server = server
+        self._edges = edges
         self._delay_s = delay_s
         self._others = [*(() if edges is None else edges.nodes), *hosts]
-        self.repeats, self.has_layout = len(places), edges is not None
+        self.repeats = len(places)
+        self.has_layout = edges is not None
         kept: dict[str, Any] = {"hosts": [str(node) for node in hosts]}
         if edges is not None:
             own = {"receive": edges.receive, "send": edges.send}
-            links = {**links, **{f"edge {edge} {way}": own[way] for edge in range(len(edges.nodes)) for way in own}}
+            links = {
+                **links,
+                **{
+                    f"edge {edge} {way}": own[way]
+                    for edge in range(len(edges.nodes))
+                    for way in own
+                },
+            }
             kept["edge_latency"] = np.full(len(edges.nodes), edges.latency)
             kept["edges"] = edges.of[np.arange(len(down)) % len(places)]
         super().__init__(simulation, links, down, up, latency, transport, **kept)
         if delay_s is not None:
-            whole = self._own_latency if edges is None else self._own_latency + self._edge_latency[self.edges]
+            whole = (
+                self._own_latency
+                if edges is None
+                else self._own_latency + self._edge_latency[self.edges]
+            )
             self.latencies = in_ticks(whole + self._delays(whole, lambda place: SERVER))
 
     def _delays(self, column: Floats, end: Callable[[int], int]) -> Floats:
-        """Latency of the way between each device's place and an endpoint (s), float64 as long as ``column``."""
+        """Latency of the way between each device's place and an endpoint (s), float64 as long as
+        ``column``.
+        """
         delays = np.array([self._way_s(place, end(place)) for place in range(len(self._places))])
         return delays[np.arange(len(column)) % len(delays)]
 
@@ -88,16 +111,21 @@ class Graph(Network):
 
     def _way_s(self, source: int, destination: int) -> float:
         """Latency of the links between two endpoints (s)."""
-        return 0.0 if self._delay_s is None else self._delay_s(self._node(source), self._node(destination))
+        return (
+            0.0
+            if self._delay_s is None
+            else self._delay_s(self._node(source), self._node(destination))
+        )
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         return super()._exact_latency_s(source, destination) + self._way_s(source, destination)
 
     def layout(self) -> dict[str, Any] | None:
-        """Layout of a graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s, None if infinite), and
-        ``routes`` by direction, the links between each place and the server. ``edges`` has, where there are edge servers,
-        ``of`` (each place's), ``latency``, and the routes ``below`` (place, edge server) and ``above`` (edge server, server).
-        ``delays``, where links have latencies, has those of the ways to the server of ``places`` and ``edges`` (s).
+        """Layout of a graph, or of a tree with edge servers: ``links``, name -> capacity (bytes/s,
+        None if infinite), and ``routes`` by direction, the links between each place and the server.
+        ``edges`` has, where there are edge servers, ``of`` (each place's), ``latency``, and the
+        routes ``below`` (place, edge server) and ``above`` (edge server, server). ``delays``, where
+        links have latencies, has those of the ways to the server of ``places`` and ``edges`` (s).
         """
         if not self.has_layout:
             return None
@@ -106,23 +134,42 @@ class Graph(Network):
             down_and_up = [(self.route(far, near), self.route(near, far)) for near, far in pairs]
             return {"down": [down for down, _ in down_and_up], "up": [up for _, up in down_and_up]}
 
-        finite = {name: None if math.isinf(capacity) else capacity for name, capacity in self.links.items()}
-        layout: dict[str, Any] = {"links": finite, "routes": routes((place, SERVER) for place in range(len(self._places)))}
+        finite = {
+            name: None if math.isinf(capacity) else capacity
+            for name, capacity in self.links.items()
+        }
+        layout: dict[str, Any] = {
+            "links": finite,
+            "routes": routes((place, SERVER) for place in range(len(self._places))),
+        }
         if self._edges is not None:
             of = self._edges.of.tolist()
             below = routes((place, self.devices + edge) for place, edge in enumerate(of))
             above = routes((self.devices + edge, SERVER) for edge in range(len(self._edges.nodes)))
-            layout["edges"] = {"of": of, "latency": self._edges.latency, "below": below, "above": above}
+            layout["edges"] = {
+                "of": of,
+                "latency": self._edges.latency,
+                "below": below,
+                "above": above,
+            }
         if self._delay_s is not None:
             servers = range(self.devices, self.devices + len(self._edge_latency))
             ends = {"places": range(len(self._places)), "edges": servers}
-            layout["delays"] = {name: [self._way_s(each, SERVER) for each in numbers] for name, numbers in ends.items()}
+            layout["delays"] = {
+                name: [self._way_s(each, SERVER) for each in numbers]
+                for name, numbers in ends.items()
+            }
         return layout
 
     def route(self, source: int, destination: int) -> list[str]:
         found = list(self._path(self._node(source), self._node(destination)))
-        sender, receiver = self.edge_at(source), self.edge_at(destination)
-        return [f"edge {sender} send"] * (sender is not None) + found + [f"edge {receiver} receive"] * (receiver is not None)
+        sender = self.edge_at(source)
+        receiver = self.edge_at(destination)
+        return (
+            [f"edge {sender} send"] * (sender is not None)
+            + found
+            + [f"edge {receiver} receive"] * (receiver is not None)
+        )
 
     def _node(self, endpoint: int) -> Hashable:
         if endpoint >= self.devices:
@@ -131,7 +178,9 @@ class Graph(Network):
 
     def devices_at(self, place: int) -> list[int]:
         if not 0 <= place < len(self._places):
-            raise SimulationError(f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}")
+            raise SimulationError(
+                f"there is no cell {place}; allowed are 0 to {len(self._places) - 1}"
+            )
         return list(range(place, self.devices, len(self._places)))
 
 
@@ -140,7 +189,8 @@ class EdgeLinks(Spec):
 
     Attributes:
         receive, send: rates of each edge server's links, shared by its devices and the server.
-        latency: between an edge server and the server; also paid, beside its own, by a device that talks to the server.
+        latency: between an edge server and the server; also paid, beside its own, by a device
+            that talks to the server.
     """
 
     receive: LinkRate = math.inf
@@ -162,16 +212,20 @@ def between(
 ) -> Graph:
     """The network of a networkx graph; ``attach`` has the nodes of the places.
 
-    Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along a route.
+    Each edge has a ``capacity`` (bytes/s), and perhaps a ``latency`` (s). Latencies add up along
+    a route.
 
-    Routes have the fewest hops; among equals a route to or from the server takes the nodes that come first by name, seen from
-    the server. If one of two other nodes lies on the other's way to or from the server, their route is that part of the way.
-    Otherwise it is found as if the node that comes first by name were the server. An undirected edge carries its capacity
-    each way at the same time. ``SimulationError``: no way between a node and the server or its edge server, or one whose
-    latency differs from that of the way back.
+    Routes have the fewest hops; among equals a route to or from the server takes the nodes that
+    come first by name, seen from the server. If one of two other nodes lies on the other's way to
+    or from the server, their route is that part of the way. Otherwise it is found as if the node
+    that comes first by name were the server. An undirected edge carries its capacity each way at
+    the same time. ``SimulationError``: no way between a node and the server or its edge server, or
+    one whose latency differs from that of the way back.
     """
     walks = _Walks(graph, server)
-    links = {f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)}
+    links = {
+        f"{tail} -> {head}": data["capacity"] for tail, head, data in walks.graph.edges(data=True)
+    }
     for node in (*attach, *hosts):
         walks.between(server, node)
         walks.between(node, server)
@@ -180,16 +234,34 @@ def between(
     if delay_s is not None:
         for node in (*attach, *hosts, *([] if edges is None else edges.nodes)):
             _refuse_other_way_back(delay_s, server, node)
-    network = Graph(simulation, down, up, latency, links, walks.links, attach, server, transport, built, hosts, delay_s)
+    network = Graph(
+        simulation,
+        down,
+        up,
+        latency,
+        links,
+        walks.links,
+        attach,
+        server,
+        transport,
+        built,
+        hosts,
+        delay_s,
+    )
     network.has_layout = True
     return network
 
 
-def _refuse_other_way_back(delay_s: Callable[[Any, Any], float], server: Hashable, node: Hashable) -> None:
+def _refuse_other_way_back(
+    delay_s: Callable[[Any, Any], float], server: Hashable, node: Hashable
+) -> None:
     there_s = delay_s(server, node)
     back_s = delay_s(node, server)
     if there_s != back_s:
-        ways = f"from the server {server!r} to node {node!r} links take {there_s:g} s, and back {back_s:g} s"
+        ways = (
+            f"from the server {server!r} to node {node!r} links take {there_s:g} s, and back "
+            f"{back_s:g} s"
+        )
         raise SimulationError(f"{ways}; allowed are the same latencies both ways")
 
 
@@ -204,14 +276,18 @@ class _Walks:
 
     def delay_s(self, tail: Hashable, head: Hashable) -> float:
         """Latency of the route between two nodes (s): the sum of those of its links."""
-        return math.fsum(self.graph.edges[link].get("latency", 0.0) for link in pairwise(self.between(tail, head)))
+        return math.fsum(
+            self.graph.edges[link].get("latency", 0.0)
+            for link in pairwise(self.between(tail, head))
+        )
 
     def links(self, tail: Hashable, head: Hashable) -> list[str]:
         return [f"{one} -> {next_}" for one, next_ in pairwise(self.between(tail, head))]
 
     def between(self, tail: Hashable, head: Hashable) -> list[Hashable]:
         """Nodes of the route, both ends included."""
-        up, down = self._walk(self._server, tail, is_from=False), self._walk(self._server, head, is_from=True)
+        up = self._walk(self._server, tail, is_from=False)
+        down = self._walk(self._server, head, is_from=True)
         if head in up:
             return up[: up.index(head) + 1]
         if tail in down:
@@ -225,32 +301,45 @@ class _Walks:
 
         if (root, is_from) not in self._steps:
             graph = self.graph if is_from else self.graph.reverse(copy=False)
-            found = networkx.bfs_predecessors(graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str))
+            found = networkx.bfs_predecessors(
+                graph, root, sort_neighbors=lambda nodes: sorted(nodes, key=str)
+            )
             self._steps[root, is_from] = dict(found)
-        steps, walk = self._steps[root, is_from], [node]
+        steps = self._steps[root, is_from]
+        walk = [node]
         while node != root:
             if node not in steps:
                 way = "from" if is_from else "to"
-                raise SimulationError(f"the network has no way {way} the server {root!r} for node {node!r}")
+                raise SimulationError(
+                    f"the network has no way {way} the server {root!r} for node {node!r}"
+                )
             node = steps[node]
             walk.append(node)
         return walk[::-1] if is_from else walk
 
     def edges_of(self, nodes: Sequence[Hashable], places: Sequence[Hashable]) -> Ints:
         """The edge server of each place; int64 [places]."""
-        of, server = [], self._server
+        of = []
+        server = self._server
         for place in places:
             found = next((node for node in self.between(place, server)[:-1] if node in nodes), None)
             if found is None:
-                raise SimulationError(f"no edge server is on the way from node {place!r} to the server {server!r}")
+                raise SimulationError(
+                    f"no edge server is on the way from node {place!r} to the server {server!r}"
+                )
             if found not in self.between(server, place):
-                raise SimulationError(f"the way from the server {server!r} to node {place!r} misses its edge server {found!r}")
+                raise SimulationError(
+                    f"the way from the server {server!r} to node {place!r} misses its edge "
+                    f"server {found!r}"
+                )
             of.append(nodes.index(found))
         return np.array(of, dtype=np.int64)
 
 
 class EdgeNodesSpec(EdgeLinks):
-    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the server."""
+    """Edge servers at nodes of a graph; that of a device is the first on the way from it to the
+    server.
+    """
 
     nodes: list[str] | None = Field(default=None, min_length=1)
     """their nodes; None: each node to which devices are attached."""
@@ -259,14 +348,16 @@ class EdgeNodesSpec(EdgeLinks):
 class GraphSpec(NetworkModel):
     """Any network, from a JSON node-link file as networkx writes it.
 
-    Each edge has a ``capacity`` ("1 Gbit/s") each way, and perhaps a ``latency`` ("40 ms"; also as ``delay``), which adds up
-    along the way and is paid before the first byte leaves. Labels for people and pictures change nothing; any other attribute
-    is refused.
+    Each edge has a ``capacity`` ("1 Gbit/s") each way, and perhaps a ``latency`` ("40 ms"; also as
+    ``delay``), which adds up along the way and is paid before the first byte leaves. Labels for
+    people and pictures change nothing; any other attribute is refused.
     """
 
     kind: Literal["graph"] = "graph"
     file: str
-    """the file; a relative path starts from ``data.root``, else the working directory, else ``$FEDSIM_DATA``."""
+    """the file; a relative path starts from ``data.root``, else the working directory, else
+    ``$FEDSIM_DATA``.
+    """
     server: str
     """the server's node."""
     attach: list[str] = Field(min_length=1)
@@ -287,18 +378,38 @@ class GraphSpec(NetworkModel):
     def edge_servers(self) -> int:
         return len(self.edge_nodes)
 
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+    def _connect(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        root: Path | None,
+    ) -> Network:
         graph = read_graph(sought(self.file, root))
-        named = {"server": [self.server], "attach": self.attach, "edge.nodes": self.edge_nodes, "hosts": self.hosts}
+        named = {
+            "server": [self.server],
+            "attach": self.attach,
+            "edge.nodes": self.edge_nodes,
+            "hosts": self.hosts,
+        }
         for key, nodes in named.items():
             for place, node in enumerate(nodes):
                 if node not in graph:
                     where = key if key == "server" else f"{key}.{place}"
-                    raise ScenarioError(f"network.{where} is {node!r}, which is no node of {self.file!r}{nearest(node, graph)}")
+                    raise ScenarioError(
+                        f"network.{where} is {node!r}, which is no node of "
+                        f"{self.file!r}{nearest(node, graph)}"
+                    )
         edge = self.edge
-        edges = None if edge is None else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
+        edges = (
+            None
+            if edge is None
+            else EdgeServers(self.edge_nodes, edge.receive, edge.send, edge.latency)
+        )
         try:
-            return between(simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts)
+            return between(
+                simulation, *columns, graph, self.server, self.attach, transport, edges, self.hosts
+            )
         except SimulationError as error:
             raise ScenarioError(f"network.file {self.file!r}: {error}") from None
 
@@ -320,16 +431,37 @@ class TreeSpec(NetworkModel):
     def edge_servers(self) -> int:
         return 0 if self.edge is None else self.cells
 
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
-        cells, own = range(self.cells), self.edge
+    def _connect(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        root: Path | None,
+    ) -> Network:
+        cells = range(self.cells)
+        own = self.edge
         links = {"server down": self.server.down, "server up": self.server.up}
-        links |= {f"cell {cell} {way}": getattr(self.cell, way) for cell in cells for way in ("down", "up")}
-        edges = None if own is None else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
+        links |= {
+            f"cell {cell} {way}": getattr(self.cell, way)
+            for cell in cells
+            for way in ("down", "up")
+        }
+        edges = (
+            None
+            if own is None
+            else EdgeServers(cells, own.receive, own.send, own.latency, np.arange(self.cells))
+        )
         return Graph(simulation, *columns, links, _between_cells, cells, SERVER, transport, edges)
 
 
 def _between_cells(tail: int, head: int) -> list[str]:
-    """The links between two cells, or a cell and the server. An edge server is on its own side of its cell's link."""
+    """The links between two cells, or a cell and the server.
+
+    An edge server is on its own side of its cell's link.
+    """
     if tail == head:
         return []
-    return ["server down" if tail == SERVER else f"cell {tail} up", "server up" if head == SERVER else f"cell {head} down"]
+    return [
+        "server down" if tail == SERVER else f"cell {tail} up",
+        "server up" if head == SERVER else f"cell {head} down",
+    ]

@@ -1,4 +1,6 @@
-"""When devices join, and when they leave for good: at random, at given times, or as a table says."""
+"""When devices join, and when they leave for good: at random, at given times, or as a table
+says.
+"""
 
 import math
 from collections import Counter
@@ -33,21 +35,34 @@ class Schedule(Turnover):
             raise ScenarioError(f"{key}.devices has {counts}; give one for each")
         for device, count in Counter(self.devices).items():
             if not 0 <= device < devices:
-                raise ScenarioError(f"{key}.devices names device {device}; allowed are 0 to {devices - 1}")
+                raise ScenarioError(
+                    f"{key}.devices names device {device}; allowed are 0 to {devices - 1}"
+                )
             if count > 1:
                 raise ScenarioError(f"{key}.devices names device {device} twice; allowed is once")
 
-    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+    def draw(
+        self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
+    ) -> Floats:
         times = np.full(len(arrival), usual)
         times[self.devices] = [on_grid(time) for time in self.times]
         return times
 
 
 class TimesFromFile(FileColumn, Turnover):
-    """A column of a table has the time of each device; an empty cell: it is there from the start, or stays."""
+    """A column of a table has the time of each device; an empty cell: it is there from the
+    start, or stays.
+    """
 
-    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
-        return np.array([on_grid(time) for time in self.cells(key, len(arrival), root, Seconds, empty=usual).tolist()])
+    def draw(
+        self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
+    ) -> Floats:
+        return np.array(
+            [
+                on_grid(time)
+                for time in self.cells(key, len(arrival), root, Seconds, empty=usual).tolist()
+            ]
+        )
 
 
 def _positive(rate: float) -> float:
@@ -57,7 +72,9 @@ def _positive(rate: float) -> float:
 
 
 class PoissonArrivals(Turnover):
-    """Newcomers join one after another, after independent exponential gaps, in a random order of the devices."""
+    """Newcomers join one after another, after independent exponential gaps, in a random order of
+    the devices.
+    """
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[PerSecond, AfterValidator(_positive)]
@@ -67,19 +84,27 @@ class PoissonArrivals(Turnover):
 
     def check(self, key: str, devices: int) -> None:
         if self.newcomers is not None and self.newcomers > devices:
-            raise ScenarioError(f"{key}.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)")
+            raise ScenarioError(
+                f"{key}.newcomers is {self.newcomers}; allowed are 1 to {devices} (all devices)"
+            )
 
-    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
+    def draw(
+        self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
+    ) -> Floats:
         devices = len(arrival)
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
         times = np.zeros(devices)
-        times[streams.generator("world/arrivals").permutation(devices)[:count]] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
+        times[streams.generator("world/arrivals").permutation(devices)[:count]] = (
+            np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
+        )
         return times
 
 
 class ExponentialStays(Turnover):
-    """A device stays for an exponential time from its arrival; in the same world a larger share only adds leavers."""
+    """A device stays for an exponential time from its arrival; in the same world a larger share
+    only adds leavers.
+    """
 
     kind: Literal["exponential"] = "exponential"
     mean_stay: PositiveSeconds
@@ -87,10 +112,15 @@ class ExponentialStays(Turnover):
     share: float = Field(default=1.0, gt=0.0, le=1.0)
     """of the devices that ever leave."""
 
-    def draw(self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None) -> Floats:
-        leaving = streams.generator("world/departures").permutation(len(arrival))[: round(self.share * len(arrival))]
+    def draw(
+        self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
+    ) -> Floats:
+        leaving = streams.generator("world/departures").permutation(len(arrival))[
+            : round(self.share * len(arrival))
+        ]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
-        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay  # numpy's has other last bits with AVX-512
+        # numpy's has other last bits with AVX-512
+        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay
         departure = np.full(len(arrival), np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
         return departure

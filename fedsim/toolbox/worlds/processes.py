@@ -1,4 +1,6 @@
-"""Processes of the world: outages of links and edge servers, slots for uploads, and throttling by heat."""
+"""Processes of the world: outages of links and edge servers, slots for uploads, and throttling
+by heat.
+"""
 
 import math
 from collections.abc import Generator
@@ -44,7 +46,11 @@ class Outage(Process):
                     held.enter_context(hold)
                 yield world.until(state["until"])
             number = state["outages"] + 1
-            state |= {"outages": number, "failed": False, "until": self._after(world, "every", number)}
+            state |= {
+                "outages": number,
+                "failed": False,
+                "until": self._after(world, "every", number),
+            }
 
     def _after(self, world: World, what: Literal["every", "lasts"], number: int) -> float:
         mean: float = getattr(self, what)
@@ -56,7 +62,9 @@ class LinkOutage(Outage):
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
-    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a -> b`` of a graph."""
+    """its name: ``server up``, ``cell 3 down``, ``device 7 up``, ``edge 1 receive``, or ``a ->
+    b`` of a graph.
+    """
     rate: Annotated[BytesPerSecond, Field(ge=0)] = 0.0
     """rate of the link meanwhile."""
 
@@ -74,7 +82,10 @@ class EdgeOutage(Outage):
     edge: int = Field(ge=0)
     """its number."""
     work: Literal["wasted", "waits"] = "wasted"
-    """``wasted``: the edge server loses its state, and its devices' tasks end. ``waits``: its links carry nothing."""
+    """``wasted``: the edge server loses its state, and its devices' tasks end.
+
+    ``waits``: its links carry nothing.
+    """
 
     def check(self, world: World) -> None:
         world.rate(f"edge {self.edge} receive")
@@ -86,7 +97,9 @@ class EdgeOutage(Outage):
 
 
 class UploadSlots(Process):
-    """At most ``slots`` uploads are under way at a time; the others wait, first come, first served."""
+    """At most ``slots`` uploads are under way at a time; the others wait, first come, first
+    served.
+    """
 
     restorable: ClassVar[bool] = True
 
@@ -104,8 +117,9 @@ _STILL = ("download", "upload", "queue")  # steps for which a device does not co
 class Heat(Process):
     """Devices throttle by heat, in two states with hysteresis.
 
-    A device's heat, at first 0, goes exponentially towards 0 while idle, 1 at full speed, and ``factor`` while slow (Newton's
-    law of cooling). The device becomes slow at a heat of ``slow_at``, and fast again at ``fast_at``.
+    A device's heat, at first 0, goes exponentially towards 0 while idle, 1 at full speed, and
+    ``factor`` while slow (Newton's law of cooling). The device becomes slow at a heat of
+    ``slow_at``, and fast again at ``fast_at``.
     """
 
     restorable: ClassVar[bool] = True
@@ -123,7 +137,10 @@ class Heat(Process):
     @model_validator(mode="after")
     def _apart(self) -> Self:
         if self.fast_at >= self.slow_at:
-            raise ValueError("'fast_at' must be below 'slow_at', or a device would change between them without end")
+            raise ValueError(
+                "'fast_at' must be below 'slow_at', or a device would change between them "
+                "without end"
+            )
         return self
 
     def check(self, world: World) -> None:
@@ -135,7 +152,8 @@ class Heat(Process):
         computing: dict[int, bool] = {}
 
         def hear(record: Record) -> None:
-            device, step = record.fields["device"], record.fields["step"]
+            device = record.fields["device"]
+            step = record.fields["step"]
             if device in turns and step not in _STILL:
                 computing[device] = record.kind == "step-start"
                 if not turns[device].triggered:
@@ -146,14 +164,20 @@ class Heat(Process):
             world.env.process(self._life(world, device, turns, computing))
         yield world.env.event()
 
-    def _life(self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]) -> ProcessGenerator:
-        state = world.state.setdefault(str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False})
+    def _life(
+        self, world: World, device: int, turns: dict[int, simpy.Event], computing: dict[int, bool]
+    ) -> ProcessGenerator:
+        state = world.state.setdefault(
+            str(device), {"heat": 0.0, "since": world.now, "computes": False, "slow": False}
+        )
         hold = world.slow(device, self.factor) if state["slow"] else None
         while True:
             turn = turns[device] = world.env.event()
             target, crosses = self._course(state)
             yield turn if crosses == math.inf else turn | world.until(crosses)
-            state["heat"] = target + (float(state["heat"]) - target) * math.exp((state["since"] - world.now) / self.warms)
+            state["heat"] = target + (float(state["heat"]) - target) * math.exp(
+                (state["since"] - world.now) / self.warms
+            )
             state["since"] = world.now
             if turn.triggered:
                 state["computes"] = computing[device]

@@ -1,10 +1,12 @@
-"""Files of phones as FedScale and FLASH publish them: pickles of plain values, and logs of states in JSON.
+"""Files of phones as FedScale and FLASH publish them: pickles of plain values, and logs of
+states in JSON.
 
-FedScale (github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info): ``client_device_capacity`` has of each client
-``computation`` (ms of inference a sample) and ``communication`` (kbit/s); ``client_behave_trace`` has times ``active`` and
-``inactive`` (s), in turn, and ``finish_time``, after which they repeat. FLASH (github.com/PKU-Chengxu/FLASH, models/timer.py):
-``state_traces.json`` has of each phone ``messages``, a line for each change of its state; ``cached_timers.json`` has the
-intervals in which it is ready.
+FedScale (github.com/SymbioticLab/FedScale, benchmark/dataset/data/device_info):
+``client_device_capacity`` has of each client ``computation`` (ms of inference a sample) and
+``communication`` (kbit/s); ``client_behave_trace`` has times ``active`` and ``inactive`` (s), in
+turn, and ``finish_time``, after which they repeat. FLASH (github.com/PKU-Chengxu/FLASH,
+models/timer.py): ``state_traces.json`` has of each phone ``messages``, a line for each change of
+its state; ``cached_timers.json`` has the intervals in which it is ready.
 """
 
 import pickle
@@ -30,18 +32,26 @@ _PLAIN = (
 )
 _START = datetime(2020, 1, 1)  # a midnight, so that times keep their time of day  # noqa: DTZ001
 _READY = {"battery_charged_on": ("charged", True), "battery_charged_off": ("charged", False)}
-_READY |= {"screen_lock": ("locked", True), "screen_unlock": ("locked", False), "wifi": ("wifi", True)}
+_READY |= {
+    "screen_lock": ("locked", True),
+    "screen_unlock": ("locked", False),
+    "wifi": ("wifi", True),
+}
 _READY |= dict.fromkeys(("unknow", "unknown", "2g", "3g", "4g", "5g"), ("wifi", False))
 _OTHERS = ("screen_on", "screen_off")
 
 
 class PlainUnpickler(pickle._Unpickler):
-    """Reads dicts, lists, tuples, texts and numbers; any other operation of a pickle raises ``UnpicklingError``.
+    """Reads dicts, lists, tuples, texts and numbers; any other operation of a pickle raises
+    ``UnpicklingError``.
 
-    Python's own implementation, whose table of operations is cut down to those: none of these imports or calls anything.
+    Python's own implementation, whose table of operations is cut down to those: none of these
+    imports or calls anything.
     """
 
-    dispatch: ClassVar[dict[int, Any]] = {key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN}
+    dispatch: ClassVar[dict[int, Any]] = {
+        key[0]: pickle._Unpickler.dispatch[key[0]] for key in _PLAIN
+    }
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise pickle.UnpicklingError("it names a class")
@@ -57,19 +67,27 @@ def is_pickle(path: Path) -> bool:
 
 
 def read_plain_pickle(path: Path) -> Any:
-    """The plain values in a pickle; raises ``OSError`` or ``ValueError``, and never runs code of the file."""
-    unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))  # which gives no more than there is
+    """The plain values in a pickle; raises ``OSError`` or ``ValueError``, and never runs code of
+    the file.
+    """
+    # which gives no more than there is
+    unpickler = PlainUnpickler(BytesIO(regular(path).read_bytes()))
     try:
         return unpickler.load()
     except KeyError:
-        more = "it holds more than dicts, lists, texts and plain numbers (numpy's, classes or calls), which are not read"
+        more = (
+            "it holds more than dicts, lists, texts and plain numbers (numpy's, classes or calls), "
+            "which are not read"
+        )
         raise ValueError(f"{more}; save float(value) of each number") from None
     except Exception as error:  # an unpickler raises many kinds for damaged files
         raise ValueError(f"it is no whole pickle of plain values: {error}") from None
 
 
 Phone = dict[str, Any]
-"""The recording of a phone: ``start``, ``end``, intervals ``ready`` (s), and ``ok``, whether it can be used."""
+"""The recording of a phone: ``start``, ``end``, intervals ``ready`` (s), and ``ok``, whether it
+can be used.
+"""
 
 _FIELDS = {
     "fedsim's": ("start", "end", "ready", "ok"),
@@ -79,7 +97,17 @@ _FIELDS = {
 }
 """The fields of an entry that are needed, by the form of the file."""
 
-_ABOUT_PHONES = ("guid", "id", "model", "language", "nation", "os_lang", "os_version", "package_name", "sdk_version")
+_ABOUT_PHONES = (
+    "guid",
+    "id",
+    "model",
+    "language",
+    "nation",
+    "os_lang",
+    "os_version",
+    "package_name",
+    "sdk_version",
+)
 _LEFT_OUT = {
     "FLASH's logs": (*_ABOUT_PHONES, "kb_time_zone"),
     "FedScale's": ("duration", "model"),
@@ -141,14 +169,25 @@ def _of_log(name: str, entry: Mapping[str, Any]) -> Phone:
 
 
 def _of_fedscale(name: str, entry: Mapping[str, Any]) -> Phone:
-    active, inactive = entry["active"], entry["inactive"]
-    if not (isinstance(active, list) and isinstance(inactive, list) and len(active) == len(inactive)):
-        raise ValueError(f"phone {shown(name)}: 'active' and 'inactive' are not lists of the same length")
-    return {"start": 0.0, "end": entry["finish_time"], "ready": [*zip(active, inactive, strict=True)], "ok": bool(active)}
+    active = entry["active"]
+    inactive = entry["inactive"]
+    if not (
+        isinstance(active, list) and isinstance(inactive, list) and len(active) == len(inactive)
+    ):
+        raise ValueError(
+            f"phone {shown(name)}: 'active' and 'inactive' are not lists of the same length"
+        )
+    return {
+        "start": 0.0,
+        "end": entry["finish_time"],
+        "ready": [*zip(active, inactive, strict=True)],
+        "ok": bool(active),
+    }
 
 
 def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
-    """``computation`` (ms a sample) and ``communication`` (kbit/s) of each client of FedScale's pickle.
+    """``computation`` (ms a sample) and ``communication`` (kbit/s) of each client of FedScale's
+    pickle.
 
     Raises:
         OSError: the file cannot be read.
@@ -161,16 +200,20 @@ def fedscale_capacities(path: Path) -> list[tuple[Any, Any]]:
     rows = []
     for name, entry in content.items():
         if not isinstance(entry, dict) or entry.keys() != {*needed}:
-            raise ValueError(f"client {shown(name)} is {shown(entry)}; each has {' and '.join(needed)}, and nothing else")
+            raise ValueError(
+                f"client {shown(name)} is {shown(entry)}; each has {' and '.join(needed)}, and "
+                "nothing else"
+            )
         rows.append((entry["computation"], entry["communication"]))
     return rows
 
 
 def ready_intervals(messages: str) -> tuple[float, float, list[tuple[float, float]]] | None:
-    """First and last time of a FLASH log (s), and intervals of idle, charging and on Wi-Fi, merged; None of a damaged one.
+    """First and last time of a FLASH log (s), and intervals of idle, charging and on Wi-Fi,
+    merged; None of a damaged one.
 
-    Idle is locked, as in FLASH. A phone that is ready at the end of its log is so until its last change. ``ValueError``: a
-    state is unknown.
+    Idle is locked, as in FLASH. A phone that is ready at the end of its log is so until its last
+    change. ``ValueError``: a state is unknown.
     """
     state = {"charged": False, "locked": False, "wifi": False}
     times: list[float] = []

@@ -1,8 +1,9 @@
-"""Devices in regions of clouds: each pair has TCP connections of its own, limited by a window and their round trip.
+"""Devices in regions of clouds: each pair has TCP connections of its own, limited by a window
+and their round trip.
 
-``cloud_regions.toml`` has measured connections with source, licence and date. Connections of other pairs follow from two rules
-that ``CloudFacts`` fits to these: the rate is the window of the receiver's cloud over the round trip, and the round trip grows
-with the distance.
+``cloud_regions.toml`` has measured connections with source, licence and date. Connections of other
+pairs follow from two rules that ``CloudFacts`` fits to these: the rate is the window of the
+receiver's cloud over the round trip, and the round trip grows with the distance.
 """
 
 import math
@@ -37,7 +38,9 @@ _Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
 
 
 class Connection(NamedTuple):
-    """A TCP connection between two regions: its round trip (s), its rate (bytes/s), and whether that was measured."""
+    """A TCP connection between two regions: its round trip (s), its rate (bytes/s), and whether
+    that was measured.
+    """
 
     round_trip: float
     rate: float
@@ -45,8 +48,9 @@ class Connection(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Rule for the rate of one connection into a cloud: ``bytes`` under way, of which a long way loses ``slow_start`` (s)
-    of the ten seconds that were measured, for each second of round trip. ``fit``: its errors.
+    """Rule for the rate of one connection into a cloud: ``bytes`` under way, of which a long way
+    loses ``slow_start`` (s) of the ten seconds that were measured, for each second of round trip.
+    ``fit``: its errors.
     """
 
     bytes: float
@@ -60,7 +64,10 @@ class Window(NamedTuple):
 
 
 class WindowRule(NamedTuple):
-    """Rule for a round trip: a ``fixed`` part (s), and seconds ``per_km``. ``fit``: its errors; ``parts``: of the world."""
+    """Rule for a round trip: a ``fixed`` part (s), and seconds ``per_km``.
+
+    ``fit``: its errors; ``parts``: of the world.
+    """
 
     fixed: float
     per_km: float
@@ -69,7 +76,9 @@ class WindowRule(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """The ``rows`` that a rule was fitted to: its relative errors on them, and from where to where they reach."""
+    """The ``rows`` that a rule was fitted to: its relative errors on them, and from where to
+    where they reach.
+    """
 
     rows: int
     mean: float
@@ -89,7 +98,10 @@ class Fit(NamedTuple):
     @property
     def error(self) -> str:
         """The errors in words."""
-        return f"{100 * self.mean:.0f} % off on the mean of its {self.rows} pairs, {100 * self.largest:.0f} % at most"
+        return (
+            f"{100 * self.mean:.0f} % off on the mean of its {self.rows} pairs, "
+            f"{100 * self.largest:.0f} % at most"
+        )
 
 
 class CloudFacts:
@@ -99,21 +111,30 @@ class CloudFacts:
         sites: region -> city, part of the world, latitude and longitude (degrees).
         source: source with licence, and date of the measurements.
         measured: (from, to) -> connection.
-        windows: cloud -> rule for the rate of a connection into it, by least squares of relative errors.
-        ways: whether both ends are of AWS -> rule for the round trip, by least squares of relative errors. Distances are great
-            circles; from South America, and between Europe and East Asia, by way of North America.
+        windows: cloud -> rule for the rate of a connection into it, by least squares of relative
+            errors.
+        ways: whether both ends are of AWS -> rule for the round trip, by least squares of relative
+            errors. Distances are great circles; from South America, and between Europe and East
+            Asia, by way of North America.
     """
 
     def __init__(self) -> None:
         table = read_toml(_TABLE)
         self.source = f"{table['source']}, {table['licence']}", table["date"]
-        self.sites: dict[str, tuple[str, str, float, float]] = {name: (*site,) for name, site in table["sites"].items()}
-        self.measured = {(one, other): Connection(ms / 1e3, mbit * 1e6 / 8) for one, other, ms, mbit in table["measured"]}
+        self.sites: dict[str, tuple[str, str, float, float]] = {
+            name: (*site,) for name, site in table["sites"].items()
+        }
+        self.measured = {
+            (one, other): Connection(ms / 1e3, mbit * 1e6 / 8)
+            for one, other, ms, mbit in table["measured"]
+        }
         self.fit()
 
     def fit(self) -> None:
         """Find the rules' constants."""
-        self.windows = {cloud: self._window(cloud) for cloud in sorted({cloud_of(name) for name in self.sites})}
+        self.windows = {
+            cloud: self._window(cloud) for cloud in sorted({cloud_of(name) for name in self.sites})
+        }
         self.ways = {within: self._window_rule(within) for within in (False, True)}
 
     def _window(self, cloud: str) -> Window:
@@ -121,7 +142,9 @@ class CloudFacts:
         took = np.array([each.round_trip for each in into])
         under_way = took * np.array([each.rate for each in into])
         columns = np.stack([np.ones(len(into)), -took / _MEASURED_S], axis=1)
-        size, lost = np.linalg.lstsq(columns / under_way[:, None], np.ones(len(into)), rcond=None)[0].tolist()
+        size, lost = np.linalg.lstsq(columns / under_way[:, None], np.ones(len(into)), rcond=None)[
+            0
+        ].tolist()
         fit = Fit.of(columns @ np.array([size, lost]), under_way, took)
         return Window(size, lost / size, fit)
 
@@ -130,7 +153,9 @@ class CloudFacts:
         took = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])
         columns = np.stack([np.ones(len(pairs)), lengths], axis=1)
-        fixed, per_km = np.linalg.lstsq(columns / took[:, None], np.ones(len(took)), rcond=None)[0].tolist()
+        fixed, per_km = np.linalg.lstsq(columns / took[:, None], np.ones(len(took)), rcond=None)[
+            0
+        ].tolist()
         fit = Fit.of(columns @ np.array([fixed, per_km]), took, lengths)
         return WindowRule(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
 
@@ -142,7 +167,9 @@ class CloudFacts:
         ruled = 'estimate: by the rules of network.kind "regions"'
         found = {other: self.connection(name, other) for other in self.sites if other != name}
         return {
-            other: Figure(f"{1e3 * way.round_trip:.1f} ms, {way.rate * 8 / 1e6:.1f} Mbit/s", source, date)
+            other: Figure(
+                f"{1e3 * way.round_trip:.1f} ms, {way.rate * 8 / 1e6:.1f} Mbit/s", source, date
+            )
             for other, way in sorted(found.items(), key=lambda item: not item[1].measured)
             for source, date in [self.source if way.measured else (ruled, self.source[1])]
         }
@@ -155,7 +182,8 @@ class CloudFacts:
 
     def great_circle_km(self, one: str, other: str) -> float:
         (*_, lat, long), (*_, far_lat, far_long) = self.sites[one], self.sites[other]
-        lat, far_lat = math.radians(lat), math.radians(far_lat)
+        lat = math.radians(lat)
+        far_lat = math.radians(far_lat)
         across = math.sin(math.radians(far_long - long) / 2) ** 2
         half = math.sin((far_lat - lat) / 2) ** 2 + math.cos(lat) * math.cos(far_lat) * across
         return 2 * _EARTH_KM * math.asin(math.sqrt(half))
@@ -163,7 +191,8 @@ class CloudFacts:
     def connection(self, one: str, other: str) -> Connection:
         """The connection from one region to another, as measured or by the rules.
 
-        The rate that was measured the other way holds within a cloud; between two, another end's window limits it.
+        The rate that was measured the other way holds within a cloud; between two, another end's
+        window limits it.
         """
         back = self.measured.get((other, one))
         if (one, other) in self.measured:
@@ -172,7 +201,9 @@ class CloudFacts:
             return self.ruled(one, other)
         if cloud_of(one) == cloud_of(other):
             return back
-        return Connection(back.round_trip, self.windows[cloud_of(other)].rate(back.round_trip), False)
+        return Connection(
+            back.round_trip, self.windows[cloud_of(other)].rate(back.round_trip), False
+        )
 
     def ruled(self, one: str, other: str) -> Connection:
         way = self.ways[_within_aws(one, other)]
@@ -180,13 +211,17 @@ class CloudFacts:
         return Connection(round_trip, self.windows[cloud_of(other)].rate(round_trip), False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines about the rules that connections of these pairs follow: domain and error of each."""
+        """Lines about the rules that connections of these pairs follow: domain and error of
+        each.
+        """
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
         for cloud in sorted({cloud_of(other) for _, other in ruled}):
             fit = self.windows[cloud].fit
             reach = f"{1e3 * fit.least:.0f} to {1e3 * fit.most:.0f} ms"
-            lines.append(f"rates into {cloud} follow a rule for round trips of {reach}: {fit.error}")
+            lines.append(
+                f"rates into {cloud} follow a rule for round trips of {reach}: {fit.error}"
+            )
         unmeasured = [pair for pair in ruled if pair[::-1] not in self.measured]
         for within in sorted({_within_aws(*pair) for pair in unmeasured}):
             fit = self.ways[within].fit
@@ -196,20 +231,28 @@ class CloudFacts:
         return lines
 
     def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines about connections that follow a rule outside of the domain in which it was fitted."""
+        """Lines about connections that follow a rule outside of the domain in which it was
+        fitted.
+        """
         lines = []
         for one, other in pairs:
             connection = self.connection(one, other)
-            window, way = self.windows[cloud_of(other)].fit, self.ways[_within_aws(one, other)]
+            window = self.windows[cloud_of(other)].fit
+            way = self.ways[_within_aws(one, other)]
             if connection.measured:
                 continue
             reasons = []
             if not window.holds(connection.round_trip):
                 reasons.append(f"its round trip is {1e3 * connection.round_trip:.0f} ms")
             if (other, one) not in self.measured:
-                length, parts = self.way_km(one, other), self._parts(one, other)
+                length = self.way_km(one, other)
+                parts = self._parts(one, other)
                 reasons += [] if way.fit.holds(length) else [f"its way is {length:,.0f} km"]
-                reasons += [] if parts in way.parts else [f"no pair of {' and '.join(sorted(parts))} was measured"]
+                reasons += (
+                    []
+                    if parts in way.parts
+                    else [f"no pair of {' and '.join(sorted(parts))} was measured"]
+                )
             if reasons:
                 lines.append(f"{one} to {other}: {', '.join(reasons)}")
         return lines
@@ -231,7 +274,9 @@ def cloud_facts() -> CloudFacts:
 
 
 class Regions(Network):
-    """Devices in the regions ``of``, dealt in turn; within a region that ``table`` omits only the devices' own links limit."""
+    """Devices in the regions ``of``, dealt in turn; within a region that ``table`` omits only
+    the devices' own links limit.
+    """
 
     def __init__(
         self,
@@ -244,28 +289,49 @@ class Regions(Network):
         table: Mapping[tuple[str, str], Connection],
     ) -> None:
         down, up, latency = columns
-        self._of, self._server, self._table, self._connections = of, server, table, connections
-        self.repeats, self._own_s = len(of), latency
-        far = np.array([self._window_rule(SERVER, place).round_trip / 2 for place in range(len(of))])
-        super().__init__(simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport)
+        self._of = of
+        self._server = server
+        self._table = table
+        self._connections = connections
+        self.repeats = len(of)
+        self._own_s = latency
+        far = np.array(
+            [self._window_rule(SERVER, place).round_trip / 2 for place in range(len(of))]
+        )
+        super().__init__(
+            simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport
+        )
 
     def _window_rule(self, source: int, destination: int) -> Connection:
-        one, other = (self._server if end == SERVER else self._of[end % len(self._of)] for end in (source, destination))
+        one, other = (
+            self._server if end == SERVER else self._of[end % len(self._of)]
+            for end in (source, destination)
+        )
         usual = Connection(0.0, math.inf)
-        return self._table.get((one, other), usual if one == other else self._table.get((other, one), usual))
+        return self._table.get(
+            (one, other), usual if one == other else self._table.get((other, one), usual)
+        )
 
     def _rate(self, source: int, destination: int) -> float:
         return self._window_rule(source, destination).rate * self._connections
 
     def route(self, source: int, destination: int) -> list[str]:
-        return [] if self._rate(source, destination) == math.inf else [f"{self.name(source)} -> {self.name(destination)}"]
+        return (
+            []
+            if self._rate(source, destination) == math.inf
+            else [f"{self.name(source)} -> {self.name(destination)}"]
+        )
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
         return [(link, self._rate(source, destination)) for link in self.route(source, destination)]
 
     def built_rate(self, link: str) -> float:
         source, found, destination = link.partition(" -> ")
-        return self._rate(self.endpoint(source), self.endpoint(destination)) if found else super().built_rate(link)
+        return (
+            self._rate(self.endpoint(source), self.endpoint(destination))
+            if found
+            else super().built_rate(link)
+        )
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
         own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
@@ -273,22 +339,28 @@ class Regions(Network):
 
 
 class RegionsSpec(NetworkModel):
-    """Devices and a server in regions of clouds, over TCP connections of measured round trip and rate.
+    """Devices and a server in regions of clouds, over TCP connections of measured round trip and
+    rate.
 
-    Rates of several connections add up, as far as devices' own links (``device``) allow. For pairs without a measurement the
-    rate is the window of the receiver's cloud over the round trip: 0.86 MB into AWS, 3.2 MB into GCP, less what slow start
-    takes of the first ten seconds. It is 4 % and 2 % off on the mean of 42 and 22 measured pairs, 22 % and 8 % at most. The
-    round trip follows from the distance of the cities: 5 % off on the mean of 30 pairs within AWS, 11 % at most; 14 % and 41 %
-    of 34 pairs with an end in GCP. ``fedsim check`` prints each rule with its domain and error, and names pairs outside.
+    Rates of several connections add up, as far as devices' own links (``device``) allow. For pairs
+    without a measurement the rate is the window of the receiver's cloud over the round trip: 0.86
+    MB into AWS, 3.2 MB into GCP, less what slow start takes of the first ten seconds. It is 4 % and
+    2 % off on the mean of 42 and 22 measured pairs, 22 % and 8 % at most. The round trip follows
+    from the distance of the cities: 5 % off on the mean of 30 pairs within AWS, 11 % at most; 14 %
+    and 41 % of 34 pairs with an end in GCP. ``fedsim check`` prints each rule with its domain and
+    error, and names pairs outside.
     """
 
     kind: Literal["regions"] = "regions"
     file: str | None = None
-    """a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one connection; a row from a region to
-    itself limits connections within it. A relative path starts from ``data.root``, the working directory or ``$FEDSIM_DATA``.
+    """a CSV of your own instead, with ``from``, ``to``, ``rtt_ms`` and ``mbit_s`` of one
+    connection; a row from a region to itself limits connections within it. A relative path starts
+    from ``data.root``, the working directory or ``$FEDSIM_DATA``.
     """
     of: list[str] = Field(min_length=1)
-    """regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them in turn."""
+    """regions by name, such as "aws:eu-west-1" or "gcp:us-central1"; devices are dealt over them
+    in turn.
+    """
     server_in: str | None = None
     """the region of the server; None: the first of ``of``."""
     connections: int = Field(default=1, ge=1, le=1000)
@@ -298,9 +370,14 @@ class RegionsSpec(NetworkModel):
     @classmethod
     def _known(cls, value: Any, info: ValidationInfo) -> Any:
         sites = cloud_facts().sites
-        for name in [] if info.data.get("file") else [value] if isinstance(value, str) else value or []:
+        for name in (
+            [] if info.data.get("file") else [value] if isinstance(value, str) else value or []
+        ):
             if name not in sites:
-                raise ValueError(f"{info.field_name!r} has {name!r}; allowed are {', '.join(sites)}{nearest(name, sites)}")
+                raise ValueError(
+                    f"{info.field_name!r} has {name!r}; allowed are "
+                    f"{', '.join(sites)}{nearest(name, sites)}"
+                )
         return value
 
     @property
@@ -319,17 +396,30 @@ class RegionsSpec(NetworkModel):
         pairs = permutations(self._names, 2)
         return [] if self.file is not None else cloud_facts().outside_of_rules(pairs)
 
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+    def _connect(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        root: Path | None,
+    ) -> Network:
         server = self.server_in or self.of[0]
         names = self._names
         if self.file is None:
             facts = cloud_facts()
-            table = {(one, other): facts.connection(one, other) for one in names for other in names if one != other}
+            table = {
+                (one, other): facts.connection(one, other)
+                for one in names
+                for other in names
+                if one != other
+            }
         else:
             table = _read(sought(self.file, root))
             for one, other in combinations(names, 2):
                 if not {(one, other), (other, one)} & {*table}:
-                    raise ScenarioError(f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back")
+                    raise ScenarioError(
+                        f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back"
+                    )
         return Regions(simulation, columns, transport, self.of, server, self.connections, table)
 
 
@@ -337,12 +427,17 @@ def _read(path: Path) -> dict[tuple[str, str], Connection]:
     """A user's table of connections, by (from, to); ``DataError``: it is missing or malformed."""
     table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"), others=())
     table.note("a row for each connection")
-    round_trips, rates = table.values("rtt_ms", _Milliseconds), table.values("mbit_s", _Megabits)
+    round_trips = table.values("rtt_ms", _Milliseconds)
+    rates = table.values("mbit_s", _Megabits)
     ends = zip(table.values("from", str), table.values("to", str), strict=True)
-    found = [Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)]
+    found = [
+        Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)
+    ]
     connections: dict[tuple[str, str], Connection] = {}
     for row, (way, connection) in enumerate(zip(ends, found, strict=True)):
         if way in connections:
-            raise table.wrong(row, "to", f"there is a row from {way[0]!r} to {way[1]!r} already; allowed is one")
+            raise table.wrong(
+                row, "to", f"there is a row from {way[0]!r} to {way[1]!r} already; allowed is one"
+            )
         connections[way] = connection
     return connections

@@ -1,9 +1,11 @@
-"""Batteries drain by what a device does, charge while it is plugged in, and switch it off when they are flat.
+"""Batteries drain by what a device does, charge while it is plugged in, and switch it off when
+they are flat.
 
-A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full, flat or charged enough to
-restart, a radio falls asleep, a step begins or ends. So a battery is known in closed form from its last breakpoint on, without
-polling. Breakpoints lie on the clock's grid. A device draws its idle power all the time, out of reach too, unless its battery
-is flat: then it is off until it is charged to the level at which it restarts.
+A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full,
+flat or charged enough to restart, a radio falls asleep, a step begins or ends. So a battery is
+known in closed form from its last breakpoint on, without polling. Breakpoints lie on the clock's
+grid. A device draws its idle power all the time, out of reach too, unless its battery is flat: then
+it is off until it is charged to the level at which it restarts.
 """
 
 import math
@@ -32,11 +34,12 @@ _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose 
 
 @dataclass(slots=True)
 class Load:
-    """Draw of a device that works: ``watts`` beyond idle; of a transfer joules a ``byte``, and bytes that ``moved`` and are
-    paid.
+    """Draw of a device that works: ``watts`` beyond idle; of a transfer joules a ``byte``, and
+    bytes that ``moved`` and are paid.
 
-    ``scarce``: the battery may not last for the message, so the ``rate`` (bytes/s) matters; otherwise ``rate`` is 0.
-    ``off``: the device was flat when it was asked. It draws nothing, may be charging, and is cut off at once.
+    ``scarce``: the battery may not last for the message, so the ``rate`` (bytes/s) matters;
+    otherwise ``rate`` is 0. ``off``: the device was flat when it was asked. It draws nothing, may
+    be charging, and is cut off at once.
     """
 
     watts: float = 0.0
@@ -54,7 +57,9 @@ class Load:
 
 @dataclass(slots=True)
 class _Point:
-    """A battery at a time (s): its joules, whether it is flat, when its radio falls asleep (s), and its books so far (J)."""
+    """A battery at a time (s): its joules, whether it is flat, when its radio falls asleep (s),
+    and its books so far (J).
+    """
 
     at: float
     level: float
@@ -67,7 +72,9 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """Course of a battery from a point on: end (s), net power and its parts (W), highest level and level at its end (J)."""
+    """Course of a battery from a point on: end (s), net power and its parts (W), highest level
+    and level at its end (J).
+    """
 
     end: float
     net: float
@@ -83,33 +90,48 @@ class _Course:
         point.idled += self.idle * seconds
         point.drawn += self.task * seconds
         if to == self.end and self.target is not None:
-            point.level, point.flat = self.target, self.target == 0
+            point.level = self.target
+            point.flat = self.target == 0
             point.tail = 0.0 if point.flat else point.tail  # it does not go on when the device does
         else:
-            point.level = min(max(0.0, point.level + self.net * seconds), self.most)  # full or flat within the next half tick
+            # full or flat within the next half tick
+            point.level = min(max(0.0, point.level + self.net * seconds), self.most)
         point.at = to
 
 
 class Batteries:
     """The batteries of all devices; one of infinite capacity is ignored.
 
-    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of one, and at the end of all that
-    were ever asked: ``level``, joules since it joined that were ``charged``, drawn ``idle``, and ``drawn`` for tasks, ``flat``,
-    and ``path``, the breakpoints since the record before, [time, level] each.
+    Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of one,
+    and at the end of all that were ever asked: ``level``, joules since it joined that were
+    ``charged``, drawn ``idle``, and ``drawn`` for tasks, ``flat``, and ``path``, the breakpoints
+    since the record before, [time, level] each.
 
-    ``columns`` are the energy meter's; a battery that was flat must be ``restart`` full; devices join at ``arrival`` (s).
+    ``columns`` are the energy meter's; a battery that was flat must be ``restart`` full; devices
+    join at ``arrival`` (s).
     """
 
     def __init__(
-        self, simulation: Simulation, columns: Mapping[str, NDArray[Any]], restart: float, charging: Charging, arrival: Floats
+        self,
+        simulation: Simulation,
+        columns: Mapping[str, NDArray[Any]],
+        restart: float,
+        charging: Charging,
+        arrival: Floats,
     ) -> None:
-        self._simulation, self._columns, self._restart, self._charging = simulation, columns, restart, charging
-        self._points = np.zeros((len(arrival), 7))  # the `_Point` of each device at its last breakpoint
+        self._simulation = simulation
+        self._columns = columns
+        self._restart = restart
+        self._charging = charging
+        # the `_Point` of each device at its last breakpoint
+        self._points = np.zeros((len(arrival), 7))
         self._points[:, _AT], self._points[:, _LEVEL] = arrival, columns["initial_j"]
         self._points[:, _FLAT] = columns["initial_j"] <= 0
         self._loads: dict[int, Load] = {}  # of those that work
-        self._turns: dict[int, array[float]] = {}  # when each that ever was ran flat, or went on again, in turn (s)
-        self._paths: dict[int, array[float]] = {}  # of those that were ever asked: time and level of each breakpoint
+        # when each that ever was ran flat, or went on again, in turn (s)
+        self._turns: dict[int, array[float]] = {}
+        # of those that were ever asked: time and level of each breakpoint
+        self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
 
     def has(self, device: int) -> bool:
@@ -118,16 +140,23 @@ class Batteries:
 
     def up(self, devices: Ints, time: float) -> Flags:
         """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
-        columns, points = self._columns, self._points[devices]
-        since = time + TICK_S - points[:, _AT]  # it is flat at the nearest tick, which may be before
-        most = columns["idle_w"][devices] * since + columns["tail_w"][devices] * columns["tail_s"][devices]
+        columns = self._columns
+        points = self._points[devices]
+        # it is flat at the nearest tick, which may be before
+        since = time + TICK_S - points[:, _AT]
+        most = (
+            columns["idle_w"][devices] * since
+            + columns["tail_w"][devices] * columns["tail_s"][devices]
+        )
         up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most)
         for place in np.flatnonzero(~up).tolist():
             up[place] = self.next_up(int(devices[place]), time) <= time
         return up
 
     def next_up(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` (s) when the device is not flat, if it is asked nothing; infinity for never."""
+        """The first time at or after ``time`` (s) when the device is not flat, if it is asked
+        nothing; infinity for never.
+        """
         if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
@@ -142,19 +171,27 @@ class Batteries:
         return max(time, point.at)
 
     def past(self, device: int, time: float) -> Span:
-        """The phase that the battery was in at ``time`` (s), which is over: on while it was not flat."""
+        """The phase that the battery was in at ``time`` (s), which is over: on while it was not
+        flat.
+        """
         if device not in self._loads:
             self._go(device, self._point(device), self._simulation.now, keep=True)
         turns = self._turns.get(device, _NONE)
         place = bisect_right(turns, time)
         up = (self._columns["initial_j"].item(device) > 0) != bool(place % 2)
-        return Span(up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf)
+        return Span(
+            up, turns[place - 1] if place else 0.0, turns[place] if place < len(turns) else math.inf
+        )
 
     def charge(self, device: int) -> float:
-        """Charge of the device's battery now, 0 to 1; 1 for a device without one. Changes nothing."""
+        """Charge of the device's battery now, 0 to 1; 1 for a device without one.
+
+        Changes nothing.
+        """
         if not self.has(device):
             return 1.0
-        point, now = self._point(device), self._simulation.now
+        point = self._point(device)
+        now = self._simulation.now
         self._go(device, point, now, self._loads.get(device, Load()).total).follow(point, now)
         return point.level / self._draws(device, "capacity_j")
 
@@ -177,26 +214,34 @@ class Batteries:
         watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
         load = self._loads[device] = Load(watts, off=self._loads[device].off)
         if isinstance(step, Download | Upload):
-            load.moves, load.byte = True, self._draws(device, f"{phase}_j_byte")
+            load.moves = True
+            load.byte = self._draws(device, f"{phase}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
-        """When the device runs flat by what it does now (s), if that is not after ``until``; else infinity.
+        """When the device runs flat by what it does now (s), if that is not after ``until``;
+        else infinity.
 
-        A device that was flat when it was asked does not run flat: it is lost, as any that cannot be reached.
+        A device that was flat when it was asked does not run flat: it is lost, as any that
+        cannot be reached.
         """
         if self._loads[device].off:
             return math.inf
         point = self._point(device)
-        self._go(device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True)
+        self._go(
+            device, point, min(until, self._simulation.end), self._loads[device].total, to_flat=True
+        )
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """When the device may run flat (s), whether it does so then, and whether that depends on the rate.
+        """When the device may run flat (s), whether it does so then, and whether that depends on
+        the rate.
 
         ``left`` bytes of its message are to go, now at ``rate`` (bytes/s).
         """
-        point, load, until = self._point(device), self._loads[device], self._simulation.now + _LOOK_S
+        point = self._point(device)
+        load = self._loads[device]
+        until = self._simulation.now + _LOOK_S
         if load.off:
             return until, False, False
         reserve = load.byte * left
@@ -206,15 +251,22 @@ class Batteries:
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
     def end(self, device: int, moved: float, *, dry: bool) -> None:
-        """The running step has ended after ``moved`` bytes; ``dry``: because the battery is empty."""
+        """The running step has ended after ``moved`` bytes; ``dry``: because the battery is
+        empty.
+        """
         self.settle(device, moved)
         load = self._loads[device]
         self._loads[device] = Load(off=load.off)
         point = self._point(device)
-        if dry and not point.flat:  # it is within a tick; one that is flat already may be charging since
-            point.level, point.flat, point.tail = 0.0, True, 0.0
+        # it is within a tick; one that is flat already may be charging since
+        if dry and not point.flat:
+            point.level = 0.0
+            point.flat = True
+            point.tail = 0.0
             self._keep(device, point)
-        elif load.moves and not point.flat and self._draws(device, "tail_w"):  # the radio of a flat device sleeps
+        elif (
+            load.moves and not point.flat and self._draws(device, "tail_w")
+        ):  # the radio of a flat device sleeps
             self._points[device, _TAIL] = self._simulation.now + self._draws(device, "tail_s")
 
     def stop(self, device: int) -> None:
@@ -250,18 +302,25 @@ class Batteries:
             self._turns.setdefault(device, array("d")).append(point.at)
         self._points[device] = [getattr(point, name) for name in _Point.__slots__]
 
-    def _line(self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0) -> _Course:
+    def _line(
+        self, device: int, point: _Point, watts: float = 0.0, reserve: float = 0.0
+    ) -> _Course:
         capacity = self._draws(device, "capacity_j") - reserve
-        charge, idle, end = self._draws(device, "charge_w"), 0.0, math.inf
+        charge = self._draws(device, "charge_w")
+        idle = 0.0
+        end = math.inf
         if charge:
             plugged_in, _, end = self._charging.span(device, point.at)
             charge = charge if plugged_in else 0.0
         if point.flat:
-            net, watts, target = charge, 0.0, self._restart * capacity
+            net = charge
+            watts = 0.0
+            target = self._restart * capacity
         else:
             idle = self._draws(device, "idle_w")
             if point.at < point.tail:
-                end, watts = min(end, point.tail), watts + self._draws(device, "tail_w")
+                end = min(end, point.tail)
+                watts = watts + self._draws(device, "tail_w")
             net = charge - idle - watts
             if net >= 0 and point.level >= capacity:
                 return _Course(end, 0.0, idle + watts, idle, watts, capacity)
@@ -283,7 +342,9 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Follow all breakpoints up to ``until`` (s), or ``to_flat`` until the battery is flat; returns the line from there."""
+        """Follow all breakpoints up to ``until`` (s), or ``to_flat`` until the battery is flat;
+        returns the line from there.
+        """
         point.level -= reserve
         while True:
             line = self._line(device, point, watts, reserve)
@@ -297,30 +358,40 @@ class Batteries:
 
     def settle(self, device: int, moved: float = 0.0) -> None:
         """Subtract what was drawn since the last call, of bytes evenly over that time."""
-        point, load, now = self._point(device), self._loads.get(device, Load()), self._simulation.now
-        owed, seconds = load.byte * (moved - load.moved), now - point.at
+        point = self._point(device)
+        load = self._loads.get(device, Load())
+        now = self._simulation.now
+        owed = load.byte * (moved - load.moved)
+        seconds = now - point.at
         watts = load.total
         if load.scarce:
             owed -= load.byte * load.rate * seconds
         elif load.moves and seconds > 0:
-            watts, owed = watts + owed / seconds, 0.0
+            watts = watts + owed / seconds
+            owed = 0.0
         if seconds > 0:
             line = self._go(device, point, now, watts, keep=True)
             if now > point.at:
                 line.follow(point, now)
         elif not owed:
             return
-        point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))  # rounding may leave ``owed`` < 0
+        # rounding may leave ``owed`` < 0
+        point.level = min(max(0.0, point.level - owed), self._draws(device, "capacity_j"))
         point.drawn += owed
         load.moved = max(moved, load.moved)
         self._keep(device, point)
 
     def _report(self, device: int) -> None:
         self.settle(device)
-        path, self._paths[device] = np.array(self._paths[device]).reshape(-1, 2).tolist(), array("d")
+        path, self._paths[device] = (
+            np.array(self._paths[device]).reshape(-1, 2).tolist(),
+            array("d"),
+        )
         point = self._point(device)
         books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
-        self._simulation.emit("battery", device=device, level=point.level, **books, flat=bool(point.flat), path=path)
+        self._simulation.emit(
+            "battery", device=device, level=point.level, **books, flat=bool(point.flat), path=path
+        )
 
     _STATE = ("_points", "_loads")
 
@@ -333,7 +404,9 @@ class Batteries:
     def restore(self, state: Mapping[str, Any]) -> None:
         vars(self).update({name: state[name] for name in self._STATE})
         for name in ("_turns", "_paths"):
-            setattr(self, name, {device: array("d", times) for device, times in state[name].items()})
+            setattr(
+                self, name, {device: array("d", times) for device, times in state[name].items()}
+            )
 
 
 class Powered(Availability):
@@ -343,7 +416,8 @@ class Powered(Availability):
     """
 
     def __init__(self, within: Availability, batteries: Batteries) -> None:
-        self._within, self._batteries = within, batteries
+        self._within = within
+        self._batteries = batteries
 
     def span(self, device: int, time: float) -> Span:
         on, start, end = self._within.span(device, time)
@@ -352,8 +426,11 @@ class Powered(Availability):
 
     def past(self, device: int, time: float) -> Span:
         """The phase that ``device`` was in at ``time`` (s), which is over."""
-        within, battery = self._within.span(device, time), self._batteries.past(device, time)
-        return Span(within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end))
+        within = self._within.span(device, time)
+        battery = self._batteries.past(device, time)
+        return Span(
+            within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end)
+        )
 
     def next_on(self, device: int, time: float) -> float:
         while time < math.inf and (when := self._within.next_on(device, time)) < math.inf:

@@ -21,7 +21,10 @@ class Charging(Protocol):
     """When devices are plugged in: pure functions of (seed, device)."""
 
     def span(self, device: int, time: float) -> Span:
-        """The phase of ``device`` at ``time`` (s), on while it is plugged in. An off phase may follow another one."""
+        """The phase of ``device`` at ``time`` (s), on while it is plugged in.
+
+        An off phase may follow another one.
+        """
 
 
 class ChargingModel(Spec):
@@ -30,7 +33,10 @@ class ChargingModel(Spec):
     kind: str
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
-        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``. By default the spec itself."""
+        """Paths of a run from ``starts``, a time of the day (s); draws from ``world/charging``.
+
+        By default the spec itself.
+        """
         return self  # type: ignore[return-value]
 
 
@@ -67,28 +73,45 @@ class Daily(ChargingModel):
 
     def build(self, streams: Streams, devices: int, starts: float, root: Path | None) -> Charging:
         begins, lasts = (
-            said.by_device(f"energy.battery.charging.{name}", streams.generator(f"world/charging/{name}"), devices, root)
+            said.by_device(
+                f"energy.battery.charging.{name}",
+                streams.generator(f"world/charging/{name}"),
+                devices,
+                root,
+            )
             for name, said in (("begins", self.begins), ("lasts", self.lasts))
         )
         begins, lasts = (
-            np.rint(each / TICK_S) * TICK_S for each in (np.mod(begins - starts, DAY_S), np.clip(lasts, 0.0, DAY_S))
+            np.rint(each / TICK_S) * TICK_S
+            for each in (np.mod(begins - starts, DAY_S), np.clip(lasts, 0.0, DAY_S))
         )
         return _Days(streams, begins, lasts, self.chance)
 
 
 class _Days:
-    """Each day from ``begins`` (s from the start of the run, below a day) for ``lasts`` (s); float64 [devices] each."""
+    """Each day from ``begins`` (s from the start of the run, below a day) for ``lasts`` (s);
+    float64 [devices] each.
+    """
 
     def __init__(self, streams: Streams, begins: Any, lasts: Any, chance: float) -> None:
-        self._streams, self._begins, self._lasts, self._chance = streams, begins, lasts, chance
+        self._streams = streams
+        self._begins = begins
+        self._lasts = lasts
+        self._chance = chance
 
     def span(self, device: int, time: float) -> Span:
-        begins, lasts = self._begins.item(device), self._lasts.item(device)
+        begins = self._begins.item(device)
+        lasts = self._lasts.item(device)
         day = math.floor((time - begins) / DAY_S)  # the first may have begun before the run
-        if time >= begins + (day + 1) * DAY_S:  # beyond 97 days the division's rounding may be a tick short
+        # beyond 97 days the division's rounding may be a tick short
+        if time >= begins + (day + 1) * DAY_S:
             day += 1
-        start, end = begins + day * DAY_S, begins + (day + 1) * DAY_S
-        if self._chance < 1 and self._streams.uniform("world/charging", device, day + 1) >= self._chance:
+        start = begins + day * DAY_S
+        end = begins + (day + 1) * DAY_S
+        if (
+            self._chance < 1
+            and self._streams.uniform("world/charging", device, day + 1) >= self._chance
+        ):
             return Span(False, start, end)
         if time < start + lasts:
             return Span(True, start, on_grid(start + lasts))

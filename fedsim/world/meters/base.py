@@ -1,4 +1,6 @@
-"""The base of meters: a meter hears every step and transfer, and adds columns to rounds and devices and a summary entry."""
+"""The base of meters: a meter hears every step and transfer, and adds columns to rounds and
+devices and a summary entry.
+"""
 
 import inspect
 import json
@@ -14,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Record
-from fedsim.common.errors import FedsimError, ScenarioError, SimulationError, home_of, place_of, told
+from fedsim.common.errors import (
+    FedsimError,
+    ScenarioError,
+    SimulationError,
+    home_of,
+    place_of,
+    told,
+)
 from fedsim.common.streams import Streams
 
 Payloads = tuple[tuple[str, float], ...]
@@ -43,7 +52,8 @@ class Step(NamedTuple):
     Attributes:
         start, end: its times (s).
         device, task: numbers of its device and its task.
-        name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``, ``decode``, ``pause`` or ``queue``.
+        name: ``download``, ``train``, ``evaluate``, ``compute``, ``upload``, ``encode``,
+            ``decode``, ``pause`` or ``queue``.
         outcome: ``done``, or the cause for which it ended early.
         fields: all fields of its record, such as ``epochs``, ``samples`` and ``delivered``.
     """
@@ -52,7 +62,9 @@ class Step(NamedTuple):
     end: float
     device: int
     task: int
-    name: str  #: ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or ``queue``
+    # : ``download``, ``train``, ``evaluate``, ``compute``, ``encode``, ``decode``, ``upload`` or
+    # ``queue``
+    name: str
     outcome: str  #: ``done``, or the cause for which it ended early
     fields: Mapping[str, Any]
 
@@ -69,7 +81,8 @@ class Transfer(NamedTuple):
         direction: ``up``, ``down`` or ``peer``.
         bytes, delivered, wire_bytes: its size, the part that moved, and that with headers.
         outcome: ``done``, or the cause for which it ended early.
-        sender, receiver: ends on the server's side other than the server; see ``source`` and ``destination``.
+        sender, receiver: ends on the server's side other than the server; see ``source`` and
+            ``destination``.
     """
 
     start: float
@@ -99,23 +112,37 @@ class Transfer(NamedTuple):
 
 
 def transfer_of(time: float, kind: str, fields: Mapping[str, Any], start: float) -> Transfer | None:
-    """The transfer that ends with a record; None if none does. ``start``: of the step of a ``step-end`` (s)."""
+    """The transfer that ends with a record; None if none does.
+
+    ``start``: of the step of a ``step-end`` (s).
+    """
     device: int | None
     ends: tuple[str | None, str | None]
     if kind == "server-transfer":
-        purpose, size, of = fields["purpose"], fields["bytes"], fields.get("round")
-        ends, payloads = (fields["sender"], fields["receiver"]), ((purpose, size),)
-        return Transfer(time, time, None, "up", purpose, size, size, 0.0, "done", of, None, payloads, *ends)
+        purpose = fields["purpose"]
+        size = fields["bytes"]
+        of = fields.get("round")
+        ends = (fields["sender"], fields["receiver"])
+        payloads = ((purpose, size),)
+        return Transfer(
+            time, time, None, "up", purpose, size, size, 0.0, "done", of, None, payloads, *ends
+        )
     if kind in ("edge-transfer", "message"):
         direction, sender, receiver = ends_of(fields)
-        device, start, ends = None, fields["start"], (sender, receiver)
+        device = None
+        start = fields["start"]
+        ends = (sender, receiver)
     elif kind == "step-end" and fields["step"] in _DIRECTIONS:
-        device, direction = fields["device"], _DIRECTIONS[fields["step"]]
+        device = fields["device"]
+        direction = _DIRECTIONS[fields["step"]]
         ends = fields.get("sender"), fields.get("receiver")
     else:
         return None
-    payloads, delivered = fields["payloads"], fields["delivered"]
-    purpose = payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
+    payloads = fields["payloads"]
+    delivered = fields["delivered"]
+    purpose = (
+        payloads[0][0] if len(payloads) == 1 else "+".join([purpose for purpose, _ in payloads])
+    )
     sizes = fields["bytes"], delivered, fields.get("wire_bytes", delivered)
     of = fields["outcome"], fields["round"], fields.get("task")
     return Transfer(start, time, device, direction, purpose, *sizes, *of, payloads, *ends)
@@ -125,7 +152,8 @@ def ends_of(told: Mapping[str, Any]) -> tuple[str, str, str]:
     """``direction``, ``sender`` and ``receiver`` of a message outside of tasks, from its record."""
     if "source" in told:
         return "peer", told["source"], told["destination"]
-    edge, direction = f"edge {told['edge']}", told["direction"]
+    edge = f"edge {told['edge']}"
+    direction = told["direction"]
     return (direction, "server", edge) if direction == "down" else (direction, edge, "server")
 
 
@@ -153,10 +181,11 @@ class MeterContext:
 class Meter:
     """The base of every meter: it counts something from the records of a run.
 
-    A class of your own is named by its import path in ``[[meters]]``; the parameters of its ``__init__`` after ``context`` are
-    keys of that table. Besides ``on_step`` and ``on_transfer`` a method ``on_KIND(time, fields)``, such as ``on_task_end``,
-    hears the records of that kind. All attributes but those in ``fixed`` are saved with the run: numbers, text, lists, dicts,
-    arrays of numpy.
+    A class of your own is named by its import path in ``[[meters]]``; the parameters of its
+    ``__init__`` after ``context`` are keys of that table. Besides ``on_step`` and ``on_transfer`` a
+    method ``on_KIND(time, fields)``, such as ``on_task_end``, hears the records of that kind. All
+    attributes but those in ``fixed`` are saved with the run: numbers, text, lists, dicts, arrays of
+    numpy.
 
     Attributes:
         entry: the name of its entry in the summary; by default that of the class.
@@ -180,7 +209,9 @@ class Meter:
         """A message is over, whole or cut short."""
 
     def totals(self, time: float) -> Mapping[str, float | None]:
-        """Running totals until ``time`` (s), by ``round_columns``; the table of rounds has the increase in each round."""
+        """Running totals until ``time`` (s), by ``round_columns``; the table of rounds has the
+        increase in each round.
+        """
         return {}
 
     def of_devices(self) -> Mapping[str, NDArray[np.float64] | Sequence[float]]:
@@ -208,21 +239,32 @@ class Meter:
 
 
 class Meters:
-    """The meters of a run, ``of_sections`` of the scenario and the user's ``own``; each hears every record."""
+    """The meters of a run, ``of_sections`` of the scenario and the user's ``own``; each hears
+    every record.
+    """
 
-    def __init__(self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()) -> None:
+    def __init__(
+        self, of_sections: Mapping[str, Meter] | None = None, own: Sequence[Meter] = ()
+    ) -> None:
         self._own: dict[str, Meter] = {}
         for meter in own:
             name = meter.entry or type(meter).__name__
             if name in self._own:
-                raise ScenarioError(f"meters: two have the entry {name!r} in the summary; allowed is one of each name")
+                raise ScenarioError(
+                    f"meters: two have the entry {name!r} in the summary; allowed is one of "
+                    "each name"
+                )
             _refuse_wrong_parameters(name, type(meter))
             self._own[name] = meter
         self.of_sections = dict(of_sections or {})
         self._all = self.of_sections | self._own
         self._heard: dict[str, list[tuple[str, Callable[[float, dict[str, Any]], None]]]] = {}
-        self._steps = [pair for pair in self._all.items() if type(pair[1]).on_step is not Meter.on_step]
-        self._transfers = [pair for pair in self._all.items() if type(pair[1]).on_transfer is not Meter.on_transfer]
+        self._steps = [
+            pair for pair in self._all.items() if type(pair[1]).on_step is not Meter.on_step
+        ]
+        self._transfers = [
+            pair for pair in self._all.items() if type(pair[1]).on_transfer is not Meter.on_transfer
+        ]
         self._starts: dict[int, float] = {}  # of the running step of each task
         self._told: dict[str, float] = {}  # totals at the last round
 
@@ -233,7 +275,11 @@ class Meters:
         time, kind, fields = record
         if kind not in self._heard:
             name = "on_" + re.sub(r"\W", "_", kind)
-            own = [] if hasattr(Meter, name) else [(of, getattr(meter, name, None)) for of, meter in self._all.items()]
+            own = (
+                []
+                if hasattr(Meter, name)
+                else [(of, getattr(meter, name, None)) for of, meter in self._all.items()]
+            )
             self._heard[kind] = [(of, hear) for of, hear in own if hear is not None]
         for of, hear in self._heard[kind]:
             _asked(of, time, hear, time, fields)
@@ -242,7 +288,15 @@ class Meters:
             self._starts[fields["task"]] = time
         elif kind == "step-end":
             start = self._starts.pop(fields["task"])
-            step = Step(start, time, fields["device"], fields["task"], fields["step"], fields["outcome"], fields)
+            step = Step(
+                start,
+                time,
+                fields["device"],
+                fields["task"],
+                fields["step"],
+                fields["outcome"],
+                fields,
+            )
             for of, meter in self._steps:
                 _asked(of, time, meter.on_step, step)
         if self._transfers and (ended := transfer_of(time, kind, fields, start)) is not None:
@@ -251,11 +305,17 @@ class Meters:
 
     def columns(self, table: str) -> list[Column]:
         """The columns of the user's own meters in ``round`` or ``device``."""
-        return [column for meter in self._own.values() for column in getattr(meter, f"{table}_columns")]
+        return [
+            column for meter in self._own.values() for column in getattr(meter, f"{table}_columns")
+        ]
 
     def names(self, table: str) -> list[str]:
         """The names of all their columns in ``round`` or ``device``."""
-        return [column.name for meter in self._all.values() for column in getattr(meter, f"{table}_columns")]
+        return [
+            column.name
+            for meter in self._all.values()
+            for column in getattr(meter, f"{table}_columns")
+        ]
 
     def of_round(self, time: float) -> dict[str, float | None]:
         row: dict[str, float | None] = {}
@@ -264,7 +324,10 @@ class Meters:
             for name, _, _ in meter.round_columns:
                 total = totals.get(name, "nothing") if isinstance(totals, Mapping) else totals
                 if total is not None and (not isinstance(total, Real) or not math.isfinite(total)):
-                    wrong = f"totals gives {total!r} for its column {name!r}; allowed is a number, or None"
+                    wrong = (
+                        f"totals gives {total!r} for its column {name!r}; allowed is a number, or "
+                        "None"
+                    )
                     raise SimulationError(f"the meter {of!r}: {wrong}")
                 row[name] = None if total is None else float(total) - self._told.get(name, 0.0)
                 self._told[name] = float(total or 0.0)
@@ -280,7 +343,9 @@ class Meters:
                     found[column.name] = np.asarray(counted[column.name], dtype=np.float64)[devices]
                 except (KeyError, IndexError, TypeError, ValueError):
                     what = f"a number for each device in its column {column.name!r}"
-                    raise SimulationError(f"the meter {of!r}: of_devices gives not {what}") from None
+                    raise SimulationError(
+                        f"the meter {of!r}: of_devices gives not {what}"
+                    ) from None
         return found
 
     def close(self, time: float) -> None:
@@ -293,7 +358,9 @@ class Meters:
             try:
                 json.dumps(entry, allow_nan=False)
             except (TypeError, ValueError) as error:
-                raise SimulationError(f"the meter {of!r}: what summary gives must be JSON: {error}") from None
+                raise SimulationError(
+                    f"the meter {of!r}: what summary gives must be JSON: {error}"
+                ) from None
         own = {of: entries.pop(of) for of in self._own}
         return entries | ({"meters": own} if own else {})
 
@@ -304,16 +371,23 @@ class Meters:
                 yield name, content, meter.tables.get(name, {})
 
     def snapshot(self) -> dict[str, Any]:
-        return {"starts": self._starts, "told": self._told, "meters": {of: one.snapshot() for of, one in self._all.items()}}
+        return {
+            "starts": self._starts,
+            "told": self._told,
+            "meters": {of: one.snapshot() for of, one in self._all.items()},
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._starts, self._told = state["starts"], state["told"]
+        self._starts = state["starts"]
+        self._told = state["told"]
         for of, meter in self._all.items():
             meter.restore(state["meters"][of])
 
 
 def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
-    """Refuse a meter with a method ``on_KIND`` that does not take the time and the fields of a record."""
+    """Refuse a meter with a method ``on_KIND`` that does not take the time and the fields of a
+    record.
+    """
     for name, hook in inspect.getmembers(meter, inspect.isfunction):
         if not name.startswith("on_") or hasattr(Meter, name):
             continue
@@ -321,7 +395,10 @@ def _refuse_wrong_parameters(entry: str, meter: type[Meter]) -> None:
             inspect.signature(hook).bind("self", "time", "fields")
         except TypeError:
             given = ", ".join(inspect.signature(hook).parameters)
-            wrong = f"{name}{home_of(hook)} is 'def {name}({given})'; it must be 'def {name}(self, time, fields)'"
+            wrong = (
+                f"{name}{home_of(hook)} is 'def {name}({given})'; it must be 'def {name}(self, "
+                "time, fields)'"
+            )
             raise ScenarioError(f"the meter {entry!r}: {wrong}") from None
 
 
@@ -332,4 +409,6 @@ def _asked(of: str, time: float | None, hook: Callable[..., Any], *given: Any) -
         raise
     except Exception as error:
         when = "" if time is None else f" at {time!r} s"
-        raise SimulationError(f"the meter {of!r} failed{when}{place_of(error)}: {told(error)}") from error
+        raise SimulationError(
+            f"the meter {of!r} failed{when}{place_of(error)}: {told(error)}"
+        ) from error

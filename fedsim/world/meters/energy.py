@@ -1,8 +1,9 @@
 """The ledger of energy: joules by device and phase, and their carbon, read off the records.
 
-``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A tail is the time for which
-the radio stays awake after a transfer, until the device's next one, even beyond the run's end. Energy is booked when its phase
-is over. The server's side has two books, ``server`` and ``edge``. Carbon intensity may differ by zone and hour.
+``idle`` is drawn by being on; ``compute``, ``receive``, ``send`` and ``tail`` come on top of it. A
+tail is the time for which the radio stays awake after a transfer, until the device's next one, even
+beyond the run's end. Energy is booked when its phase is over. The server's side has two books,
+``server`` and ``edge``. Carbon intensity may differ by zone and hour.
 """
 
 import math
@@ -14,26 +15,45 @@ from numpy.typing import NDArray
 
 from fedsim.world.meters.base import Column, Meter, Step
 
-TABLE, SETTING = "energy.parquet", "energy.json"
+TABLE = "energy.parquet"
+SETTING = "energy.json"
 PHASES = ("idle", "compute", "receive", "send", "tail")
 PLACES = ("server", "edge")
-COEFFICIENTS = ("idle_w", "compute_w", "receive_w", "send_w", "receive_j_byte", "send_j_byte", "tail_w", "tail_s")
-"""Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays awake (s)."""
-DAY_S, _HOUR_S = 86_400.0, 3_600.0
-COMPUTING = ("train", "evaluate", "compute", "decode", "encode")  # the steps for which a device computes
+COEFFICIENTS = (
+    "idle_w",
+    "compute_w",
+    "receive_w",
+    "send_w",
+    "receive_j_byte",
+    "send_j_byte",
+    "tail_w",
+    "tail_s",
+)
+"""Coefficients of a device: power (W), energy a byte (J), and the time that the radio stays
+awake (s).
+"""
+DAY_S = 86_400.0
+_HOUR_S = 3_600.0
+# the steps for which a device computes
+COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
 _MOVING = {"download": "receive", "upload": "send"}
 
 
 class Zone:
-    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``: its time of the day at 0 s."""
+    """A part of the grid: the carbon intensity in the 24 ``hours`` of its day (g/J); ``offset``:
+    its time of the day at 0 s.
+    """
 
     def __init__(self, hours: list[float], offset: float) -> None:
-        self._hours, self._offset = hours, offset
+        self._hours = hours
+        self._offset = offset
         self._flat = len(set(hours)) == 1
         self._before = [math.fsum(hours[:hour]) * _HOUR_S for hour in range(25)]
 
     def grams(self, joules: float, start: float, end: float) -> float:
-        """Emissions (g) of ``joules`` drawn evenly from ``start`` to ``end`` (s); all at once if these are the same."""
+        """Emissions (g) of ``joules`` drawn evenly from ``start`` to ``end`` (s); all at once if
+        these are the same.
+        """
         if self._flat:
             return joules * self._hours[0]
         if end <= start:
@@ -43,7 +63,11 @@ class Zone:
     def _summed(self, time: float) -> float:
         days, rest = divmod(time + self._offset, DAY_S)
         hour = int(rest // _HOUR_S)
-        return days * self._before[24] + self._before[hour] + (rest - hour * _HOUR_S) * self._hours[hour]
+        return (
+            days * self._before[24]
+            + self._before[hour]
+            + (rest - hour * _HOUR_S) * self._hours[hour]
+        )
 
 
 class EnergyMeter(Meter):
@@ -51,12 +75,15 @@ class EnergyMeter(Meter):
 
     Args:
         columns: ``COEFFICIENTS`` and the ``zone`` of each device; [devices] each.
-        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and ``edge`` (``idle_w``,
-            ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and ``offset_s``).
+        setting: what is not of a device: ``batteries`` (whether there are any), ``server`` and
+            ``edge`` (``idle_w``, ``update_j``, ``j_byte``), ``zones`` (``hours`` in g/J and
+            ``offset_s``).
     """
 
     round_columns = (
-        Column("joules", "J", "drawn since the round before ended: a phase is booked when it is over"),
+        Column(
+            "joules", "J", "drawn since the round before ended: a phase is booked when it is over"
+        ),
         Column("grams", "g", "of CO2 of these"),
     )
     device_columns = (Column("joules", "J", "drawn in all phases"),)
@@ -68,18 +95,23 @@ class EnergyMeter(Meter):
     fixed = ("columns", "setting", "_zones")
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], setting: Mapping[str, Any]) -> None:
-        self.columns, self.setting = columns, setting
+        self.columns = columns
+        self.setting = setting
         self._zones = [Zone(zone["hours"], zone["offset_s"]) for zone in setting["zones"]]
         self._grams = np.zeros(len(columns["zone"]))
         self._books = {phase: np.zeros_like(self._grams) for phase in PHASES}
         self.by_phase = dict.fromkeys((*PHASES, *PLACES), 0.0)
-        self.wasted = 0.0  # of tasks whose work was not used: not done, or without an epoch that counts
+        # of tasks whose work was not used: not done, or without an epoch that counts
+        self.wasted = 0.0
         self.grams: float | None = 0.0 if self._zones else None
         self._places_since = 0.0
-        self._tasks: dict[int, tuple[float, float]] = {}  # of each open task: its begin, and what it has drawn beyond idle
+        # of each open task: its begin, and what it has drawn beyond idle
+        self._tasks: dict[int, tuple[float, float]] = {}
         self._idlers: dict[int, bool] = {}  # tasks that trained without an epoch that counts
-        self._at_edges: dict[int, float] = {}  # joules of tasks whose updates are at an edge server, and may be lost there
-        self._tails: dict[int, tuple[float, int, bool]] = {}  # of a device: begin (s), its task, whether that is wasted
+        # joules of tasks whose updates are at an edge server, and may be lost there
+        self._at_edges: dict[int, float] = {}
+        # of a device: begin (s), its task, whether that is wasted
+        self._tails: dict[int, tuple[float, int, bool]] = {}
 
     def totals(self, time: float) -> dict[str, float | None]:
         self._settle(time, over=False)
@@ -89,17 +121,28 @@ class EnergyMeter(Meter):
         self._settle(time, over=True)
 
     def summary(self) -> dict[str, Any]:
-        joules, grams = math.fsum(self.by_phase.values()), {} if self.grams is None else {"grams": self.grams}
+        joules = math.fsum(self.by_phase.values())
+        grams = {} if self.grams is None else {"grams": self.grams}
         return {"joules": joules, "by_phase": dict(self.by_phase), "wasted": self.wasted, **grams}
 
     def of_devices(self) -> dict[str, NDArray[np.float64]]:
-        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``; float64 [devices] each."""
+        """Joules of each phase (``idle_j`` and so on), their sum ``joules``, and ``grams``;
+        float64 [devices] each.
+        """
         books = {f"{phase}_j": values for phase, values in self._books.items()}
-        return books | {"joules": sum(self._books.values(), np.zeros(len(self._grams))), "grams": self._grams}
+        return books | {
+            "joules": sum(self._books.values(), np.zeros(len(self._grams))),
+            "grams": self._grams,
+        }
 
     def files(self) -> dict[str, Any]:
-        """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what else energy is counted by."""
-        return {TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()}, SETTING: self.setting}
+        """``energy.parquet``, what each device draws and has drawn, and ``energy.json``, what
+        else energy is counted by.
+        """
+        return {
+            TABLE: {"device": np.arange(len(self._grams)), **self.columns, **self.of_devices()},
+            SETTING: self.setting,
+        }
 
     def _book(self, device: int, phase: str, joules: float, start: float, end: float) -> None:
         self._books[phase][device] += joules
@@ -109,8 +152,12 @@ class EnergyMeter(Meter):
             self._grams[device] += grams
             self.grams += grams
 
-    def _book_places(self, places: Sequence[str], draw: str, amount: float, start: float, end: float) -> None:
-        """Book ``amount`` times a coefficient for places of the server's side, in the first zone."""
+    def _book_places(
+        self, places: Sequence[str], draw: str, amount: float, start: float, end: float
+    ) -> None:
+        """Book ``amount`` times a coefficient for places of the server's side, in the first
+        zone.
+        """
         for place in places:
             joules = self.setting[place][draw] * amount
             self.by_phase[place] += joules
@@ -121,7 +168,9 @@ class EnergyMeter(Meter):
         return self.columns[name].item(device)  # type: ignore[no-any-return]
 
     def _settle(self, time: float, *, over: bool) -> None:
-        """Book the server's idle power up to ``time`` (s), and tails that are through, all of them if the run is ``over``."""
+        """Book the server's idle power up to ``time`` (s), and tails that are through, all of
+        them if the run is ``over``.
+        """
         self._book_places(PLACES, "idle_w", time - self._places_since, self._places_since, time)
         self._places_since = time
         for device, (begin, _, _) in list(self._tails.items()):
@@ -157,10 +206,15 @@ class EnergyMeter(Meter):
     def on_step(self, ended: Step) -> None:
         start, time, device, task, step, outcome, fields = ended
         if step in COMPUTING:
-            phase, joules = "compute", self._draws(device, "compute_w") * fields.get("core_s", time - start)
+            phase = "compute"
+            joules = self._draws(device, "compute_w") * fields.get("core_s", time - start)
         elif step in _MOVING:
-            phase, moved = _MOVING[step], fields["delivered"]
-            joules = self._draws(device, f"{phase}_w") * (time - start) + self._draws(device, f"{phase}_j_byte") * moved
+            phase = _MOVING[step]
+            moved = fields["delivered"]
+            joules = (
+                self._draws(device, f"{phase}_w") * (time - start)
+                + self._draws(device, f"{phase}_j_byte") * moved
+            )
             of_edge = "sender" in fields or "receiver" in fields
             if of_edge:
                 self._at_edges[task] = 0.0
@@ -177,7 +231,8 @@ class EnergyMeter(Meter):
         self._charge(task, joules)
 
     def on_task_end(self, time: float, fields: dict[str, Any]) -> None:
-        task, device = fields["task"], fields["device"]
+        task = fields["task"]
+        device = fields["device"]
         begin, drawn = self._tasks.pop(task)
         is_wasted = self._idlers.pop(task, False) or fields["outcome"] != "done"
         idle = self._draws(device, "idle_w") * (time - begin)
@@ -196,13 +251,21 @@ class EnergyMeter(Meter):
             self._end_tail(fields["device"], time)
 
     def on_aggregate(self, time: float, fields: dict[str, Any]) -> None:
-        self._book_places(("edge" if "edge" in fields else "server",), "update_j", len(fields["tasks"]), time, time)
+        self._book_places(
+            ("edge" if "edge" in fields else "server",),
+            "update_j",
+            len(fields["tasks"]),
+            time,
+            time,
+        )
 
     def on_edge_transfer(self, time: float, fields: dict[str, Any]) -> None:
         self._book_places(PLACES, "j_byte", fields["delivered"], fields["start"], time)
 
     def on_updates_lost(self, time: float, fields: dict[str, Any]) -> None:
-        """Counts the energy of tasks whose updates are lost at an edge server as wasted, including their radios' tails."""
+        """Counts the energy of tasks whose updates are lost at an edge server as wasted,
+        including their radios' tails.
+        """
         lost = fields["tasks"]
         self.wasted += math.fsum([self._at_edges.pop(task, 0.0) for task in lost])
         for device, (begin, task, _) in self._tails.items():
@@ -210,7 +273,9 @@ class EnergyMeter(Meter):
                 self._tails[device] = begin, task, True
 
     def on_round(self, time: float, fields: dict[str, Any]) -> None:
-        self._at_edges = {task: joules for task, joules in self._at_edges.items() if task in self._tasks}
+        self._at_edges = {
+            task: joules for task, joules in self._at_edges.items() if task in self._tasks
+        }
 
     def on_server_transfer(self, time: float, fields: dict[str, Any]) -> None:
         self._book_places(("server",), "j_byte", fields["bytes"], time, time)

@@ -14,7 +14,8 @@ from fedsim.world.meters.base import Column, Meter, MeterContext, Transfer
 
 Price = Annotated[float, Field(ge=0.0, le=1e12)]
 
-_HOUR_S, _GB = 3600.0, 1e9
+_HOUR_S = 3600.0
+_GB = 1e9
 _ITEMS = ("hours", "gigabytes", "requests", "tasks")
 
 
@@ -37,7 +38,10 @@ class DevicePrices(Prices):
 
 
 class CostsSpec(Spec):
-    """``[costs]``: prices by kind of endpoint. Messages between parts of the server, which are on no link, cost nothing."""
+    """``[costs]``: prices by kind of endpoint.
+
+    Messages between parts of the server, which are on no link, cost nothing.
+    """
 
     currency: str = Field(default="USD", min_length=1, max_length=20)
     """in which all prices are."""
@@ -49,22 +53,39 @@ class CostsSpec(Spec):
     """what the server costs."""
 
     def build(self, context: MeterContext) -> "Bill":
-        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for ``edge``."""
+        """The bill of a run; ``ScenarioError`` if there are no edge servers or cells for
+        ``edge``.
+        """
         if self.edge is not None and context.places is None:
-            raise ScenarioError('costs.edge is given, but network.kind has no cells; allowed with "tree" and "graph" only')
+            raise ScenarioError(
+                'costs.edge is given, but network.kind has no cells; allowed with "tree" and '
+                '"graph" only'
+            )
         return Bill(context, self)
 
 
 class Bill(Meter):
-    """The costs of a run, booked when a task or a message is over; hours of the server's side as they pass."""
+    """The costs of a run, booked when a task or a message is over; hours of the server's side as
+    they pass.
+    """
 
-    round_columns = (Column("cost", "the currency of [costs]", "booked since the round before ended"),)
-    device_columns = (Column("cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"),)
+    round_columns = (
+        Column("cost", "the currency of [costs]", "booked since the round before ended"),
+    )
+    device_columns = (
+        Column(
+            "cost", "the currency of [costs]", "of the device: its tasks, hours, messages and bytes"
+        ),
+    )
     fixed = ("_prices", "_rates", "_places")
 
     def __init__(self, context: MeterContext, prices: CostsSpec) -> None:
         self._prices = prices
-        self._rates = {"device": prices.device, "edge": prices.edge or Prices(), "server": prices.server}
+        self._rates = {
+            "device": prices.device,
+            "edge": prices.edge or Prices(),
+            "server": prices.server,
+        }
         self._places = {"edge": context.places or 0, "server": 1}
         self._booked = {kind: dict.fromkeys(_ITEMS, 0.0) for kind in self._rates}
         self._devices = np.zeros(context.devices)
@@ -80,10 +101,13 @@ class Bill(Meter):
 
     def on_transfer(self, ended: Transfer) -> None:
         source, destination = (name.partition(" ")[0] for name in (ended.source, ended.destination))
-        source, destination = (kind if kind in ("device", "edge") else "server" for kind in (source, destination))
+        source, destination = (
+            kind if kind in ("device", "edge") else "server" for kind in (source, destination)
+        )
         if source == destination == "server":
             return
-        rates, device = self._rates[source], ended.device if source == "device" else None
+        rates = self._rates[source]
+        device = ended.device if source == "device" else None
         self._book(source, "gigabytes", rates.per_gigabyte * ended.wire_bytes / _GB, device)
         self._book(source, "requests", rates.per_request, device)
 
@@ -100,8 +124,15 @@ class Bill(Meter):
 
     def summary(self) -> dict[str, Any]:
         by_kind = {kind: math.fsum(items.values()) for kind, items in self._booked.items()}
-        by_item = {item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS}
-        return {"currency": self._prices.currency, "total": self._total(), "by_kind": by_kind, "by_item": by_item}
+        by_item = {
+            item: math.fsum(items[item] for items in self._booked.values()) for item in _ITEMS
+        }
+        return {
+            "currency": self._prices.currency,
+            "total": self._total(),
+            "by_kind": by_kind,
+            "by_item": by_item,
+        }
 
     def _total(self) -> float:
         return math.fsum(amount for items in self._booked.values() for amount in items.values())
@@ -120,14 +151,18 @@ class MeterSpec(Spec):
     kind: str
 
     def build(self, context: MeterContext) -> Meter:
-        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of what the scenario says."""
+        """The meter, which has counted nothing yet; ``ScenarioError`` if it cannot be made of
+        what the scenario says.
+        """
         given = {name: getattr(self, name) for name in type(self).model_fields if name != "kind"}
         try:
             return self.made(context, **given)
         except FedsimError:
             raise
         except Exception as error:
-            raise ScenarioError(f"the meter {self.kind!r} cannot be made{place_of(error)}: {told(error)}") from error
+            raise ScenarioError(
+                f"the meter {self.kind!r} cannot be made{place_of(error)}: {told(error)}"
+            ) from error
 
 
 class _MeterRegistry(Registry):
@@ -139,9 +174,18 @@ class _MeterRegistry(Registry):
 def _of_class(found: type[Meter], kind: str) -> type[MeterSpec]:
     keys, is_open = keys_of(found)
     if is_open:
-        raise ScenarioError(f"kind is {kind!r}, whose __init__ takes '**'; allowed are parameters by name: each is a key")
-    base = type(found.__name__, (MeterSpec,), {"made": found, "__doc__": found.__doc__, "__module__": found.__module__})
-    return create_model(found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys)
+        raise ScenarioError(
+            f"kind is {kind!r}, whose __init__ takes '**'; allowed are parameters by name: "
+            "each is a key"
+        )
+    base = type(
+        found.__name__,
+        (MeterSpec,),
+        {"made": found, "__doc__": found.__doc__, "__module__": found.__module__},
+    )
+    return create_model(
+        found.__name__, __base__=base, __module__=found.__module__, kind=(str, kind), **keys
+    )
 
 
 METERS = _MeterRegistry("meter", "fedsim.world.meters.base:Meter", {})

@@ -17,24 +17,31 @@ from fedsim.world.network.protocol import Transport
 Direction = Literal["down", "up"]  # down: to a device, up: from it
 
 SERVER = -1
-"""The server's number. Devices have the numbers from 0, edge servers those after all devices, hosts those after these."""
+"""The server's number.
+
+Devices have the numbers from 0, edge servers those after all devices, hosts those after these.
+"""
 
 
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
-    """Source and destination of a message between a device and the endpoint ``at``; ``"down"`` is to the device."""
+    """Source and destination of a message between a device and the endpoint ``at``; ``"down"``
+    is to the device.
+    """
     return (at, device) if direction == "down" else (device, at)
 
 
 class Endpoints(ABC):
     """Senders and receivers of a network, and the links between them.
 
-    Each device has a link of its own each way. A flow's latency is the sum of both ends' own, and of those of both ends' edge
-    servers unless these are the same.
+    Each device has a link of its own each way. A flow's latency is the sum of both ends' own,
+    and of those of both ends' edge servers unless these are the same.
 
     Args:
         links: name -> capacity of each shared link, bytes/s, infinity allowed.
-        down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64 [devices].
-        latency: each device's own, before the first byte leaves, s; loads no link; float64 [devices].
+        down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64
+            [devices].
+        latency: each device's own, before the first byte leaves, s; loads no link; float64
+            [devices].
         edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of further endpoints, which have no latency.
@@ -42,11 +49,13 @@ class Endpoints(ABC):
     Attributes:
         devices, endpoints: number of devices, and of endpoints besides the server.
         hosts: name -> number of each.
-        access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64 [devices] each.
+        access: built rates of the devices' own links, ``down`` and ``up`` (bytes/s), float64
+            [devices] each.
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
         repeats: number of devices after which the routes to the server repeat; None: all differ.
 
-    ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the arrays differ in length.
+    ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the
+    arrays differ in length.
     """
 
     repeats: int | None = None
@@ -64,14 +73,18 @@ class Endpoints(ABC):
     ) -> None:
         _check(links, down, up, latency)
         self.devices = len(latency)
-        self.links, self.edges = links, edges
+        self.links = links
+        self.edges = edges
         self._edge_latency = np.empty(0) if edge_latency is None else edge_latency
         servers = self.devices + len(self._edge_latency)
         self.hosts = {name: servers + number for number, name in enumerate(hosts)}
         self.endpoints = servers + len(hosts)
         self.access: dict[Direction, Floats] = {"down": down, "up": up}
-        self._own_latency = latency  # weights depend on it as it was given, and a tick is much of a short one
-        self.latencies: Floats = each(in_ticks, latency if edges is None else latency + self._edge_latency[edges])
+        # weights depend on it as it was given, and a tick is much of a short one
+        self._own_latency = latency
+        self.latencies: Floats = each(
+            in_ticks, latency if edges is None else latency + self._edge_latency[edges]
+        )
         self._protocol = transport.protocol
 
     @abstractmethod
@@ -84,31 +97,49 @@ class Endpoints(ABC):
         return edge if 0 <= edge < len(self._edge_latency) else None
 
     def name(self, endpoint: int) -> str:
-        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's name."""
+        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's
+        name.
+        """
         if endpoint < self.devices:
             return "server" if endpoint == SERVER else f"device {endpoint}"
         edge = self.edge_at(endpoint)
-        return next(name for name, host in self.hosts.items() if host == endpoint) if edge is None else f"edge {edge}"
+        return (
+            next(name for name, host in self.hosts.items() if host == endpoint)
+            if edge is None
+            else f"edge {edge}"
+        )
 
     def endpoint(self, name: str) -> int:
         """The number of the endpoint ``name``; ``SimulationError`` if there is none."""
         if name == "server" or name in self.hosts:
             return self.hosts.get(name, SERVER)
         edges = len(self._edge_latency)
-        count, first = {"device": (self.devices, 0), "edge": (edges, self.devices)}.get(name.partition(" ")[0], (0, 0))
+        count, first = {"device": (self.devices, 0), "edge": (edges, self.devices)}.get(
+            name.partition(" ")[0], (0, 0)
+        )
         if (found := re.fullmatch(r"\w+ (\d{1,9})", name)) and int(found[1]) < count:
             return first + int(found[1])
-        numbered = [f"{kind} 0 to {count - 1}" for kind, count in (("device", self.devices), ("edge", edges)) if count]
+        numbered = [
+            f"{kind} 0 to {count - 1}"
+            for kind, count in (("device", self.devices), ("edge", edges))
+            if count
+        ]
         allowed = ["server", *numbered, *self.hosts]
         hint = nearest(name, [one.partition(" to ")[0] for one in allowed])
-        raise SimulationError(f"there is no endpoint {name!r}; allowed are {', '.join(allowed)}{hint}")
+        raise SimulationError(
+            f"there is no endpoint {name!r}; allowed are {', '.join(allowed)}{hint}"
+        )
 
     def layout(self) -> dict[str, Any] | None:
-        """The shared links and routes for the run folder, as JSON; None if they follow from the scenario."""
+        """The shared links and routes for the run folder, as JSON; None if they follow from the
+        scenario.
+        """
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` if there is none."""
+        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` if there is
+        none.
+        """
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     # Latencies.
@@ -129,7 +160,11 @@ class Endpoints(ABC):
                 end = end if self.edges is None else self.devices + self.edges.item(end)
             places.append(end)
         if places[0] != places[1]:
-            seconds += sum(self._edge_latency.item(edge) for edge in map(self.edge_at, places) if edge is not None)
+            seconds += sum(
+                self._edge_latency.item(edge)
+                for edge in map(self.edge_at, places)
+                if edge is not None
+            )
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
@@ -138,17 +173,30 @@ class Endpoints(ABC):
 
     # Messages that are alone on their way.
 
-    def nominal_s(self, device: int, direction: Direction, size: float, *, near: bool = False) -> float:
-        """Time (s) of a message between a device and the server (``near``: its edge server) over its own link alone."""
+    def nominal_s(
+        self, device: int, direction: Direction, size: float, *, near: bool = False
+    ) -> float:
+        """Time (s) of a message between a device and the server (``near``: its edge server) over
+        its own link alone.
+        """
         at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
-        way, rate = ends(device, direction, at), self.access[direction].item(device)
-        return self.latency_s(*way) + float(self._protocol.sending_s(size, rate, self.round_trip_s(*way)))
+        way = ends(device, direction, at)
+        rate = self.access[direction].item(device)
+        return self.latency_s(*way) + float(
+            self._protocol.sending_s(size, rate, self.round_trip_s(*way))
+        )
 
-    def all_alone_s(self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL) -> Floats:
-        """Time (s) of a message between each device and the server (``near``: its edge server), alone, float64 [devices]."""
+    def all_alone_s(
+        self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
+    ) -> Floats:
+        """Time (s) of a message between each device and the server (``near``: its edge server),
+        alone, float64 [devices].
+        """
         latency = self.near_latencies(devices) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
-        return latency + self._protocol.sending_s(size, rates, 2 * latency + self._protocol.round_trip)
+        return latency + self._protocol.sending_s(
+            size, rates, 2 * latency + self._protocol.round_trip
+        )
 
     def near_latencies(self, devices: slice = ALL) -> Floats:
         """``latency_s`` between each device and its edge server (s), float64 [devices]."""
@@ -159,9 +207,16 @@ class Endpoints(ABC):
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """Rates of single flows between the server and each device (bytes/s), float64 [devices]."""
         numbers = np.arange(*devices.indices(self.devices))
-        ways = [ends(device, direction) for device in range(min(self.repeats or self.devices, self.devices))]
-        narrowest = [min((rate for _, rate in self.links_between(*way)), default=math.inf) for way in ways]
-        rates: Floats = np.minimum(self.access[direction][devices], np.array(narrowest)[numbers % len(ways)])
+        ways = [
+            ends(device, direction)
+            for device in range(min(self.repeats or self.devices, self.devices))
+        ]
+        narrowest = [
+            min((rate for _, rate in self.links_between(*way)), default=math.inf) for way in ways
+        ]
+        rates: Floats = np.minimum(
+            self.access[direction][devices], np.array(narrowest)[numbers % len(ways)]
+        )
         return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
@@ -170,21 +225,32 @@ class Endpoints(ABC):
             return [(name, self.links[name]) for name in self.route(source, destination)]
         except KeyError as error:
             unknown = f"{error.args[0]!r}{nearest(str(error.args[0]), self.links)}"
-            raise SimulationError(f"the route from {source} to {destination} has the unknown link {unknown}") from None
+            raise SimulationError(
+                f"the route from {source} to {destination} has the unknown link {unknown}"
+            ) from None
 
     def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
         """The devices' own links on a way: the name and the rate (bytes/s) of each."""
         both: tuple[tuple[int, Direction], ...] = (source, "up"), (destination, "down")
-        return [(f"device {end} {way}", self.access[way].item(end)) for end, way in both if 0 <= end < self.devices]
+        return [
+            (f"device {end} {way}", self.access[way].item(end))
+            for end, way in both
+            if 0 <= end < self.devices
+        ]
 
     def built_rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name, or ``device 7 up``."""
+        """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name,
+        or ``device 7 up``.
+        """
         if link in self.links:
             return self.links[link]
         found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
         if found is None or int(found[1]) >= self.devices:
             names = [*self.links, *(f"device 0 {way}" for way in self.access)]
-            raise SimulationError(f"there is no link {link!r}; allowed are {', '.join(names)} and so on{nearest(link, names)}")
+            raise SimulationError(
+                f"there is no link {link!r}; allowed are {', '.join(names)} and so "
+                f"on{nearest(link, names)}"
+            )
         return self.access["up" if found[2] == "up" else "down"].item(int(found[1]))
 
 
@@ -197,10 +263,16 @@ def in_ticks(seconds: Floats) -> Floats:
 def _check(links: Mapping[str, float], down: Floats, up: Floats, latency: Floats) -> None:
     for name, capacity in links.items():
         if not capacity > 0:
-            raise SimulationError(f"the link {name!r} carries {capacity} B/s; a capacity must be above 0")
+            raise SimulationError(
+                f"the link {name!r} carries {capacity} B/s; a capacity must be above 0"
+            )
     if not len(down) == len(up) == len(latency):
-        raise SimulationError(f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; all as many")
-    rate, finite = "B/s; a rate must be above 0", "s; it must be finite and not negative"
+        raise SimulationError(
+            f"devices have {len(down)} rates down, {len(up)} up and {len(latency)} latencies; "
+            "all as many"
+        )
+    rate = "B/s; a rate must be above 0"
+    finite = "s; it must be finite and not negative"
     allowed = [("link down", down, down > 0, rate), ("link up", up, up > 0, rate)]
     allowed += [("latency", latency, (latency >= 0) & (latency < np.inf), finite)]
     for name, column, is_allowed, why in allowed:

@@ -1,4 +1,6 @@
-"""The form of sharing rules; and max-min fairness over any links: all that runs is shared again at each change, in numpy."""
+"""The form of sharing rules; and max-min fairness over any links: all that runs is shared again
+at each change, in numpy.
+"""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +17,10 @@ Route = Iterable[tuple[str, float]]
 
 
 class Sharing(Protocol):
-    """A sharing rule at work on a set of links, in bytes on the wire. A snapshot keeps its attributes: plain data."""
+    """A sharing rule at work on a set of links, in bytes on the wire.
+
+    A snapshot keeps its attributes: plain data.
+    """
 
     next_end: float
     """end of the next flow if nothing changes (s, exact); infinity without flows."""
@@ -23,9 +28,18 @@ class Sharing(Protocol):
     """whether flows or links have changed since the last ``share``."""
 
     def enter(
-        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
+        self,
+        flow_id: int,
+        size: float,
+        cap: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Route = (),
     ) -> None:
-        """Add a flow of ``size`` bytes, ``sent`` of them before, whose rate is at most ``cap`` (bytes/s) or its links'."""
+        """Add a flow of ``size`` bytes, ``sent`` of them before, whose rate is at most ``cap``
+        (bytes/s) or its links'.
+        """
 
     def leave(self, flow_id: int, now: float) -> None:
         """Remove a flow before its end."""
@@ -43,7 +57,9 @@ class Sharing(Protocol):
         """Carry out all ends up to ``until`` (s); returns (exact end, flow id) of each."""
 
     def sent(self, flow_id: int, at: float) -> float:
-        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the next end."""
+        """Bytes that a running flow has sent ``at`` a time (s) between the last change and the
+        next end.
+        """
 
     def rate(self, flow_id: int) -> float:
         """Bytes/s of a running flow."""
@@ -52,22 +68,27 @@ class Sharing(Protocol):
 def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Floats:
     """Weighted max-min fair rates of flows over shared links (bytes/s), float64 [flows].
 
-    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise, so these are final: the cap
-    of a flow within its offer, and a link's share where it is the offer of all its flows. (Bertsekas and Gallager, Data
-    Networks, section 6.5.2, at all local bottlenecks at a time.)
+    Each round offers every flow the least of its links' shares a unit of weight. Shares only rise,
+    so these are final: the cap of a flow within its offer, and a link's share where it is the offer
+    of all its flows. (Bertsekas and Gallager, Data Networks, section 6.5.2, at all local
+    bottlenecks at a time.)
 
     Args:
         capacity: bytes/s, float64 [links]; an infinite one pads routes.
         routes: numbers of the links of each flow, padded; int64 [flows, hops].
-        caps: largest rate of each flow, bytes/s, infinity allowed where a link is finite; float64 [flows].
+        caps: largest rate of each flow, bytes/s, infinity allowed where a link is finite;
+            float64 [flows].
         weights: of the flows, above 0; float64 [flows]. A flow of weight w is as w flows.
     """
-    links, hops = len(capacity), routes.shape[1]
+    links = len(capacity)
+    hops = routes.shape[1]
     room = capacity.copy()
     rates = np.empty(len(routes))
     open_ = np.arange(len(routes))
     while open_.size:
-        route, weight, cap = routes[open_], weights[open_], (caps / weights)[open_]
+        route = routes[open_]
+        weight = weights[open_]
+        cap = (caps / weights)[open_]
         flat = route.ravel()
         there = np.bincount(flat, weights=np.repeat(weight, hops), minlength=links)
         shares = (room / np.where(there > 0, there, 1))[route]
@@ -81,7 +102,10 @@ def max_min(capacity: Floats, routes: Ints, caps: Floats, weights: Floats) -> Fl
 
 
 class Filling:
-    """Flows over any links, shared by ``max_min`` at each change. A link is known from its first flow on."""
+    """Flows over any links, shared by ``max_min`` at each change.
+
+    A link is known from its first flow on.
+    """
 
     def __init__(self) -> None:
         self.next_end = math.inf
@@ -90,13 +114,22 @@ class Filling:
         self._capacity = [math.inf]
         self._since = 0.0
         self._id = np.empty(0, dtype=np.int64)
-        self._size, self._sent, self._cap, self._weight, self._rate, self._end = (np.empty(0) for _ in range(6))
+        self._size, self._sent, self._cap, self._weight, self._rate, self._end = (
+            np.empty(0) for _ in range(6)
+        )
         self._route = np.zeros((0, 1), dtype=np.int64)
         self._entering: list[tuple[int, float, float, float, float, list[int]]] = []
         self._leaving: list[int] = []
 
     def enter(
-        self, flow_id: int, size: float, cap: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
+        self,
+        flow_id: int,
+        size: float,
+        cap: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Route = (),
     ) -> None:
         numbers = []
         for name, capacity in route:
@@ -134,7 +167,9 @@ class Filling:
             self._size, self._sent, self._cap, self._weight = map(np.append, columns, numbers)
             hops = max(self._route.shape[1], *map(len, routes))
             known = np.pad(self._route, ((0, 0), (0, hops - self._route.shape[1])))
-            self._route = np.concatenate((known, [[*route, *[0] * (hops - len(route))] for route in routes]))
+            self._route = np.concatenate(
+                (known, [[*route, *[0] * (hops - len(route))] for route in routes])
+            )
             self._entering.clear()
         self._fill()
 
@@ -161,14 +196,20 @@ class Filling:
         self._since = now
 
     def _keep(self, rows: Flags) -> None:
-        self._id, self._size, self._sent = self._id[rows], self._size[rows], self._sent[rows]
-        self._cap, self._weight, self._route = self._cap[rows], self._weight[rows], self._route[rows]
+        self._id = self._id[rows]
+        self._size = self._size[rows]
+        self._sent = self._sent[rows]
+        self._cap = self._cap[rows]
+        self._weight = self._weight[rows]
+        self._route = self._route[rows]
 
     def _fill(self) -> None:
-        capacity, route = self._capacity, self._route
+        capacity = self._capacity
+        route = self._route
         if len(capacity) > route.size:  # consider only links in use
             used, numbers = np.unique(route, return_inverse=True)
-            capacity, route = [capacity[link] for link in used.tolist()], numbers.reshape(route.shape)
+            capacity = [capacity[link] for link in used.tolist()]
+            route = numbers.reshape(route.shape)
         self._rate = max_min(np.array(capacity), route, self._cap, self._weight)
         missing = np.maximum(self._size - self._sent, 0.0)
         with np.errstate(divide="ignore", invalid="ignore"):  # a link may carry nothing for a while

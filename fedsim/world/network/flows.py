@@ -1,10 +1,13 @@
-"""Flows of any network: latency, starts and ends, one wake-up for all, and the order of notifications.
+"""Flows of any network: latency, starts and ends, one wake-up for all, and the order of
+notifications.
 
-Rates change only where a flow enters or ends, so the next end is known exactly. The network wakes at the first tick at or after
-it and carries out all ends before now, each at its exact time. All changes of one instant are one ``solve``.
+Rates change only where a flow enters or ends, so the next end is known exactly. The network wakes
+at the first tick at or after it and carries out all ends before now, each at its exact time. All
+changes of one instant are one ``solve``.
 
-A device's own link is a cap of its flow's rate until the first flow that shares an own link, or takes two of them. That flow
-makes the network *general*: own links become links like all others, shared by ``Filling``.
+A device's own link is a cap of its flow's rate until the first flow that shares an own link, or
+takes two of them. That flow makes the network *general*: own links become links like all others,
+shared by ``Filling``.
 """
 
 import math
@@ -25,7 +28,9 @@ from fedsim.world.network.filling import Filling, Sharing
 from fedsim.world.network.protocol import PLAIN, Transport
 
 _BY_ID = attrgetter("id")
-_WAKEUP, _STANDSTILL = 0, 1  # numbers of the alarms "network"
+# numbers of the alarms "network"
+_WAKEUP = 0
+_STANDSTILL = 1
 _PATIENCE_S = 365 * 86_400.0  # with all flows at a standstill
 _MOST_NAMED = 5
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
@@ -42,7 +47,8 @@ class Flow:
         done: called when its last byte has arrived.
         weight: its weight in the sharing of links; 1 unless the protocol has weights.
         size, wire: bytes of payload, and bytes on the links, headers included.
-        ended: when the last byte came, or when it was cancelled (s, exact, not on the grid); None until then.
+        ended: when the last byte came, or when it was cancelled (s, exact, not on the grid);
+            None until then.
         sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).
     """
 
@@ -59,11 +65,13 @@ class Flow:
 
 
 class Network(Endpoints):
-    """Flows between any two endpoints, which share links by weighted max-min fairness. Networks of your own have a ``route``.
+    """Flows between any two endpoints, which share links by weighted max-min fairness. Networks
+    of your own have a ``route``.
 
-    Sizes and sent bytes are payload; rates and capacities are bytes on the wire. In slow start a flow's window caps its rate
-    and doubles every round trip, until it did not limit the flow. A flow whose exact end is at or before now has ended.
-    Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the links.
+    Sizes and sent bytes are payload; rates and capacities are bytes on the wire. In slow start a
+    flow's window caps its rate and doubles every round trip, until it did not limit the flow. A
+    flow whose exact end is at or before now has ended. Arguments are those of ``Endpoints``;
+    ``sharing`` makes the rule that shares the links.
 
     Attributes:
         limits: name -> rate now of each link whose rate differs from the built one, bytes/s.
@@ -86,7 +94,9 @@ class Network(Endpoints):
         sharing: Callable[[], Sharing] = Filling,
     ) -> None:
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
-        self._simulation, self._env, self._sharing = simulation, simulation.env, sharing
+        self._simulation = simulation
+        self._env = simulation.env
+        self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
         self._crowded = False  # whether it has to become general by the next solve
@@ -94,7 +104,8 @@ class Network(Endpoints):
         self._receiving: set[int] = set()
         self._started = 0
         self._flows: dict[int, Flow] = {}  # that have not ended
-        self._uploads: Counter[int] = Counter()  # of these by destination, from devices and other ends but the server
+        # of these by destination, from devices and other ends but the server
+        self._uploads: Counter[int] = Counter()
         self._in_latency: dict[int, Alarm] = {}
         self._entering: dict[int, Flow] = {}  # since the last solve
         self._leaving: list[Flow] = []  # cancelled since the last solve
@@ -107,16 +118,22 @@ class Network(Endpoints):
         self._standstill: Alarm | None = None
         self._changed: list[str] = []  # links, since the last solve
         self._streams = transport.streams
-        self.overhead, self._weighs = self._protocol.overhead, self._protocol.weighs
-        self._transfers: dict[int, int] = {}  # how many each endpoint has begun, where flows have weights
-        self._windows: dict[int, float] = {}  # flows in slow start -> bytes/s that the window lets through
-        self._round_trips: list[tuple[float, int]] = []  # heap: when the window of which flow doubles
+        self.overhead = self._protocol.overhead
+        self._weighs = self._protocol.weighs
+        # how many each endpoint has begun, where flows have weights
+        self._transfers: dict[int, int] = {}
+        # flows in slow start -> bytes/s that the window lets through
+        self._windows: dict[int, float] = {}
+        # heap: when the window of which flow doubles
+        self._round_trips: list[tuple[float, int]] = []
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
 
     def _now(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        return [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
+        return (
+            [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
+        )
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
         """A flow's links, with the devices' own or without: name and rate now (bytes/s)."""
@@ -125,7 +142,10 @@ class Network(Endpoints):
 
     def _own_rate(self, flow: Flow) -> float:
         """Least rate now of the devices' own links on a flow's way (bytes/s)."""
-        return min([rate for _, rate in self._now(self.own_links(flow.source, flow.destination))], default=math.inf)
+        return min(
+            [rate for _, rate in self._now(self.own_links(flow.source, flow.destination))],
+            default=math.inf,
+        )
 
     def _cap(self, flow: Flow) -> float:
         """Largest rate of a flow now, apart from the links of the sharing rule (bytes/s)."""
@@ -133,27 +153,48 @@ class Network(Endpoints):
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
-        return self._cap(flow) == math.inf and all(capacity == math.inf for _, capacity in self._links_of(flow))
+        return self._cap(flow) == math.inf and all(
+            capacity == math.inf for _, capacity in self._links_of(flow)
+        )
 
     # Changes. They are taken in at the end of the instant, all at once.
 
-    def send(self, source: int, destination: int, size: float, done: Callable[[], None], waited: float = 0.0) -> Flow:
-        """Send ``size`` bytes; ``done`` is called when the last one has arrived, never from within this call.
+    def send(
+        self,
+        source: int,
+        destination: int,
+        size: float,
+        done: Callable[[], None],
+        waited: float = 0.0,
+    ) -> Flow:
+        """Send ``size`` bytes; ``done`` is called when the last one has arrived, never from
+        within this call.
 
-        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on its connection. A flow of
-        size 0, or one that no link limits, takes the latency alone. ``SimulationError``: the endpoints are the same, one does
-        not exist, or size is negative or not finite.
+        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on
+        its connection. A flow of size 0, or one that no link limits, takes the latency alone.
+        ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or
+        not finite.
         """
         if source == destination:
-            raise SimulationError(f"endpoint {source} sends to itself; a message goes to another endpoint")
+            raise SimulationError(
+                f"endpoint {source} sends to itself; a message goes to another endpoint"
+            )
         if not (SERVER <= source < self.endpoints > destination >= SERVER):
             wrong = destination if SERVER <= source < self.endpoints else source
-            raise SimulationError(f"there is no endpoint {wrong}; allowed are {SERVER} (the server) to {self.endpoints - 1}")
+            raise SimulationError(
+                f"there is no endpoint {wrong}; allowed are {SERVER} (the server) to "
+                f"{self.endpoints - 1}"
+            )
         if not 0 <= size < math.inf:
-            raise SimulationError(f"a transfer of {size!r} bytes: the size must be finite and not negative")
+            raise SimulationError(
+                f"a transfer of {size!r} bytes: the size must be finite and not negative"
+            )
         now = self._simulation.now
-        wire, weight = size * self.overhead, self._weight(source, destination) if self._weighs else 1.0
-        flow = self._flows[self._started] = Flow(self._started, source, destination, size, now, done, wire, weight)
+        wire = size * self.overhead
+        weight = self._weight(source, destination) if self._weighs else 1.0
+        flow = self._flows[self._started] = Flow(
+            self._started, source, destination, size, now, done, wire, weight
+        )
         self._started += 1
         self._uploads[destination] += source >= 0
         if not self._general:
@@ -162,7 +203,9 @@ class Network(Endpoints):
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
-            self._in_latency[flow.id] = self._env.at(("latency", flow.id), now + latency, partial(self._admit, flow))
+            self._in_latency[flow.id] = self._env.at(
+                ("latency", flow.id), now + latency, partial(self._admit, flow)
+            )
         else:
             self._entering[flow.id] = flow
             self._unsettle()
@@ -170,8 +213,11 @@ class Network(Endpoints):
 
     def _take(self, source: int, destination: int) -> None:
         """Note the own links that a flow takes; the network may have to become general."""
-        sends, receives = 0 <= source < self.devices, 0 <= destination < self.devices
-        if (sends and (receives or source in self._sending)) or (receives and destination in self._receiving):
+        sends = 0 <= source < self.devices
+        receives = 0 <= destination < self.devices
+        if (sends and (receives or source in self._sending)) or (
+            receives and destination in self._receiving
+        ):
             self._crowded = True
             self._unsettle()
         self._sending.add(source)
@@ -192,7 +238,10 @@ class Network(Endpoints):
         self._rule(flow).enter(flow.id, flow.wire, cap, now, flow.weight, sent, route)
 
     def cancel(self, flow: Flow) -> None:
-        """Send no more bytes; ``done`` is never called. Has no effect on a flow that has ended, or ends now."""
+        """Send no more bytes; ``done`` is never called.
+
+        Has no effect on a flow that has ended, or ends now.
+        """
         now = self._simulation.now
         self._advance(now)
         if flow.ended is not None:
@@ -210,14 +259,18 @@ class Network(Endpoints):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """End a flow that is complete but for the rounding of times, without ``done``; returns whether it is complete."""
+        """End a flow that is complete but for the rounding of times, without ``done``; returns
+        whether it is complete.
+        """
         now = self._simulation.now
         self._advance(now)
         if flow.id in self._running:
             rule = self._rule(flow)
             is_due = flow.wire - rule.sent(flow.id, now) <= rule.rate(flow.id) * tie_s(now)
         elif flow.id in self._in_latency:
-            is_due = self._in_latency[flow.id].when <= now + tie_s(now) and (flow.size == 0 or self._is_unlimited(flow))
+            is_due = self._in_latency[flow.id].when <= now + tie_s(now) and (
+                flow.size == 0 or self._is_unlimited(flow)
+            )
         else:
             return flow.sent == flow.size
         if is_due:
@@ -236,13 +289,17 @@ class Network(Endpoints):
         self._unsettle()
 
     def solve(self) -> None:
-        """Share the links again after all changes of this instant, and set the alarm to the next end."""
+        """Share the links again after all changes of this instant, and set the alarm to the next
+        end.
+        """
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
         grown = {}
         if self._crowded and not self._general:
-            grown = {flow.id: self._rule(flow).sent(flow.id, now) for flow in self._running.values()}
+            grown = {
+                flow.id: self._rule(flow).sent(flow.id, now) for flow in self._running.values()
+            }
         if self._round_trips:
             self._widen(now)
         for flow in self._leaving:
@@ -278,7 +335,11 @@ class Network(Endpoints):
         taken = {}  # own links that are no links of the rule, but caps
         if not self._general:
             flows = self._running.values()
-            taken = {link: flow for flow in flows for link, _ in self.own_links(flow.source, flow.destination)}
+            taken = {
+                link: flow
+                for flow in flows
+                for link, _ in self.own_links(flow.source, flow.destination)
+            }
         for link in dict.fromkeys(self._changed):
             if link in taken:
                 own = taken[link]
@@ -289,15 +350,23 @@ class Network(Endpoints):
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Weight of the transfer that begins now, drawn by its device and the number of its transfers so far."""
-        comes_down = source == SERVER or (source >= self.devices and 0 <= destination < self.devices)
+        """Weight of the transfer that begins now, drawn by its device and the number of its
+        transfers so far.
+        """
+        comes_down = source == SERVER or (
+            source >= self.devices and 0 <= destination < self.devices
+        )
         direction: Direction = "down" if comes_down else "up"
         device = destination if comes_down else source
         count = self._transfers.get(device, 0)
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
-        return weight * self._protocol.late_weight if direction == "up" and self._uploads[destination] else weight
+        return (
+            weight * self._protocol.late_weight
+            if direction == "up" and self._uploads[destination]
+            else weight
+        )
 
     # Slow start.
 
@@ -313,12 +382,16 @@ class Network(Endpoints):
             flow_id = heappop(self._round_trips)[1]
             if flow_id not in self._windows:
                 continue
-            flow, window = self._running[flow_id], self._windows.pop(flow_id)
+            flow = self._running[flow_id]
+            window = self._windows.pop(flow_id)
             rule = self._rule(flow)
             limits = rule.rate(flow_id) > window * (1 - _ROUNDING)
             if limits and 2 * window < self._own_rate(flow):
                 self._windows[flow_id] = 2 * window
-                heappush(self._round_trips, (now + self.round_trip_s(flow.source, flow.destination), flow_id))
+                heappush(
+                    self._round_trips,
+                    (now + self.round_trip_s(flow.source, flow.destination), flow_id),
+                )
             rule.recap(flow_id, flow.wire, self._cap(flow), now)
 
     # Readings. They change nothing.
@@ -328,7 +401,11 @@ class Network(Endpoints):
         if flow.id not in self._running:
             return flow.sent
         rule = self._as_of_now(flow)
-        return flow.size if rule is None else self._payload(flow, rule.sent(flow.id, self._simulation.now))
+        return (
+            flow.size
+            if rule is None
+            else self._payload(flow, rule.sent(flow.id, self._simulation.now))
+        )
 
     def rate(self, flow: Flow) -> float:
         """Rate of a flow (bytes/s) as of the last solve; 0 if it is not being sent."""
@@ -336,8 +413,11 @@ class Network(Endpoints):
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """A running flow's rule after all ends up to now, copied if there are any; None if the flow is one of them."""
-        rule, now = self._rule(flow), self._simulation.now
+        """A running flow's rule after all ends up to now, copied if there are any; None if the
+        flow is one of them.
+        """
+        rule = self._rule(flow)
+        now = self._simulation.now
         if rule.next_end > now:
             return rule
         rule = deepcopy(rule)
@@ -354,15 +434,21 @@ class Network(Endpoints):
                 for end, flow_id in rule.advance(now):
                     self._arrive(self._running.pop(flow_id), end)
             if not rule.next_end > now:  # also where it is no number
-                said = f"was advanced to {now!r} s, and says that the next end of a flow is {rule.next_end!r} s"
-                raise SimulationError(f"the sharing rule {type(rule).__name__} {said}; allowed is a later time")
+                said = (
+                    f"was advanced to {now!r} s, and says that the next end of a flow is "
+                    f"{rule.next_end!r} s"
+                )
+                raise SimulationError(
+                    f"the sharing rule {type(rule).__name__} {said}; allowed is a later time"
+                )
 
     def _arrive(self, flow: Flow, end: float) -> None:
         self._arrived.append(flow)
         self._end(flow, end, flow.size)
 
     def _end(self, flow: Flow, end: float, sent: float) -> None:
-        flow.ended, flow.sent = end, sent
+        flow.ended = end
+        flow.sent = sent
         if self._windows:
             self._windows.pop(flow.id, None)
         del self._flows[flow.id]
@@ -374,16 +460,31 @@ class Network(Endpoints):
 
     def snapshot(self) -> dict[str, Any]:
         """The state for ``restore``."""
-        state = {"started": self._started, "flows": self._flows, "running": list(self._running), "general": self._general}
-        state |= {"transfers": self._transfers, "windows": self._windows, "round_trips": self._round_trips}
+        state = {
+            "started": self._started,
+            "flows": self._flows,
+            "running": list(self._running),
+            "general": self._general,
+        }
+        state |= {
+            "transfers": self._transfers,
+            "windows": self._windows,
+            "round_trips": self._round_trips,
+        }
         return state | {"limits": self.limits, "rules": [vars(rule) for rule in self._rules]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore all but each flow's ``done``, which its sender sets, and alarms (``rearm``)."""
-        self._started, self._flows, self._general = state["started"], state["flows"], state["general"]
+        self._started = state["started"]
+        self._flows = state["flows"]
+        self._general = state["general"]
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
-        self._uploads = Counter(flow.destination for flow in self._flows.values() if flow.source >= 0)
-        self._transfers, self._windows, self._round_trips = state["transfers"], state["windows"], state["round_trips"]
+        self._uploads = Counter(
+            flow.destination for flow in self._flows.values() if flow.source >= 0
+        )
+        self._transfers = state["transfers"]
+        self._windows = state["windows"]
+        self._round_trips = state["round_trips"]
         self.limits = state["limits"]
         if self._general:
             self._rules = [self._sharing()]
@@ -400,7 +501,9 @@ class Network(Endpoints):
         elif kind == "network":
             self._wakeup = self._env.at((kind, number), when, self._tell)
         else:
-            self._in_latency[number] = self._env.at((kind, number), when, partial(self._admit, self._flows[number]))
+            self._in_latency[number] = self._env.at(
+                (kind, number), when, partial(self._admit, self._flows[number])
+            )
 
     def _watch_standstill(self, when: float) -> None:
         """Wait for a change while all flows stand still, for so long as no outage lasts."""
@@ -413,18 +516,25 @@ class Network(Endpoints):
 
     def _refuse_standstill(self) -> None:
         flows = [*self._running.values()]
-        names = [f"{self.name(flow.source)} to {self.name(flow.destination)}" for flow in flows[:_MOST_NAMED]]
+        names = [
+            f"{self.name(flow.source)} to {self.name(flow.destination)}"
+            for flow in flows[:_MOST_NAMED]
+        ]
         more = f" and {len(flows) - _MOST_NAMED} more" if len(flows) > _MOST_NAMED else ""
         rules = ", ".join(sorted({type(rule).__name__ for rule in self._rules}))
         since = self._simulation.now - _PATIENCE_S
         raise SimulationError(
-            f"all {len(flows)} flows under way stand still since {since!r} s, and nothing changed that within a year: "
-            f"{', '.join(names)}{more}; the sharing rule {rules} gives them no bytes. Is a link's rate 0, or does an outage "
+            f"all {len(flows)} flows under way stand still since {since!r} s, and nothing "
+            "changed that within a year: "
+            f"{', '.join(names)}{more}; the sharing rule {rules} gives them no bytes. Is a "
+            "link's rate 0, or does an outage "
             "never end? A deadline of the strategy or stop.simulated_time ends such a run"
         )
 
     def _set_alarm(self, now: float) -> None:
-        """Keep exactly one wake-up: at the next end or wider window, or now if a ``done`` is still to be called."""
+        """Keep exactly one wake-up: at the next end or wider window, or now if a ``done`` is
+        still to be called.
+        """
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
         while self._round_trips and self._round_trips[0][1] not in self._windows:
             heappop(self._round_trips)
@@ -435,13 +545,16 @@ class Network(Endpoints):
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = None if when == math.inf else self._env.at(("network", _WAKEUP), when, self._tell)
+        self._wakeup = (
+            None if when == math.inf else self._env.at(("network", _WAKEUP), when, self._tell)
+        )
 
     def _tell(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)
-        arrived, self._arrived = sorted(self._arrived, key=_BY_ID), []
+        arrived = sorted(self._arrived, key=_BY_ID)
+        self._arrived = []
         self._unsettle()
         for flow in arrived:
             flow.done()

@@ -18,7 +18,9 @@ FloatOrFloats = TypeVar("FloatOrFloats", float, Floats)
 
 _MEASURED_CLIENTS = range(3, 13)  # of the real federations of docs/validation.md
 _QUEUE_S = 1e-3  # bytes of a connection in its machine's queue
-_USUAL_ROUND_TRIP_S, _LEAST_ROUND_TRIP_S = 0.1, 1e-3  # of weight 1 by round trip, and of the largest
+# of weight 1 by round trip, and of the largest
+_USUAL_ROUND_TRIP_S = 0.1
+_LEAST_ROUND_TRIP_S = 1e-3
 
 
 class Protocol(Spec):
@@ -30,21 +32,30 @@ class Protocol(Spec):
     header: Bytes = 0.0
     """header bytes of a packet."""
     slow_start: bool = False
-    """whether transfers begin with a small window that doubles every round trip, also after idle times (RFC 5681)."""
+    """whether transfers begin with a small window that doubles every round trip, also after idle
+    times (RFC 5681).
+    """
     initial_window: int = Field(default=10, ge=1, le=1_000_000)
     """segments of the first round trip (RFC 6928: 10)."""
     round_trip: Seconds = 0.0
     """time of a round trip beside twice the device's latency."""
     weight_spread: float = Field(default=1.0, ge=1.0, le=10.0)
-    """spread of flows' random weights: lognormal with median 1, and this as the factor of one standard deviation."""
+    """spread of flows' random weights: lognormal with median 1, and this as the factor of one
+    standard deviation.
+    """
     turns: bool = False
-    """whether downloads take turns in the sender's queue, of which each connection has about 1 ms (Linux's TCP small queues):
-    with a round trip of R s the logarithm of a download's random weight is divided by 1 + R / 1 ms.
+    """whether downloads take turns in the sender's queue, of which each connection has about 1 ms
+    (Linux's TCP small queues): with a round trip of R s the logarithm of a download's random weight
+    is divided by 1 + R / 1 ms.
     """
     weight_by_round_trip: float = Field(default=0.0, ge=0.0, le=2.0)
-    """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP Reno's shares."""
+    """power of the round trip, of 1 ms at least, by which a flow's weight falls: 1 for TCP
+    Reno's shares.
+    """
     late_weight: float = Field(default=1.0, gt=0.0, le=1.0)
-    """factor of the weight of uploads that begin while others to the same end are under way; see docs/time.md."""
+    """factor of the weight of uploads that begin while others to the same end are under way; see
+    docs/time.md.
+    """
 
     @cached_property
     def overhead(self) -> float:
@@ -61,36 +72,56 @@ class Protocol(Spec):
         """Whether flows have weights that differ."""
         return self.weight_spread > 1 or self.weight_by_round_trip > 0 or self.late_weight < 1
 
-    def weight(self, streams: Streams, device: int, count: int, round_trip: float, direction: Literal["down", "up"]) -> float:
-        """The weight, above 0, of a device's transfer number ``count``, from 0, with this round trip (s)."""
+    def weight(
+        self,
+        streams: Streams,
+        device: int,
+        count: int,
+        round_trip: float,
+        direction: Literal["down", "up"],
+    ) -> float:
+        """The weight, above 0, of a device's transfer number ``count``, from 0, with this round
+        trip (s).
+        """
         power: float = streams.normal("world/flow-weight", device, count)
         if direction == "down" and self.turns:
             power /= 1 + round_trip / _QUEUE_S
         by_chance: float = self.weight_spread**power
-        by_distance: float = (_USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)) ** self.weight_by_round_trip
+        by_distance: float = (
+            _USUAL_ROUND_TRIP_S / max(round_trip, _LEAST_ROUND_TRIP_S)
+        ) ** self.weight_by_round_trip
         return by_chance * by_distance
 
     def rules(self) -> list[str]:
-        """Lines about rules fitted to measurements that this protocol follows: the domain and the error of each."""
+        """Lines about rules fitted to measurements that this protocol follows: the domain and
+        the error of each.
+        """
         return []
 
     def outside_of_rules(self, at_once: int) -> list[str]:
-        """Lines about what lies outside of that domain, for ``at_once`` devices that send at a time."""
+        """Lines about what lies outside of that domain, for ``at_once`` devices that send at a
+        time.
+        """
         return []
 
     def sending_s(self, size: Any, rate: FloatOrFloats, round_trip: FloatOrFloats) -> FloatOrFloats:
-        """Time of payloads (bytes) alone on their links (s), at rates (bytes/s) and round trips (s); [flows].
+        """Time of payloads (bytes) alone on their links (s), at rates (bytes/s) and round trips
+        (s); [flows].
 
         Round trip k (from 0) carries w 2^k bytes, w the first window, until that is the rate.
         """
-        wire, window = size * self.overhead, self.window
+        wire = size * self.overhead
+        window = self.window
         if window == math.inf:
             return wire / rate  # type: ignore[no-any-return]
-        with np.errstate(divide="ignore", invalid="ignore"):  # a rate without limit, a round trip that takes no time
+        # a rate without limit, a round trip that takes no time
+        with np.errstate(divide="ignore", invalid="ignore"):
             to_rate = np.ceil(np.log2(np.fmax(rate * round_trip / window, 1.0)))
             rounds = np.minimum(to_rate, np.floor(np.log2(wire / window + 1)))
             rest = wire - window * (2**rounds - 1)
-            seconds: FloatOrFloats = rounds * round_trip + rest / np.minimum(rate, window * 2**rounds / round_trip)
+            seconds: FloatOrFloats = rounds * round_trip + rest / np.minimum(
+                rate, window * 2**rounds / round_trip
+            )
         return seconds
 
 
@@ -101,7 +132,9 @@ class Fluid(Protocol):
 
 
 class Tcp(Protocol):
-    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for 1,448 of payload, slow start."""
+    """TCP over Ethernet: 66 bytes of headers (14 Ethernet, 20 IP, 32 TCP with timestamps) for
+    1,448 of payload, slow start.
+    """
 
     kind: Literal["tcp"] = "tcp"
     header: Bytes = 66.0
@@ -110,14 +143,23 @@ class Tcp(Protocol):
     turns: bool = True
 
     def rules(self) -> list[str]:
-        domain = f"{_MEASURED_CLIENTS.start} to {_MEASURED_CLIENTS.stop - 1} clients at a time, by cable"
+        domain = (
+            f"{_MEASURED_CLIENTS.start} to {_MEASURED_CLIENTS.stop - 1} clients at a time, by cable"
+        )
         error = "rounds are 2 % off on the mean in seven of ten real federations, 7 % at most"
-        return [f"shares of TCP's flows (weight_spread) follow a rule for {domain}: {error}"] if self.weigh_as_measured else []
+        return (
+            [f"shares of TCP's flows (weight_spread) follow a rule for {domain}: {error}"]
+            if self.weigh_as_measured
+            else []
+        )
 
     def outside_of_rules(self, at_once: int) -> list[str]:
         if at_once < _MEASURED_CLIENTS.stop or not self.weigh_as_measured:
             return []
-        return [f"{at_once} devices send at a time, and TCP's weight_spread was fitted and tried with at most 12"]
+        return [
+            f"{at_once} devices send at a time, and TCP's weight_spread was fitted and tried "
+            "with at most 12"
+        ]
 
     @property
     def weigh_as_measured(self) -> bool:
@@ -132,7 +174,9 @@ class Bbr(Protocol):
     header: Bytes = 66.0
 
 
-PROTOCOLS = Registry.of("protocol", Fluid, Tcp, Bbr, base="fedsim.world.network.protocol:Protocol", usual="fluid")
+PROTOCOLS = Registry.of(
+    "protocol", Fluid, Tcp, Bbr, base="fedsim.world.network.protocol:Protocol", usual="fluid"
+)
 ProtocolSpec = Annotated[Protocol, PROTOCOLS]
 
 

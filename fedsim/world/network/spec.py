@@ -20,7 +20,9 @@ AccessColumns = tuple[Floats, Floats, Floats]
 
 
 class SharedLink(Spec):
-    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from them."""
+    """A link of the server, or of a cell to the server: ``down`` to the devices, ``up`` from
+    them.
+    """
 
     down: LinkRate = math.inf
     up: LinkRate = math.inf
@@ -38,7 +40,10 @@ class DeviceLinks(Spec):
 
 
 class NetworkModel(Spec):
-    """The base of every network. One of your own passes ``Transport(self.protocol, streams)`` on, or ignores the protocol."""
+    """The base of every network.
+
+    One of your own passes ``Transport(self.protocol, streams)`` on, or ignores the protocol.
+    """
 
     kind: str
     device: DeviceLinks = DeviceLinks()
@@ -63,7 +68,9 @@ class NetworkModel(Spec):
         return 0
 
     def rules(self) -> list[str]:
-        """Lines about rules fitted to measurements that this network follows: the domain and the error of each."""
+        """Lines about rules fitted to measurements that this network follows: the domain and the
+        error of each.
+        """
         return []
 
     def outside_of_rules(self) -> list[str]:
@@ -71,7 +78,12 @@ class NetworkModel(Spec):
         return []
 
     def build(
-        self, simulation: Simulation, streams: Streams, devices: int, rates: OwnRates = None, root: Path | None = None
+        self,
+        simulation: Simulation,
+        streams: Streams,
+        devices: int,
+        rates: OwnRates = None,
+        root: Path | None = None,
     ) -> Network:
         """The network of a run.
 
@@ -79,22 +91,32 @@ class NetworkModel(Spec):
             simulation: the clock, passed on to ``Network``.
             streams: random numbers by purposes ``world/...``, the same for every strategy.
             devices: number of devices.
-            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s) if ``device`` has none; ``columns``
-                sees to them.
+            rates: rates down and up (bytes/s) instead of ``device``'s, and latencies (s) if
+                ``device`` has none; ``columns`` sees to them.
             root: the folder where files are sought, passed on to ``columns``.
         """
         columns = self.columns(streams, devices, rates, root)
         return self._connect(simulation, columns, Transport(self.protocol, streams), root)
 
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+    def _connect(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        root: Path | None,
+    ) -> Network:
         raise NotImplementedError
 
-    def columns(self, streams: Streams, devices: int, rates: OwnRates, root: Path | None) -> AccessColumns:
+    def columns(
+        self, streams: Streams, devices: int, rates: OwnRates, root: Path | None
+    ) -> AccessColumns:
         """Rates down and up (bytes/s) and latency (s) of all devices; each float64 [devices]."""
 
         def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution = getattr(self.device, name)
-            return distribution.by_device(f"network.device.{name}", streams.generator(purpose), devices, root)  # type: ignore[no-any-return]
+            return distribution.by_device(
+                f"network.device.{name}", streams.generator(purpose), devices, root
+            )  # type: ignore[no-any-return]
 
         if rates is None:
             rates = column("down", "world/link-down"), column("up", "world/link-up")
@@ -104,23 +126,38 @@ class NetworkModel(Spec):
 
 
 class StarSpec(NetworkModel):
-    """One server link each way, and each device behind its own; without rates transfers take no time."""
+    """One server link each way, and each device behind its own; without rates transfers take no
+    time.
+    """
 
     kind: Literal["star"] = "star"
     server: SharedLink = SharedLink()
 
-    def _connect(self, simulation: Simulation, columns: AccessColumns, transport: Transport, root: Path | None) -> Network:
+    def _connect(
+        self,
+        simulation: Simulation,
+        columns: AccessColumns,
+        transport: Transport,
+        root: Path | None,
+    ) -> Network:
         return Star(simulation, *columns, self.server.down, self.server.up, transport)
 
 
-_GRAPHS, _REGIONS = "fedsim.toolbox.worlds.graphs", "fedsim.toolbox.worlds.regions"
+_GRAPHS = "fedsim.toolbox.worlds.graphs"
+_REGIONS = "fedsim.toolbox.worlds.regions"
 NETWORKS = Registry(
     "network",
     "fedsim.world.network.spec:NetworkModel",
     {
         **Registry.of("network", StarSpec).known,
-        "tree": (f"{_GRAPHS}:TreeSpec", "Cells with a link each to the server; device i is in cell i mod ``cells``."),
-        "graph": (f"{_GRAPHS}:GraphSpec", "Any network, from a JSON node-link file as networkx writes it."),
+        "tree": (
+            f"{_GRAPHS}:TreeSpec",
+            "Cells with a link each to the server; device i is in cell i mod ``cells``.",
+        ),
+        "graph": (
+            f"{_GRAPHS}:GraphSpec",
+            "Any network, from a JSON node-link file as networkx writes it.",
+        ),
         "regions": (
             f"{_REGIONS}:RegionsSpec",
             "Devices and a server in regions of clouds, over TCP connections that were measured.",

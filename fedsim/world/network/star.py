@@ -1,7 +1,9 @@
-"""The star: one server link each way, and each device behind a link of its own. O(log n) an event, by virtual time.
+"""The star: one server link each way, and each device behind a link of its own. O(log n) an
+event, by virtual time.
 
-Rates, caps and bytes are *a unit of weight*. Flows below their cap are free and run at the water level w, others are capped.
-Capped flows have real time, free ones a virtual clock V, dV = w dt. Flows of one cap are a *tier* and change sides together.
+Rates, caps and bytes are *a unit of weight*. Flows below their cap are free and run at the water
+level w, others are capped. Capped flows have real time, free ones a virtual clock V, dV = w dt.
+Flows of one cap are a *tier* and change sides together.
 """
 
 import math
@@ -33,11 +35,13 @@ def _in_units(rate: float) -> Units:
 
 @dataclass(slots=True, eq=False)
 class Tier:
-    """The flows of one cap. Its clock counts the bytes sent by each, a unit of weight, since the tier began.
+    """The flows of one cap. Its clock counts the bytes sent by each, a unit of weight, since the
+    tier began.
 
-    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t - ``since``). ``flows`` is a heap
-    of (end on that clock, flow id), which may hold dead entries below its top. ``cap`` and ``weight`` are in units. The first
-    flow ends at ``end``, on V while free, in real time while capped.
+    While free the clock reads V + ``clock``; while capped it reads ``clock`` + ``rate`` x (t -
+    ``since``). ``flows`` is a heap of (end on that clock, flow id), which may hold dead entries
+    below its top. ``cap`` and ``weight`` are in units. The first flow ends at ``end``, on V while
+    free, in real time while capped.
     """
 
     cap: Units
@@ -56,7 +60,9 @@ class Tier:
 
 @dataclass(slots=True)
 class Place:
-    """A flow's tier, the tier's clock at the flow's start and end, and its weight, also in units."""
+    """A flow's tier, the tier's clock at the flow's start and end, and its weight, also in
+    units.
+    """
 
     tier: Tier
     start: float
@@ -66,7 +72,9 @@ class Place:
 
 
 class StarDirection:
-    """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity allowed."""
+    """One direction of a star: flows with caps over one shared link of so many bytes/s, infinity
+    allowed.
+    """
 
     def __init__(self, capacity: float, link: str = "") -> None:
         self._link = link
@@ -89,7 +97,14 @@ class StarDirection:
     # Flows come and go.
 
     def enter(
-        self, flow_id: int, size: float, rate: float, now: float, weight: float = 1.0, sent: float = 0.0, route: Route = ()
+        self,
+        flow_id: int,
+        size: float,
+        rate: float,
+        now: float,
+        weight: float = 1.0,
+        sent: float = 0.0,
+        route: Route = (),
     ) -> None:
         self._change(now)
         units = max(1, round(weight * _WEIGHTS))
@@ -97,9 +112,12 @@ class StarDirection:
         rate /= weight
         cap = _in_units(rate)
         tier = self._tiers.get(cap)
-        if tier is None:  # it begins on the side where it will most likely be; ``share`` has the last word
+        # it begins on the side where it will most likely be; ``share`` has the last word
+        if tier is None:
             free = cap * (self._free + units) > self._room
-            tier = self._tiers[cap] = Tier(cap, rate, free, -self._clock if free else 0.0, self._since)
+            tier = self._tiers[cap] = Tier(
+                cap, rate, free, -self._clock if free else 0.0, self._since
+            )
             heappush(self._caps[free], cap if free else -cap)
         if tier.free:
             start = self._clock + tier.clock
@@ -129,7 +147,8 @@ class StarDirection:
             self._schedule_first(tier)
 
     def recap(self, flow_id: int, size: float, rate: float, now: float) -> None:
-        sent, weight = self.sent(flow_id, now), self._flows[flow_id].weight
+        sent = self.sent(flow_id, now)
+        weight = self._flows[flow_id].weight
         self.leave(flow_id, now)
         self.enter(flow_id, size, rate, now, weight, sent)
 
@@ -147,7 +166,8 @@ class StarDirection:
             if self._next_free:
                 lasts = (end - self._clock) / self._level if self._level else math.inf
                 rounded = lasts - (now - self._since) if now > _LATE_S else 0.0
-                self._clock, self._since = end - self._level * rounded, now
+                self._clock = end - self._level * rounded
+                self._since = now
             else:
                 self._move(now)
             tier = self._tiers[cap]
@@ -169,7 +189,8 @@ class StarDirection:
 
     def _drop(self, flow_id: int) -> Tier:
         place = self._flows.pop(flow_id)
-        tier, units = place.tier, place.units
+        tier = place.tier
+        units = place.units
         tier.count -= 1
         tier.weight -= units
         if tier.free:
@@ -215,7 +236,10 @@ class StarDirection:
         self._find_level()
 
     def _find_level(self) -> None:
-        """Tiers whose cap the level has crossed change sides. It only rises on the way, so this ends."""
+        """Tiers whose cap the level has crossed change sides.
+
+        It only rises on the way, so this ends.
+        """
         tiers = self._tiers
         if self._pushes > 2 * len(tiers) + _SLACK:
             self._drop_dead()
@@ -229,25 +253,32 @@ class StarDirection:
         if self._free:
             self._level = self._room / self._free / _UNITS
         else:
-            self._level, self._clock = math.inf, 0.0
+            self._level = math.inf
+            self._clock = 0.0
         self._changes += 1
         if self._clock > self._level * _SET_BACK_S and self._changes > len(self._flows):
             self._set_back()
-        capped, free = self._first_end(free=False), self._first_end(free=True)
+        capped = self._first_end(free=False)
+        free = self._first_end(free=True)
         if free < math.inf:
             free = self._since + (free - self._clock) / self._level if self._level else math.inf
         self._next_free = bool(free < capped)
-        self.next_end = max(self._since, min(free, capped))  # rounding may put an end a last bit before now; it is now
+        # rounding may put an end a last bit before now; it is now
+        self.next_end = max(self._since, min(free, capped))
 
     def _next_cap(self, *, free: bool) -> Units | None:
-        tiers, heap = self._tiers, self._caps[free]
+        tiers = self._tiers
+        heap = self._caps[free]
         while heap and ((tier := tiers.get(abs(heap[0]))) is None or tier.free != free):
             heappop(heap)
         return abs(heap[0]) if heap else None
 
     def _first_end(self, *, free: bool) -> float:
-        tiers, heap = self._tiers, self._ends[free]
-        while heap and ((tier := tiers.get(heap[0][1])) is None or tier.free != free or tier.end != heap[0][0]):
+        tiers = self._tiers
+        heap = self._ends[free]
+        while heap and (
+            (tier := tiers.get(heap[0][1])) is None or tier.free != free or tier.end != heap[0][0]
+        ):
             heappop(heap)
         return heap[0][0] if heap else math.inf
 
@@ -278,7 +309,8 @@ class StarDirection:
             place.tier.flows.append((place.end, flow_id))
         self._clock = 0.0
         for tier in self._tiers.values():
-            tier.clock, tier.since = 0.0, self._since
+            tier.clock = 0.0
+            tier.since = self._since
             heapify(tier.flows)
             self._schedule(tier)
 
@@ -286,7 +318,8 @@ class StarDirection:
         self._pushes = 0
         for free in (False, True):
             tiers = [tier for tier in self._tiers.values() if tier.free == free]
-            self._caps[free] = sorted(tier.cap if free else -tier.cap for tier in tiers)  # sorted lists are heaps
+            # sorted lists are heaps
+            self._caps[free] = sorted(tier.cap if free else -tier.cap for tier in tiers)
             self._ends[free] = sorted((tier.end, tier.cap) for tier in tiers)
 
     # Readings.
@@ -321,7 +354,13 @@ class Star(Network):
         self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
-        return ("server down",) if source == SERVER else ("server up",) if destination == SERVER else ()
+        return (
+            ("server down",)
+            if source == SERVER
+            else ("server up",)
+            if destination == SERVER
+            else ()
+        )
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
         if self._general:

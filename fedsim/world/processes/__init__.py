@@ -4,4 +4,13 @@ from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec
 from fedsim.world.processes.world import DeviceFacts, Hold, Processes, World
 
-__all__ = ["PROCESSES", "Activity", "DeviceFacts", "Hold", "Process", "Processes", "World", "WorldSpec"]
+__all__ = [
+    "PROCESSES",
+    "Activity",
+    "DeviceFacts",
+    "Hold",
+    "Process",
+    "Processes",
+    "World",
+    "WorldSpec",
+]

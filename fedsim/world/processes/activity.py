@@ -1,4 +1,6 @@
-"""Activity of a process, a message or a computation: an event of SimPy that can be cancelled and saved."""
+"""Activity of a process, a message or a computation: an event of SimPy that can be cancelled and
+saved.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,11 +15,14 @@ from fedsim.world.messages import Message, Messages
 from fedsim.world.task import Outcome
 
 Call = tuple[Any, ...]
-"""The method and arguments that began an activity; a restored process finds the activity by them."""
+"""The method and arguments that began an activity; a restored process finds the activity by
+them.
+"""
 
 
 class _Waiters(list[Any]):
-    """The callbacks of an ``event``: an activity, or a condition that waits for activities, directly or by other conditions.
+    """The callbacks of an ``event``: an activity, or a condition that waits for activities,
+    directly or by other conditions.
 
     An interrupted process removes its own callback, and so gives these activities up.
     """
@@ -62,15 +67,18 @@ def _is_awaited(event: simpy.Event) -> bool:
 class Activity(simpy.Event):
     """A message or a computation under way; an event whose value is the activity itself.
 
-    It fires when it is done, or lost because a device or edge server cannot be reached any more. ``cancel()``, the end of a
-    ``with``, and an interrupt of the last process that waits for it, directly or in a condition, cancel it; then it never
-    fires. ``outcome`` is ``done``, ``lost``, ``cancelled`` or, at the end of the run, ``stopped``; None until then.
+    It fires when it is done, or lost because a device or edge server cannot be reached any more.
+    ``cancel()``, the end of a ``with``, and an interrupt of the last process that waits for it,
+    directly or in a condition, cancel it; then it never fires. ``outcome`` is ``done``, ``lost``,
+    ``cancelled`` or, at the end of the run, ``stopped``; None until then.
     """
 
     def __init__(self, env: Environment, call: Call, on_end: Callable[[Any], object]) -> None:
         super().__init__(env)
         self.callbacks: Any = _Waiters(self, [partial(env.call, self._cancel_unless_awaited, CUT)])
-        self.call, self._environment, self._on_end = call, env, on_end
+        self.call = call
+        self._environment = env
+        self._on_end = on_end
         self.outcome: Outcome | None = None
 
     def _cancel_unless_awaited(self) -> None:
@@ -103,9 +111,16 @@ class Activity(simpy.Event):
 class Sending(Activity):
     """A message under way, see ``World.send``."""
 
-    def __init__(self, call: Call, messages: Messages, message: Message, on_end: Callable[["Sending"], object]) -> None:
+    def __init__(
+        self,
+        call: Call,
+        messages: Messages,
+        message: Message,
+        on_end: Callable[["Sending"], object],
+    ) -> None:
         super().__init__(messages.simulation.env, call, on_end)
-        self._messages, self.message = messages, message
+        self._messages = messages
+        self.message = message
         message.on_end = lambda _, outcome: self.end(outcome)
 
     @property
@@ -118,7 +133,9 @@ class Sending(Activity):
 
 
 class ComputeActivity(Activity):
-    """A computation of a device, see ``World.compute``, with ``state`` as ``saved``; it is away from ``until`` (s) on."""
+    """A computation of a device, see ``World.compute``, with ``state`` as ``saved``; it is away
+    from ``until`` (s) on.
+    """
 
     number: int
     device: int
@@ -126,7 +143,9 @@ class ComputeActivity(Activity):
     ends: float
     until: float
 
-    def __init__(self, env: Environment, on_end: Callable[["ComputeActivity"], None], call: Call, *state: Any) -> None:
+    def __init__(
+        self, env: Environment, on_end: Callable[["ComputeActivity"], None], call: Call, *state: Any
+    ) -> None:
         super().__init__(env, call, on_end)
         self.number, self.device, self.began, self.ends, self.until, self._pace = state
         self._left = 0.0  # when it has ended
@@ -139,14 +158,21 @@ class ComputeActivity(Activity):
         when = min(self.ends, self.until)
         if when < math.inf:
             ring = partial(self.finish, "done" if done else "lost")
-            self._alarm = self._environment.at(("compute", self.number), when, ring, NORMAL if done else CUT)
+            self._alarm = self._environment.at(
+                ("compute", self.number), when, ring, NORMAL if done else CUT
+            )
 
     @property
     def left(self) -> float:
-        return self._left if self.outcome is not None else (self.ends - self._environment.now) * self._pace
+        return (
+            self._left
+            if self.outcome is not None
+            else (self.ends - self._environment.now) * self._pace
+        )
 
     def set_pace(self, pace: float) -> None:
-        self.ends, self._pace = on_grid(self._environment.now + self.left / pace), pace
+        self.ends = on_grid(self._environment.now + self.left / pace)
+        self._pace = pace
         self.arm()
 
     def cancel(self, outcome: Outcome = "cancelled") -> None:

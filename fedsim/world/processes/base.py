@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 class Process(Spec):
     """The base of every process of the world: its parameters and its actions.
 
-    One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``, and waits for nothing but
-    ``world.until``, ``send``, ``compute``, ``until_available`` and what other processes of its own fire. To resume a run
-    ``run`` is called again with the saved state. It must then, without delay, hold what it held and wait for what it waited
-    for. A call with the same arguments takes up what had begun. Nothing is recorded until then.
+    One that can be saved sets ``restorable``, keeps all that it must remember in ``world.state``,
+    and waits for nothing but ``world.until``, ``send``, ``compute``, ``until_available`` and what
+    other processes of its own fire. To resume a run ``run`` is called again with the saved state.
+    It must then, without delay, hold what it held and wait for what it waited for. A call with the
+    same arguments takes up what had begun. Nothing is recorded until then.
     """
 
     restorable: ClassVar[bool] = False
@@ -32,7 +33,10 @@ class Process(Spec):
     kind: str
 
     def check(self, world: "World") -> None:
-        """Raise ``SimulationError`` if this cannot be done in such a world. Called when the run is built."""
+        """Raise ``SimulationError`` if this cannot be done in such a world.
+
+        Called when the run is built.
+        """
 
     def run(self, world: "World") -> Generator[Any, Any, Any]:
         """Process of SimPy: it yields events. It begins when the run does."""
@@ -41,9 +45,13 @@ class Process(Spec):
 
 @cache
 def _of_function(function: FunctionType, path: str) -> type[Process]:
-    """A process that is a generator function ``f(world, ...)``: its other parameters are the scenario's keys."""
+    """A process that is a generator function ``f(world, ...)``: its other parameters are the
+    scenario's keys.
+    """
     if not isgeneratorfunction(function) or not signature(function).parameters:
-        raise ScenarioError(f"kind is {path!r}; allowed is a generator function: 'def f(world, ...)' with 'yield'")
+        raise ScenarioError(
+            f"kind is {path!r}; allowed is a generator function: 'def f(world, ...)' with 'yield'"
+        )
     fields, _ = keys_of(function)
 
     def run(self: Process, world: "World") -> Generator[Any, Any, Any]:
@@ -57,7 +65,11 @@ class _ProcessRegistry(Registry):
     def spec(self, kind: str, key: str = "kind") -> type[Spec]:
         """The class of a kind, one made for it where its path leads to a function."""
         found = named(kind, key) if ":" in kind else None
-        return _of_function(found, kind) if isinstance(found, FunctionType) else super().spec(kind, key)
+        return (
+            _of_function(found, kind)
+            if isinstance(found, FunctionType)
+            else super().spec(kind, key)
+        )
 
 
 _TOOLS = "fedsim.toolbox.worlds.processes"
@@ -66,9 +78,18 @@ PROCESSES = _ProcessRegistry(
     "fedsim.world.processes.base:Process",
     {
         "link-outage": (f"{_TOOLS}:LinkOutage", "a link fails from time to time, or carries less"),
-        "upload-slots": (f"{_TOOLS}:UploadSlots", "the server takes so many uploads at a time, the others queue"),
-        "heat": (f"{_TOOLS}:Heat", "devices get warm while they compute, and are slow until they are cool"),
-        "edge-outage": (f"{_TOOLS}:EdgeOutage", "an edge server fails from time to time, or is cut off"),
+        "upload-slots": (
+            f"{_TOOLS}:UploadSlots",
+            "the server takes so many uploads at a time, the others queue",
+        ),
+        "heat": (
+            f"{_TOOLS}:Heat",
+            "devices get warm while they compute, and are slow until they are cool",
+        ),
+        "edge-outage": (
+            f"{_TOOLS}:EdgeOutage",
+            "an edge server fails from time to time, or is cut off",
+        ),
     },
     usual="link-outage",
 )
@@ -84,4 +105,8 @@ class WorldSpec(Spec):
     def not_restorable(self) -> str | None:
         """Why a run with these processes cannot be saved and resumed; None if it can."""
         names = [repr(process.kind) for process in self.processes if not process.restorable]
-        return f"the process {names[0]} does not say how it is restored (see fedsim.plugin.Process)" if names else None
+        return (
+            f"the process {names[0]} does not say how it is restored (see fedsim.plugin.Process)"
+            if names
+            else None
+        )

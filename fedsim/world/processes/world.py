@@ -1,6 +1,7 @@
 """Processes of the world at work, and their interface to the world.
 
-Holds of several processes combine: the least rate of a link, the product of speed factors, off while any holds a device off.
+Holds of several processes combine: the least rate of a link, the product of speed factors, off
+while any holds a device off.
 """
 
 import json
@@ -17,7 +18,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from fedsim.clock.environment import Alarm, Environment, ProcessGenerator
 from fedsim.clock.simulation import on_grid
-from fedsim.common.errors import CheckpointError, FedsimError, ScenarioError, SimulationError, place_of, told
+from fedsim.common.errors import (
+    CheckpointError,
+    FedsimError,
+    ScenarioError,
+    SimulationError,
+    place_of,
+    told,
+)
 from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, Flops, Seconds
 from fedsim.world.device_kinds import Capacity
@@ -26,8 +34,10 @@ from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
 from fedsim.world.task import Payload, Work
 
-_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")  # of every record; a process may say a device
-_OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}  # alarms, where nobody else sends
+# of every record; a process may say a device
+_COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
+# alarms, where nobody else sends
+_OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}
 
 
 class DeviceFacts(NamedTuple):
@@ -65,7 +75,10 @@ class Hold(ExitStack):
 
 
 class Processes:
-    """Starts and restores the processes of a run; ``ScenarioError``: one does not fit. ``world`` is for those from Python."""
+    """Starts and restores the processes of a run; ``ScenarioError``: one does not fit.
+
+    ``world`` is for those from Python.
+    """
 
     def __init__(
         self,
@@ -75,16 +88,23 @@ class Processes:
         tasks: TaskRunner,
         on_switched_on: Callable[[int], None],
     ) -> None:
-        self._specs, self.streams, self.capacity = specs, streams, capacity
-        self.tasks, self._on_switched_on = tasks, on_switched_on
-        self.messages, self.network, self.simulation = tasks.messages, tasks.network, tasks.messages.simulation
-        self.held: dict[tuple[str, str | int], list[float]] = {}  # of a "link", "pace", "off" or "edge", by its key
+        self._specs = specs
+        self.streams = streams
+        self.capacity = capacity
+        self.tasks = tasks
+        self._on_switched_on = on_switched_on
+        self.messages = tasks.messages
+        self.network = tasks.network
+        self.simulation = tasks.messages.simulation
+        # of a "link", "pace", "off" or "edge", by its key
+        self.held: dict[tuple[str, str | int], list[float]] = {}
         self.sending: dict[Sending, int] = {}  # and whose each is
         self.computing: dict[int, tuple[ComputeActivity, int]] = {}
         self.computed = 0
         self.switched_on: dict[int, simpy.Event] = {}
         self.restoring = False
-        self.begun: dict[tuple[int, Call], list[Any]] = {}  # while it is restoring: what each process had begun
+        # while it is restoring: what each process had begun
+        self.begun: dict[tuple[int, Call], list[Any]] = {}
         self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}  # and until when it waits
         self.silent = False  # nothing is recorded: it is restoring, or the run is over
         self.acts: Counter[str] = Counter()  # records of processes by kind
@@ -109,14 +129,31 @@ class Processes:
         except CheckpointError as error:
             raise CheckpointError(f"the process {spec.kind!r} {error}") from None
         except Exception as error:
-            why = f": {error}" if isinstance(error, FedsimError) else f"{place_of(error)}: {told(error)}"
-            raise SimulationError(f"the process {spec.kind!r} failed at {world.now!r} s{why}") from error
+            why = (
+                f": {error}"
+                if isinstance(error, FedsimError)
+                else f"{place_of(error)}: {told(error)}"
+            )
+            raise SimulationError(
+                f"the process {spec.kind!r} failed at {world.now!r} s{why}"
+            ) from error
 
     def _nothing_left(self) -> bool:
-        """Whether no task or message is under way, no device is held off, and all alarms are of processes: the run is over."""
-        if self.tasks.running or len(self.messages.under_way) > len(self.sending) or self.tasks.off or self.messages.lost:
+        """Whether no task or message is under way, no device is held off, and all alarms are of
+        processes: the run is over.
+        """
+        if (
+            self.tasks.running
+            or len(self.messages.under_way) > len(self.sending)
+            or self.tasks.off
+            or self.messages.lost
+        ):
             return False
-        return all(alarm.name[0] in _OF_PROCESSES for alarm in self.simulation.env.alarms() if isinstance(alarm, Alarm))
+        return all(
+            alarm.name[0] in _OF_PROCESSES
+            for alarm in self.simulation.env.alarms()
+            if isinstance(alarm, Alarm)
+        )
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
@@ -124,12 +161,16 @@ class Processes:
             self.simulation.emit(kind, **fields)
 
     def taken_up(self, number: int, call: Call) -> Any:
-        """The activity that a restored process had begun by this call, else ``CheckpointError``; None without restoring."""
+        """The activity that a restored process had begun by this call, else ``CheckpointError``;
+        None without restoring.
+        """
         if not self.restoring:
             return None
         if begun := self.begun.get((number, call)):
             return begun.pop(0)
-        raise CheckpointError(f"does not come to where it was: it had not begun {call[0]}{call[1:]}")
+        raise CheckpointError(
+            f"does not come to where it was: it had not begun {call[0]}{call[1:]}"
+        )
 
     def computing_of(self, number: int, *saved: Any) -> ComputeActivity:
         def end(ended: ComputeActivity) -> None:
@@ -159,10 +200,14 @@ class Processes:
         """Apply the present holds on a thing, and record them if that changes anything."""
         if self.silent:
             return
-        wanted, device = self.held.get((what, key), []), key if isinstance(key, int) else -1
-        on_it = [computing for computing, _ in self.computing.values() if computing.device == device]
+        wanted = self.held.get((what, key), [])
+        device = key if isinstance(key, int) else -1
+        on_it = [
+            computing for computing, _ in self.computing.values() if computing.device == device
+        ]
         if what == "link":
-            link, rate = str(key), min(wanted, default=None)
+            link = str(key)
+            rate = min(wanted, default=None)
             if self.network.limits.get(link) != rate:
                 self.network.limit(link, rate)
                 now = self.network.built_rate(link) if rate is None else rate
@@ -198,14 +243,21 @@ class Processes:
     def snapshot(self) -> dict[str, Any]:
         return {
             "states": [world.state for world in self._worlds],
-            "sending": [(number, sending.call, sending.message.id) for sending, number in self.sending.items()],
-            "computing": [(number, computing.saved()) for computing, number in self.computing.values()],
+            "sending": [
+                (number, sending.call, sending.message.id)
+                for sending, number in self.sending.items()
+            ],
+            "computing": [
+                (number, computing.saved()) for computing, number in self.computing.values()
+            ],
             "computed": self.computed,
             "acts": dict(self.acts),
         }
 
     def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
-        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds or waits than it had."""
+        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds
+        or waits than it had.
+        """
         for world, saved in zip(self._worlds, state["states"], strict=True):
             world.state = dict(saved)
         self.computed = state["computed"]
@@ -224,14 +276,27 @@ class Processes:
         for (number, when), events in self.asleep.items():
             if len(events) > due[number, when]:
                 kind = self._specs[number].kind
-                raise CheckpointError(f"the process {kind!r} does not come to where it was: it had not waited until {when!r} s")
-        held = {thing: min(values) if thing[0] == "link" else math.prod(values) for thing, values in self.held.items()}
+                raise CheckpointError(
+                    f"the process {kind!r} does not come to where it was: it had not waited "
+                    f"until {when!r} s"
+                )
+        held = {
+            thing: min(values) if thing[0] == "link" else math.prod(values)
+            for thing, values in self.held.items()
+        }
         held = {thing: value for thing, value in held.items() if thing[0] != "pace" or value != 1.0}
-        there: dict[tuple[str, Any], float] = {("link", link): rate for link, rate in self.network.limits.items()}
+        there: dict[tuple[str, Any], float] = {
+            ("link", link): rate for link, rate in self.network.limits.items()
+        }
         there |= {("pace", device): pace for device, pace in self.tasks.paces.items()}
-        there |= {("off", device): 1.0 for device in self.tasks.off} | {("edge", edge): 1.0 for edge in self.messages.lost}
+        there |= {("off", device): 1.0 for device in self.tasks.off} | {
+            ("edge", edge): 1.0 for edge in self.messages.lost
+        }
         if held != there:
-            raise CheckpointError(f"the processes of the world do not come to where they were: they held {there}, now {held}")
+            raise CheckpointError(
+                "the processes of the world do not come to where they were: they held "
+                f"{there}, now {held}"
+            )
 
     def rearm(self, kind: str, number: int, when: float) -> None:
         if kind == "compute":
@@ -248,14 +313,16 @@ class World:
     Endpoints are ``"server"``, ``"device 7"`` (or 7), ``"edge 3"`` and the names of hosts.
 
     Attributes:
-        env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env, 2)`` and so on.
+        env: SimPy's environment, for ``env.process``, ``env.event``, ``simpy.Resource(world.env,
+            2)`` and so on.
         simulation: the clock; ``world.simulation.listen`` gives every record.
         devices: number of devices.
         state: JSON-able values that a restorable process must remember.
     """
 
     def __init__(self, processes: Processes, number: int) -> None:
-        self._processes, self._number = processes, number
+        self._processes = processes
+        self._number = number
         self.simulation = processes.simulation
         self.env: Environment = self.simulation.env
         self.devices = processes.network.devices
@@ -283,54 +350,89 @@ class World:
         return event
 
     def send(
-        self, source: int | str, destination: int | str, size: float | str, purpose: str = "process", waited: float = 0.0
+        self,
+        source: int | str,
+        destination: int | str,
+        size: float | str,
+        purpose: str = "process",
+        waited: float = 0.0,
     ) -> Activity:
-        """Send a message of ``size`` bytes (``"5 MB"``) between any two endpoints, over the links between them.
+        """Send a message of ``size`` bytes (``"5 MB"``) between any two endpoints, over the
+        links between them.
 
-        A message that has ``waited`` (s) behind another on the same connection pays so much less latency. Its ``outcome`` is
-        ``lost`` if an end cannot be reached before the last byte has arrived.
+        A message that has ``waited`` (s) behind another on the same connection pays so much less
+        latency. Its ``outcome`` is ``lost`` if an end cannot be reached before the last byte has
+        arrived.
         """
-        here, part = self._processes, Payload(purpose, quantity(size, Bytes, "a message"))
+        here = self._processes
+        part = Payload(purpose, quantity(size, Bytes, "a message"))
         ends = self._endpoint(source), self._endpoint(destination)
         call = ("send", *ends, part.bytes, purpose)
-        message = here.taken_up(self._number, call) or here.messages.send(*ends, (part,), None, waited=waited)
+        message = here.taken_up(self._number, call) or here.messages.send(
+            *ends, (part,), None, waited=waited
+        )
         sending = Sending(call, here.messages, message, here.sending.pop)
         here.sending[sending] = self._number
         return sending
 
     def compute(
-        self, device: int | str, work: float | str = 0.0, *, samples: float = 0.0, seconds: float | str = 0.0
+        self,
+        device: int | str,
+        work: float | str = 0.0,
+        *,
+        samples: float = 0.0,
+        seconds: float | str = 0.0,
     ) -> Activity:
-        """Let a device compute, beside its task: FLOPs (``"3 GFLOP"``), a training on ``samples``, and ``seconds`` add up.
+        """Let a device compute, beside its task: FLOPs (``"3 GFLOP"``), a training on
+        ``samples``, and ``seconds`` add up.
 
-        Speed, jitter, slow phases and ``slow`` apply. The ``outcome`` is ``lost`` if the device cannot be reached meanwhile.
+        Speed, jitter, slow phases and ``slow`` apply. The ``outcome`` is ``lost`` if the device
+        cannot be reached meanwhile.
         """
-        number, here = self._device(device), self._processes
+        number = self._device(device)
+        here = self._processes
         asked = Work(samples, quantity(work, Flops, "work"), quantity(seconds, Seconds, "a time"))
         if not 0 <= samples < math.inf:
-            raise SimulationError(f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more")
+            raise SimulationError(
+                f"a device cannot compute {samples!r} samples; allowed is a number of 0 or more"
+            )
         call = ("compute", number, asked.samples, asked.flops, asked.seconds)
         if (begun := here.taken_up(self._number, call)) is not None:
             return begun  # type: ignore[no-any-return]
         if here.tasks.hosts is not None:
-            raise SimulationError(f"a process computes on device {number}, whose host shares its cores among tasks alone")
-        now, pace = self.now, here.tasks.paces.get(number, 1.0)
-        until, lasts = here.tasks.reachable_until(number), here.tasks.population.working_s(number, asked) / pace
+            raise SimulationError(
+                f"a process computes on device {number}, whose host shares its cores among "
+                "tasks alone"
+            )
+        now = self.now
+        pace = here.tasks.paces.get(number, 1.0)
+        until = here.tasks.reachable_until(number)
+        lasts = here.tasks.population.working_s(number, asked) / pace
         away = until <= now
-        (ends,) = [on_grid(now + lasts)] if away else here.tasks.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
-        computing = here.computing_of(self._number, call, here.computed, number, now, ends, until, pace)
+        (ends,) = (
+            [on_grid(now + lasts)]
+            if away
+            else here.tasks.compute.epoch_ends(number, now, lasts, 1, math.inf, until)
+        )
+        computing = here.computing_of(
+            self._number, call, here.computed, number, now, ends, until, pace
+        )
         here.computed += 1
         computing.arm()
         return computing
 
     def device(self, device: int | str) -> DeviceFacts:
         """Properties of a device."""
-        number, population, network = self._device(device), self._processes.tasks.population, self._processes.network
+        number = self._device(device)
+        population = self._processes.tasks.population
+        network = self._processes.network
         flops = None if population.flops is None else population.flops.item(number)
         down, up = (rates.item(number) for rates in network.access.values())
-        link, kind = (down, up, network.latency_s(SERVER, number)), self._processes.capacity.name(number)
+        link = (down, up, network.latency_s(SERVER, number))
+        kind = self._processes.capacity.name(number)
         life = population.arrival.item(number), population.departure.item(number)
-        present, held = life[0] <= self.now < life[1], population.samples.item(number)
+        present = life[0] <= self.now < life[1]
+        held = population.samples.item(number)
         return DeviceFacts(population.speed.item(number), flops, *link, held, kind, *life, present)
 
     def available(self, device: int | str) -> bool:
@@ -339,7 +441,8 @@ class World:
 
     def until_available(self, device: int | str) -> simpy.Event:
         """An event that fires as soon as a device can be reached."""
-        number, tasks = self._device(device), self._processes.tasks
+        number = self._device(device)
+        tasks = self._processes.tasks
 
         def wait() -> ProcessGenerator:
             while tasks.reachable_until(number) <= self.now:
@@ -357,7 +460,9 @@ class World:
         return self._processes.streams.generator(f"world/process/{purpose}", self._number, *ids)
 
     def rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``, ``a -> b``."""
+        """Built capacity of a link (bytes/s): ``server up``, ``cell 3 down``, ``device 7 up``,
+        ``a -> b``.
+        """
         return self._processes.network.built_rate(link)
 
     def cell(self, number: int) -> list[int]:
@@ -365,7 +470,9 @@ class World:
         return self._processes.network.devices_at(number)
 
     def limit(self, link: str, rate: float = 0.0) -> Hold:
-        """Give a link another ``rate`` meanwhile, 0 for none; flows get their new shares at once."""
+        """Give a link another ``rate`` meanwhile, 0 for none; flows get their new shares at
+        once.
+        """
         self.rate(link)
         if not rate >= 0:
             raise SimulationError(f"a link cannot carry {rate!r} B/s; allowed is 0 or more")
@@ -374,7 +481,9 @@ class World:
     def slow(self, devices: int | Iterable[int], factor: float) -> Hold:
         """Let devices compute at a factor of their speed meanwhile, at once."""
         if not 0 < factor < math.inf:
-            raise SimulationError(f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0")
+            raise SimulationError(
+                f"a device cannot compute at {factor!r} of its speed; allowed is a number above 0"
+            )
         return self._processes.hold("pace", _numbers(devices, self.devices, "device"), factor)
 
     def off(self, devices: int | Iterable[int]) -> Hold:
@@ -383,24 +492,39 @@ class World:
 
     def lose(self, edges: int | Iterable[int]) -> Hold:
         """Lose edge servers meanwhile, with their state and their devices' tasks."""
-        return self._processes.hold("edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0)
+        return self._processes.hold(
+            "edge", _numbers(edges, self._processes.messages.edges, "edge server"), 1.0
+        )
 
     def queue(self, direction: Direction, slots: simpy.Resource) -> None:
-        """Let each upload (``up``) or download (``down``) from now on hold a slot while it is under way."""
+        """Let each upload (``up``) or download (``down``) from now on hold a slot while it is
+        under way.
+        """
         if not isinstance(slots, simpy.Resource) or isinstance(slots, simpy.PreemptiveResource):
-            raise SimulationError(f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none")
+            raise SimulationError(
+                f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none"
+            )
         self._processes.tasks.queue(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record an event of the kind ``process:KIND``; ``device`` may be one of the data."""
-        wrong = [key for key in data if key in _COLUMNS and (key != "device" or type(data[key]) is not int)]
+        wrong = [
+            key
+            for key in data
+            if key in _COLUMNS and (key != "device" or type(data[key]) is not int)
+        ]
         if wrong:
-            raise SimulationError(f"{wrong[0]!r} is a column of its own in the records; give what you say another name")
+            raise SimulationError(
+                f"{wrong[0]!r} is a column of its own in the records; give what you say "
+                "another name"
+            )
         try:
             json.dumps(data)
         except (TypeError, ValueError) as error:
-            raise SimulationError(f"what the process says at {kind!r} must be JSON: {error}") from None
+            raise SimulationError(
+                f"what the process says at {kind!r} must be JSON: {error}"
+            ) from None
         self._processes.emit(f"process:{kind}", **data)
 
     def _endpoint(self, endpoint: int | str) -> int:
@@ -414,15 +538,23 @@ def _numbers(said: int | Iterable[int], count: int, what: str) -> list[int]:
     numbers = [said] if isinstance(said, int) else [int(number) for number in said]
     for number in numbers:
         if not 0 <= number < count:
-            allowed = f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
+            allowed = (
+                f"allowed are 0 to {count - 1}" if count else "the network has none (network.edge)"
+            )
             raise SimulationError(f"there is no {what} {number}; {allowed}")
     return numbers
 
 
 def quantity(value: float | str, kind: Any, what: str) -> float:
-    """A number in the base unit, or text with a unit, as a number; ``SimulationError`` if it is no such quantity."""
+    """A number in the base unit, or text with a unit, as a number; ``SimulationError`` if it is
+    no such quantity.
+    """
     try:
-        number = TypeAdapter[float](kind).validate_python(value) if isinstance(value, str) else float(value)
+        number = (
+            TypeAdapter[float](kind).validate_python(value)
+            if isinstance(value, str)
+            else float(value)
+        )
     except ValidationError as error:
         raise SimulationError(f"{what} is {value!r}: {error.errors()[0]['msg']}") from None
     if not 0 <= number < math.inf:

@@ -1,4 +1,6 @@
-"""Predicts ring all-reduces on a shaped network: ``python scenarios/outside/collectives/predict.py``."""
+"""Predicts ring all-reduces on a shaped network: ``python
+scenarios/outside/collectives/predict.py``.
+"""
 
 from itertools import product
 from pathlib import Path
@@ -16,7 +18,9 @@ SHAPES = [(None, None), (1.0, 5.0), (5.0, 2.0), (10.0, 1.0)]  # ms, Gbit/s
 
 
 def time_s(kind: str, nodes: int, size: float, delay_s: float, rate: float) -> float:
-    """An all-reduce (or a send) of so many bytes among equal nodes that send at ``rate`` (bytes/s)."""
+    """An all-reduce (or a send) of so many bytes among equal nodes that send at ``rate``
+    (bytes/s).
+    """
     device = {"up": f"{rate!r} B/s", "latency": f"{delay_s / 2!r} s"}
     world = fedsim.build_world({"devices": nodes}, {"kind": "star", "device": device})
     if kind == "send_recv":
@@ -30,31 +34,52 @@ def time_s(kind: str, nodes: int, size: float, delay_s: float, rate: float) -> f
 class Rule:
     """The constants of the rule; ``free``: rate where none was set (bytes/s), by kind."""
 
-    def __init__(self, wire: float = 1.0, hop: float = 1.0, free: dict[str, float] | None = None) -> None:
-        self.wire, self.hop, self.free = wire, hop, free or {"allreduce": 10 * GBIT, "send_recv": 10 * GBIT}
+    def __init__(
+        self, wire: float = 1.0, hop: float = 1.0, free: dict[str, float] | None = None
+    ) -> None:
+        self.wire, self.hop, self.free = (
+            wire,
+            hop,
+            free or {"allreduce": 10 * GBIT, "send_recv": 10 * GBIT},
+        )
 
     def predict(self, row: dict[str, str]) -> Prediction:
         kind, nodes, size = row["op"], int(row["nodes"]), float(row["size_MiB"]) * MIB
         rate = float(row["bw_gbit_s"]) * GBIT / self.wire if row["bw_gbit_s"] else self.free[kind]
         delay = float(row["delay_ms"] or 0) / 1e3 * (self.hop if kind == "allreduce" else 1.0)
-        cell = f"{kind} {nodes} nodes {row['size_MiB']} MiB {row['delay_ms'] or 0} ms {row['bw_gbit_s'] or 'no'} Gbit/s"
+        cell = (
+            f"{kind} {nodes} nodes {row['size_MiB']} MiB {row['delay_ms'] or 0} ms "
+            f"{row['bw_gbit_s'] or 'no'} Gbit/s"
+        )
         measured = float(row["time_s"]) if row.get("time_s") else None
-        return Prediction("time_s", cell, measured, time_s(kind, nodes, size, delay, rate), measured is not None)
+        return Prediction(
+            "time_s", cell, measured, time_s(kind, nodes, size, delay, rate), measured is not None
+        )
 
 
 def fitted(rows: list[dict[str, str]]) -> Rule:
     """The rule, fitted to what the README says."""
 
     def of(op: str, *, rate: bool, delay: bool) -> list[dict[str, str]]:
-        return [row for row in rows if row["op"] == op and bool(row["bw_gbit_s"]) == rate and bool(row["delay_ms"]) == delay]
+        return [
+            row
+            for row in rows
+            if row["op"] == op and bool(row["bw_gbit_s"]) == rate and bool(row["delay_ms"]) == delay
+        ]
 
     def rate_of(row: dict[str, str]) -> float:
         nodes = int(row["nodes"])
         share = 2 * (nodes - 1) / nodes if row["op"] == "allreduce" else 1.0
         return share * float(row["size_MiB"]) * MIB / float(row["time_s"])
 
-    wire = median(float(row["bw_gbit_s"]) * GBIT / rate_of(row) for row in of("send_recv", rate=True, delay=False))
-    free = {op: median(map(rate_of, of(op, rate=False, delay=False))) for op in ("allreduce", "send_recv")}
+    wire = median(
+        float(row["bw_gbit_s"]) * GBIT / rate_of(row)
+        for row in of("send_recv", rate=True, delay=False)
+    )
+    free = {
+        op: median(map(rate_of, of(op, rate=False, delay=False)))
+        for op in ("allreduce", "send_recv")
+    }
     above = below = 0.0
     for row in of("allreduce", rate=True, delay=True):
         measured, without, whole = (
@@ -70,7 +95,10 @@ def main() -> None:
     rows = given(HERE)
     show("before anything is fitted", [Rule().predict(row) for row in rows])
     rule = fitted(rows)
-    print(f"fitted: {rule.wire:.4f} bytes on the wire, {rule.hop:.3f} of a hop, {rule.free['allreduce'] / GBIT:.2f} Gbit/s")
+    print(
+        f"fitted: {rule.wire:.4f} bytes on the wire, {rule.hop:.3f} of a hop, "
+        f"{rule.free['allreduce'] / GBIT:.2f} Gbit/s"
+    )
     cells = product((8, 12, 16, 20, 24, 28, 32), (64, 128, 256, 512, 1024), SHAPES)
     asked = [
         {"op": "allreduce", "nodes": str(nodes), "size_MiB": str(size),

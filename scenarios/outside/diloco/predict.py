@@ -1,4 +1,6 @@
-"""Predicts DiLoCo's synchronisation and utilisation over shaped links: ``python scenarios/outside/diloco/predict.py``."""
+"""Predicts DiLoCo's synchronisation and utilisation over shaped links: ``python
+scenarios/outside/diloco/predict.py``.
+"""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,7 +87,12 @@ def synchronisation_s(rule: Rule, row: Row, seed: int) -> tuple[float, int]:
 def predict(rule: Rule, row: Row) -> list[Prediction]:
     """Synchronisation, step and utilisation of a cell."""
     if row["algorithm"] == "ddp":
-        sync = RING_BYTES / rule.rate(row) + rule.fixed + WAIT_OF_ONE * rule.deviation - rule.ddp_hidden
+        sync = (
+            RING_BYTES / rule.rate(row)
+            + rule.fixed
+            + WAIT_OF_ONE * rule.deviation
+            - rule.ddp_hidden
+        )
         computing, step = 0.02068, 0.02068 + sync + 0.005
     else:
         seeds = [synchronisation_s(rule, row, seed) for seed in (1, 2, 3)]
@@ -96,7 +103,10 @@ def predict(rule: Rule, row: Row) -> list[Prediction]:
     cell = f"{row['algorithm']} H={row['H']} {row['bw']}"
     figures = {"sync_mean_ms": 1e3 * sync, "step_ms": 1e3 * step, "cu": computing / step}
     known = bool(row.get("cu"))
-    return [Prediction(what, cell, float(row[what]) if known else None, value, known) for what, value in figures.items()]
+    return [
+        Prediction(what, cell, float(row[what]) if known else None, value, known)
+        for what, value in figures.items()
+    ]
 
 
 def fitted(rows: list[Row]) -> Rule:
@@ -104,14 +114,19 @@ def fitted(rows: list[Row]) -> Rule:
     diloco = [row for row in rows if row["algorithm"] == "diloco"]
     sync = {(int(row["H"]), row["bw"]): float(row["sync_mean_ms"]) / 1e3 for row in diloco}
     inverse = np.array([[1.0, 1 / int(row["H"])] for row in diloco])
-    step, after_wait = np.linalg.lstsq(inverse, np.array([float(row["compute_mean_ms"]) / 1e3 for row in diloco]))[0].tolist()
+    step, after_wait = np.linalg.lstsq(
+        inverse, np.array([float(row["compute_mean_ms"]) / 1e3 for row in diloco])
+    )[0].tolist()
     deviation = (sync[8, "unshaped"] - sync[1, "unshaped"]) / (WAIT_OF_ONE * (8**0.5 - 1))
     shaped = next(row for row in diloco if row["bw"] == "1g")
     wait = WAIT_OF_ONE * deviation
     fixed = sync[1, "1g"] - RING_BYTES / Rule().rate(shaped) - wait
     free = RING_BYTES / (sync[1, "unshaped"] - fixed - wait)
     at_start = [sync[32, "unshaped"] * 4, sync[128, "unshaped"] * 1]
-    usual = [count * (sync[1, "unshaped"] + wait * (period**0.5 - 1)) for period, count in ((32, 4), (128, 1))]
+    usual = [
+        count * (sync[1, "unshaped"] + wait * (period**0.5 - 1))
+        for period, count in ((32, 4), (128, 1))
+    ]
     start = fmean(whole - part for whole, part in zip(at_start, usual, strict=True))
     rest = [
         float(row["step_ms"]) - float(row["compute_mean_ms"])
@@ -132,10 +147,18 @@ def main() -> None:
     bandwidths = ("50m", "100m", "200m", "500m", "1g", "2g", "5g", "unshaped")
     asked = [("ddp", 1, bandwidth) for bandwidth in bandwidths]
     for algorithm in ("diloco", "localsgd"):
-        asked += [(algorithm, period, bandwidth) for period in (1, 2, 4, 8, 16, 32, 64, 128) for bandwidth in bandwidths]
+        asked += [
+            (algorithm, period, bandwidth)
+            for period in (1, 2, 4, 8, 16, 32, 64, 128)
+            for bandwidth in bandwidths
+        ]
     known = {(row["algorithm"], int(row["H"]), row["bw"]) for row in rows}
     blank = {"verified_gbit_s": "", "steps": "", "warmup": ""}
-    rows += [{"algorithm": a, "H": str(h), "bw": b} | blank for a, h, b in asked if (a, h, b) not in known]
+    rows += [
+        {"algorithm": a, "H": str(h), "bw": b} | blank
+        for a, h, b in asked
+        if (a, h, b) not in known
+    ]
     predictions = [each for row in rows for each in predict(rule, row)]
     show("after", predictions)
     write(HERE / "predicted.csv", predictions)

@@ -1,18 +1,31 @@
-"""FedSaSync as a strategy of time alone: a round ends when enough clients have replied, and all clients test each new model.
+"""FedSaSync as a strategy of time alone: a round ends when enough clients have replied, and all
+clients test each new model.
 
-Devices 0 to n - 1 are the nodes as they train, n to 2n - 1 the same nodes as they test: Flower's simulation engine gives two
-messages of one node to two of its actors.
+Devices 0 to n - 1 are the nodes as they train, n to 2n - 1 the same nodes as they test: Flower's
+simulation engine gives two messages of one node to two of its actors.
 """
 
 import math
 from typing import Any
 
-from fedsim.plugin import Client, Contents, Device, Header, Instruction, LocalResult, Strategy, StrategyParams, TaskEnd, Work
+from fedsim.plugin import (
+    Client,
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    LocalResult,
+    Strategy,
+    StrategyParams,
+    TaskEnd,
+    Work,
+)
 from fedsim.world.task import Pause
 
 
 class FedSaSyncParams(StrategyParams):
-    """The app's configuration, and the time (s of a core, unless said otherwise) that its parts take.
+    """The app's configuration, and the time (s of a core, unless said otherwise) that its parts
+    take.
 
     Attributes:
         nodes: n.
@@ -23,9 +36,11 @@ class FedSaSyncParams(StrategyParams):
         fixed: each message, after a sleep.
         sample: a sample of a training.
         test: a sample of a test, as a share of that.
-        server: seconds in which the server aggregates models when a round has ended; half of that after the tests.
-        sleeps, polls, tests_polled, engine: seconds of a slow node's sleep, between the server's looks while clients train and
-            while they test, and between two looks of the engine for new messages.
+        server: seconds in which the server aggregates models when a round has ended; half of
+            that after the tests.
+        sleeps, polls, tests_polled, engine: seconds of a slow node's sleep, between the server's
+            looks while clients train and while they test, and between two looks of the engine for
+            new messages.
     """
 
     kind: str = "fedsim.scenarios.outside.fedsasync.app:FedSaSync"
@@ -56,14 +71,17 @@ class FedSaSyncClient(Client[FedSaSyncParams]):
             steps.append(Pause("sleep", params.sleeps))
         return [*steps, Work(seconds=params.fixed + params.sample * 0.8 * device.samples)]
 
-    def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents | None:
+    def reply(
+        self, device: Device, instruction: Instruction, result: LocalResult
+    ) -> Contents | None:
         return None
 
 
 class FedSaSync(Strategy[FedSaSyncParams]):
     """Semi-asynchronous FedAvg of the Flower app FedSaSync (arXiv 2606.24230).
 
-    Free nodes are asked when a round begins, busy ones work on. ``state`` has the messages received and the seconds in rounds.
+    Free nodes are asked when a round begins, busy ones work on. ``state`` has the messages
+    received and the seconds in rounds.
     """
 
     Params = FedSaSyncParams
@@ -71,13 +89,23 @@ class FedSaSync(Strategy[FedSaSyncParams]):
 
     async def on_start(self) -> None:
         phase = float(self.server.rng("engine").uniform(0, self.params.engine))
-        self.state |= {"round": 0, "messages": 0, "seconds": 0.0, "phase": phase, "open": {}, "replied": [], "testing": []}
+        self.state |= {
+            "round": 0,
+            "messages": 0,
+            "seconds": 0.0,
+            "phase": phase,
+            "open": {},
+            "replied": [],
+            "testing": [],
+        }
         self._begin()
 
     def _begin(self) -> None:
         self.state |= {"began": self.server.now, "received": []}
         self.server.begin_round(self.state["round"])
-        self._push("train", [node for node in range(self.params.nodes) if node not in self.state["open"]])
+        self._push(
+            "train", [node for node in range(self.params.nodes) if node not in self.state["open"]]
+        )
         self.server.timer("train", self.server.now)
 
     def _push(self, job: str, devices: list[int]) -> None:
@@ -85,14 +113,18 @@ class FedSaSync(Strategy[FedSaSyncParams]):
         engine, phase = self.params.engine, self.state["phase"]
         self.state[f"push {job}"] = devices
         self.state["open"] |= dict.fromkeys(devices) if job == "train" else {}
-        self.server.timer(f"push {job}", math.ceil((self.server.now - phase) / engine) * engine + phase)
+        self.server.timer(
+            f"push {job}", math.ceil((self.server.now - phase) / engine) * engine + phase
+        )
 
     async def on_timer(self, name: str) -> None:
         if name.startswith("push "):
             job = name.removeprefix("push ")
             for device in self.state[name]:
                 round_ = self.state["round"] if job == "train" else None
-                task = self.server.ask(device, {"round": Header(self.state["round"])}, job, round=round_)
+                task = self.server.ask(
+                    device, {"round": Header(self.state["round"])}, job, round=round_
+                )
                 if job == "train":
                     self.state["open"][device] = [task, round_]
         elif name == "train":
@@ -120,7 +152,13 @@ class FedSaSync(Strategy[FedSaSyncParams]):
             return
         tasks, begun, _ = zip(*state["received"], strict=True)
         staleness = [state["round"] - one for one in begun]
-        server.emit("aggregate", round=state["round"], tasks=list(tasks), weights=[1.0] * len(tasks), staleness=staleness)
+        server.emit(
+            "aggregate",
+            round=state["round"],
+            tasks=list(tasks),
+            weights=[1.0] * len(tasks),
+            staleness=staleness,
+        )
         server.note_round(state["round"], {}, selected=params.nodes, valid=len(tasks))
         state["messages"] += len(tasks)
         state["seconds"] += server.now - state["began"]

@@ -1,7 +1,9 @@
-"""Fits FedSaSync to the cells without slow clients: ``python scenarios/outside/fedsasync/fit.py`` (two minutes).
+"""Fits FedSaSync to the cells without slow clients: ``python
+scenarios/outside/fedsasync/fit.py`` (two minutes).
 
-The fit asks for thousands of runs, so the app is here a second time, as one loop without fedsim. It checks the first one, too:
-both give the same rates (``--check``), within the noise of the seeds.
+The fit asks for thousands of runs, so the app is here a second time, as one loop without fedsim.
+It checks the first one, too: both give the same rates (``--check``), within the noise of the
+seeds.
 """
 
 import heapq
@@ -27,7 +29,9 @@ STARTS = {0.1: (7.39, 0.109e-3, 0.172e-3, 0.0579, 0.0321, 0.119, 0.0475)}
 RUNS = 60  # of the whole table for each
 SEEDS = (1,)
 TEST = 0.74
-"""A test's sample as a share of a training's: processor time of the app's own functions, on another machine."""
+"""A test's sample as a share of a training's: processor time of the app's own functions, on
+another machine.
+"""
 
 Stage = tuple[str, float]
 """``core``: so many seconds of a core; ``sleep``: so many seconds."""
@@ -39,7 +43,10 @@ class Machine:
     def __init__(self, fitted: dict[str, Any], seed: int) -> None:
         self.now, self.random, self.jitter = 0.0, random.Random(seed), fitted["jitter"]
         counts, work = zip([1.0, 1.0], *fitted["throughput"], strict=True)
-        self._rates = [0.0, *(float(np.interp(busy, counts, work)) / busy for busy in range(1, NODES + 1))]
+        self._rates = [
+            0.0,
+            *(float(np.interp(busy, counts, work)) / busy for busy in range(1, NODES + 1)),
+        ]
         self._served, self._at, self._running = 0.0, 0.0, 0
         self._ends: list[tuple[float, int]] = []
         self._timers: list[tuple[float, int, str, int]] = []
@@ -100,7 +107,9 @@ class Machine:
             heapq.heappush(self._ends, (self._served + seconds, number))
 
 
-def messages_a_second(setting: str, slow: str, variant: str, seed: int, fitted: dict[str, Any]) -> float:
+def messages_a_second(
+    setting: str, slow: str, variant: str, seed: int, fitted: dict[str, Any]
+) -> float:
     """The app's rate in one run."""
     data, rows = setting.partition("_")[0], PARTITIONS[setting]
     needed = NODES if variant == "FedAvg" else int(variant[1:])
@@ -131,7 +140,10 @@ def messages_a_second(setting: str, slow: str, variant: str, seed: int, fitted: 
         seconds, received = seconds + machine.now - began, received + got
         machine.run(machine.now + server)
         look, tested = _next_look(machine.now, phase), fitted["test"] * sample * 0.2
-        tests = {machine.message(look, [machine.core(fixed + tested * rows[node])]) for node in range(NODES)}
+        tests = {
+            machine.message(look, [machine.core(fixed + tested * rows[node])])
+            for node in range(NODES)
+        }
         while not tests <= machine.replies:
             machine.run(machine.now + TESTS_POLLED)
         machine.run(machine.now + server / 2)
@@ -145,7 +157,9 @@ def _next_look(now: float, phase: float) -> float:
 def calibration(logarithms: Any) -> dict[str, Any]:
     """The numbers of ``calibration.json``."""
     told = dict(zip(NAMES, np.exp(logarithms).tolist(), strict=True))
-    curve = [[busy, busy / (1 + told["slowdown"] * (busy - 1))] for busy in (2, 4, 6, 8, 12, 16, 20)]
+    curve = [
+        [busy, busy / (1 + told["slowdown"] * (busy - 1))] for busy in (2, 4, 6, 8, 12, 16, 20)
+    ]
     sample = {name: float(f"{told[name]:.3g}") for name in ("mnist", "cifar10")}
     kept = {name: float(f"{told[name]:.3g}") for name in ("cold", "fixed", "jitter", "server")}
     throughput = [[count, float(f"{work:.3g}")] for count, work in curve]
@@ -153,14 +167,25 @@ def calibration(logarithms: Any) -> dict[str, Any]:
 
 
 def main(*words: str) -> None:
-    """Fit, and write ``calibration.json``; with ``--check`` compare both models of the app instead."""
+    """Fit, and write ``calibration.json``; with ``--check`` compare both models of the app
+    instead.
+    """
     rows = [row for row in given(HERE) if row["fraction_slow"] == "0.0"]
     cells = [(row["setting"], row["fraction_slow"], row["variant"]) for row in rows]
     means, sds = (np.array([float(row[name]) for row in rows]) for name in ("rate_mean", "rate_sd"))
 
     def rates(fitted: dict[str, Any]) -> Any:
-        found = {cell: fmean(messages_a_second(*cell, seed, fitted) for seed in SEEDS) for cell in cells if cell[2] != "FedAvg"}
-        return np.array([found[setting, slow, variant.replace("FedAvg", "M20")] for setting, slow, variant in cells])
+        found = {
+            cell: fmean(messages_a_second(*cell, seed, fitted) for seed in SEEDS)
+            for cell in cells
+            if cell[2] != "FedAvg"
+        }
+        return np.array(
+            [
+                found[setting, slow, variant.replace("FedAvg", "M20")]
+                for setting, slow, variant in cells
+            ]
+        )
 
     def cost(logarithms: Any) -> float:
         errors = (rates(calibration(logarithms)) - means) / np.maximum(2 * sds, 0.05 * means)
@@ -174,12 +199,22 @@ def main(*words: str) -> None:
     ends = []
     for size, start in STARTS.items():
         best = np.log(start)
-        simplex = np.vstack([best, *(best + size * (1 if at % 2 else -1) * unit for at, unit in enumerate(np.eye(len(best))))])
+        simplex = np.vstack(
+            [
+                best,
+                *(
+                    best + size * (1 if at % 2 else -1) * unit
+                    for at, unit in enumerate(np.eye(len(best)))
+                ),
+            ]
+        )
         options = {"initial_simplex": simplex, "maxfev": RUNS, "xatol": 1e-2, "fatol": 0.05}
         ends.append(minimize(cost, best, method="Nelder-Mead", options=options))
         print(f"{ends[-1].fun:.2f}", calibration(ends[-1].x), flush=True)
     least = min(ends, key=lambda found: float(found.fun))
-    (HERE / "calibration.json").write_text(json.dumps(calibration(least.x), indent=2) + "\n", encoding="utf-8")
+    (HERE / "calibration.json").write_text(
+        json.dumps(calibration(least.x), indent=2) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Predicts messages/s of a semi-asynchronous Flower app: ``python scenarios/outside/fedsasync/predict.py``."""
+"""Predicts messages/s of a semi-asynchronous Flower app: ``python
+scenarios/outside/fedsasync/predict.py``.
+"""
 
 import json
 import sys
@@ -15,17 +17,23 @@ HERE = Path(__file__).resolve().parent
 SEEDS = (1, 2, 3)
 NODES = 20
 ROUNDS = {"mnist": 25, "cifar10": 50}
-SETTINGS = [f"{data}_{split}" for data, split in product(("mnist", "cifar10"), ("iid", "dirichlet"))]
+SETTINGS = [
+    f"{data}_{split}" for data, split in product(("mnist", "cifar10"), ("iid", "dirichlet"))
+]
 SLOW = ("0.0", "0.1", "0.2", "0.3", "0.4", "0.5")
 VARIANTS = (*(f"M{replies}" for replies in range(8, 21, 2)), "FedAvg")
 CALIBRATION = json.loads((HERE / "calibration.json").read_text(encoding="utf-8"))
 PARTITIONS = json.loads((HERE / "partitions.json").read_text(encoding="utf-8"))
 
 
-def scenario(setting: str, slow: str, variant: str, seed: int, fitted: dict[str, Any] = CALIBRATION) -> fedsim.Scenario:
+def scenario(
+    setting: str, slow: str, variant: str, seed: int, fitted: dict[str, Any] = CALIBRATION
+) -> fedsim.Scenario:
     """A cell's world and app; ``fitted``: the times and the curve of the machine."""
     data = setting.partition("_")[0]
-    times = {key: fitted[key] for key in ("cold", "fixed", "test", "server")} | {"sample": fitted["sample"][data]}
+    times = {key: fitted[key] for key in ("cold", "fixed", "test", "server")} | {
+        "sample": fitted["sample"][data]
+    }
     replies = NODES if variant == "FedAvg" else int(variant[1:])
     counts = {"replies": replies, "slow": round(float(slow) * NODES), "rounds": ROUNDS[data]}
     sections: dict[str, Any] = {
@@ -65,11 +73,21 @@ def main(only: str = "") -> None:
             found = fmean(rate(*cell, seed) for seed in SEEDS)
         mean = None if row is None else float(row["rate_mean"])
         predictions.append(Prediction("messages/s", " ".join(cell), mean, found, mean is not None))
-        if row is not None and mean is not None and abs(found - mean) > max(2 * float(row["rate_sd"]), 0.05 * mean):
-            misses.append(f"{' '.join(cell)}: {mean} +- {row['rate_sd']}, predicted {found:.2f} ({found / mean - 1:+.1%})")
+        if (
+            row is not None
+            and mean is not None
+            and abs(found - mean) > max(2 * float(row["rate_sd"]), 0.05 * mean)
+        ):
+            misses.append(
+                f"{' '.join(cell)}: {mean} +- {row['rate_sd']}, predicted {found:.2f} "
+                f"({found / mean - 1:+.1%})"
+            )
     show("FedSaSync, messages/s", predictions)
     print(
-        f"  outside of mean +- 2 sd and of 5 %: {len(misses)} of {sum(row.given for row in predictions)}", *misses, sep="\n    "
+        f"  outside of mean +- 2 sd and of 5 %: {len(misses)} of "
+        f"{sum(row.given for row in predictions)}",
+        *misses,
+        sep="\n    ",
     )
     if not only:
         write(HERE / "predicted.csv", predictions)

@@ -1,4 +1,6 @@
-"""Predicts training over zones, clouds and continents: ``python scenarios/outside/multicloud/predict.py``."""
+"""Predicts training over zones, clouds and continents: ``python
+scenarios/outside/multicloud/predict.py``.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +31,11 @@ def placements() -> dict[str, Peers]:
     for number, other in enumerate(("gc", "aws", "azure"), 1):
         found[f"D-{number}"] = [("T4", "gc")] * 2 + [("T4", other)] * 2
     for name, first in (("E", "RTX8000"), ("F", "8xV100")):
-        for letter, machine, place in (("A", "T4", "T4 eu"), ("B", "T4", "T4 us"), ("C", "A10", "A10 us")):
+        for letter, machine, place in (
+            ("A", "T4", "T4 eu"),
+            ("B", "T4", "T4 us"),
+            ("C", "A10", "A10 us"),
+        ):
             for n in (1, 2, 4, 8):
                 found[f"{name}-{letter}-{n}"] = [(first, first)] + [(machine, place)] * n
     return found
@@ -39,7 +45,8 @@ def exchange_s(peers: Peers, parameters: float) -> float:
     """The butterfly alone (s)."""
     sites = [site for _, site in peers]
     world = fedsim.build_world(
-        {"devices": len(sites)}, {"kind": "regions", "of": sites, "file": str(HERE / "connections.csv"), "connections": 1}
+        {"devices": len(sites)},
+        {"kind": "regions", "of": sites, "file": str(HERE / "connections.csv"), "connections": 1},
     )
     averaging = AllReduce(world, range(len(sites)), 2 * parameters, "butterfly", PIECES)
     world.env.run(until=world.env.all_of([averaging.join(rank) for rank in range(len(sites))]))
@@ -48,12 +55,16 @@ def exchange_s(peers: Peers, parameters: float) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """Samples/s of a peer by model, and the four constants of averaging (s; s a peer; s a million parameters, twice)."""
+    """Samples/s of a peer by model, and the four constants of averaging (s; s a peer; s a
+    million parameters, twice).
+    """
 
     speed: dict[str, float]
     averaging: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)
 
-    def predict(self, name: str, model: str, peers: Peers, row: dict[str, str] | None) -> list[Prediction]:
+    def predict(
+        self, name: str, model: str, peers: Peers, row: dict[str, str] | None
+    ) -> list[Prediction]:
         computing = SAMPLES / (self.speed[model] * sum(FASTER[machine] for machine, _ in peers))
         averaging = 0.0
         if len(peers) > 1:
@@ -65,7 +76,9 @@ class Rule:
         cell = f"{name} {model}"
         figures = {"sps": SAMPLES / epoch, "epoch_s": epoch, "comm_s": averaging}
         return [
-            Prediction(what, cell, float(row[what]) if row and row[what] else None, value, row is not None)
+            Prediction(
+                what, cell, float(row[what]) if row and row[what] else None, value, row is not None
+            )
             for what, value in figures.items()
         ]
 
@@ -80,7 +93,9 @@ def fitted(rows: list[dict[str, str]]) -> Rule:
         took.append(float(row["comm_s"]))
         if n == 2:
             speed[row["model"]] = SAMPLES / (2 * (float(row["epoch_s"]) - float(row["comm_s"])))
-    fixed, each, converting, sending = np.linalg.lstsq(np.array(equations), np.array(took), rcond=None)[0].tolist()
+    fixed, each, converting, sending = np.linalg.lstsq(
+        np.array(equations), np.array(took), rcond=None
+    )[0].tolist()
     return Rule(speed, (fixed, each, converting, sending))
 
 
@@ -89,10 +104,18 @@ def main() -> None:
     rows = [row for row in given(HERE) if row["kind"] in ("base", "run")]
     measured = {(row["exp"], row["model"]): row for row in rows}
     single = {row["model"]: float(row["sps"]) for row in rows if row["kind"] == "base"}
-    cells = [(name, model, peers) for name, peers in placements().items() for model in PARAMETERS if name != "A-1"]
+    cells = [
+        (name, model, peers)
+        for name, peers in placements().items()
+        for model in PARAMETERS
+        if name != "A-1"
+    ]
     known = [cell for cell in cells if cell[:2] in measured]
     before = Rule(single)
-    show("before anything is fitted", [each for cell in known for each in before.predict(*cell, measured[cell[:2]])])
+    show(
+        "before anything is fitted",
+        [each for cell in known for each in before.predict(*cell, measured[cell[:2]])],
+    )
     rule = fitted(rows)
     print(rule)
     predictions = [each for cell in cells for each in rule.predict(*cell, measured.get(cell[:2]))]

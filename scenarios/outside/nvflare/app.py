@@ -1,4 +1,6 @@
-"""FedAvg and FedAsync whose devices sleep after each training, as NVFlare's edge example has them do."""
+"""FedAvg and FedAsync whose devices sleep after each training, as NVFlare's edge example has
+them do.
+"""
 
 from typing import Any
 
@@ -18,14 +20,18 @@ EACH = (5.0, 1.0)
 
 
 class DelayedClient(Client[Any]):
-    """Sleeps max(0, N(m, s)) + max(0, N(5, 1)) s after its training; ``params.draw`` names the draws, 0 for no sleep."""
+    """Sleeps max(0, N(m, s)) + max(0, N(5, 1)) s after its training; ``params.draw`` names the
+    draws, 0 for no sleep.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> list[Any]:
         steps: list[Any] = [Train(self.training(device, instruction))]
         if not self.params.draw:
             return steps
         count = device.state["count"] = device.state.get("count", 0) + 1
-        own = TYPES[int(np.random.default_rng([self.params.draw, device.number]).integers(len(TYPES)))]
+        own = TYPES[
+            int(np.random.default_rng([self.params.draw, device.number]).integers(len(TYPES)))
+        ]
         generator = np.random.default_rng([self.params.draw, device.number, count])
         slept = sum(max(0.0, float(generator.normal(*of))) for of in (own, EACH))
         return [*steps, Pause("sleep", slept)]

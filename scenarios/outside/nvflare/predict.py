@@ -1,4 +1,6 @@
-"""Predicts how long devices with delays take, synchronous and asynchronous: ``python scenarios/outside/nvflare/predict.py``."""
+"""Predicts how long devices with delays take, synchronous and asynchronous: ``python
+scenarios/outside/nvflare/predict.py``.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +49,9 @@ def main() -> None:
         training_s = a_round if row["mode"] == "sync" else a_round * int(row["devices"])
         without = minutes(row, training_s, 0)
         found = np.array([minutes(row, training_s, draw) for draw in DRAWS])
-        predictions.append(Prediction("min", f"{row['mode']}, no delay", measured, without, given=True))
+        predictions.append(
+            Prediction("min", f"{row['mode']}, no delay", measured, without, given=True)
+        )
         for what, value in (
             ("min", found.mean()),
             ("min, least of 200 draws", found.min()),
@@ -56,7 +60,9 @@ def main() -> None:
             ("min, 5 % of draws above", np.quantile(found, 0.95)),
             ("min more than without delay", found.mean() - measured),
         ):
-            predictions.append(Prediction(what, f"{row['mode']}, delay", None, float(value), given=False))
+            predictions.append(
+                Prediction(what, f"{row['mode']}, delay", None, float(value), given=False)
+            )
             print(f"  {what:28} {row['mode']}, delay: {value:.2f}")
     show("NVFlare", predictions)
     write(HERE / "predicted.csv", predictions)

@@ -1,7 +1,9 @@
-"""Seconds a batch on a Raspberry Pi 4 and 5, predicted by the catalogue's kinds: see README.md for the rule.
+"""Seconds a batch on a Raspberry Pi 4 and 5, predicted by the catalogue's kinds: see README.md
+for the rule.
 
-python scenarios/outside/pis/predict.py            # predicted.csv anew, of all models; needs timm and fastervit
-python scenarios/outside/pis/predict.py --fit      # fits the numbers of ARM kernels to the given rows, and leaves models out
+python scenarios/outside/pis/predict.py            # predicted.csv anew, of all models; needs timm
+and fastervit python scenarios/outside/pis/predict.py --fit      # fits the numbers of ARM kernels
+to the given rows, and leaves models out
 """
 
 import warnings
@@ -27,7 +29,14 @@ BATCH, SHAPE = 16, (3, 224, 224)
 BOARDS = {"RPi4": "raspberry-pi-4", "RPi5": "raspberry-pi-5"}
 MEMORY = 8e9
 MODES = ("train", "finetune")
-SHARES = ("dense", "dense_backward", "pointwise", "pointwise_backward", "grouped", "grouped_backward")
+SHARES = (
+    "dense",
+    "dense_backward",
+    "pointwise",
+    "pointwise_backward",
+    "grouped",
+    "grouped_backward",
+)
 PASSES = ("norm", "curve", "other")
 SPREAD = 0.2  # of a measured time around the predicted one, in logarithms
 OTHERS = """
@@ -39,7 +48,10 @@ inception_next_tiny inception_next_base faster_vit_1 efficientformer_l3 efficien
 mnasnet_small ghostnet_100 ghostnetv2_100 ghostnetv2_160 tinynet_a
 """
 FULL_NAMES = {
-    **{name: f"{name}_patch16_224" for name in ("vit_tiny", "vit_small", "vit_base", "deit_tiny", "deit_small", "deit_base")},
+    **{
+        name: f"{name}_patch16_224"
+        for name in ("vit_tiny", "vit_small", "vit_base", "deit_tiny", "deit_small", "deit_base")
+    },
     **{f"swin_{size}": f"swin_{size}_patch4_window7_224" for size in ("tiny", "small", "base")},
     "maxvit_tiny": "maxvit_tiny_tf_224",
 }
@@ -58,8 +70,16 @@ class Measured(NamedTuple):
 
 def given() -> list[Measured]:
     """The given rows, both columns."""
-    rows = [(row["device"], row["model"], mode, row[f"{mode}_s_per_batch"]) for row in tables.given(HERE) for mode in MODES]
-    return [Measured(board, model, mode, float(seconds)) for board, model, mode, seconds in rows if seconds]
+    rows = [
+        (row["device"], row["model"], mode, row[f"{mode}_s_per_batch"])
+        for row in tables.given(HERE)
+        for mode in MODES
+    ]
+    return [
+        Measured(board, model, mode, float(seconds))
+        for board, model, mode, seconds in rows
+        if seconds
+    ]
 
 
 def module(model: str, mode: str) -> Any:
@@ -85,25 +105,45 @@ class Operations:
     """The operations of a batch as columns, told apart by kind."""
 
     def __init__(self, model: str, mode: str) -> None:
-        found, *_ = counted._step(module(model, mode), torch.zeros(BATCH, *SHAPE), TrainingSpec(), "meta", Classification())
+        found, *_ = counted._step(
+            module(model, mode),
+            torch.zeros(BATCH, *SHAPE),
+            TrainingSpec(),
+            "meta",
+            Classification(),
+        )
         rows = [operation for phase in found.values() for operation in phase]
         self.flops = np.array([row.flops for row in rows])
         self.moved = np.array([row.moved for row in rows])
-        self.share = np.array([SHARES.index(row.kind) if row.kind in SHARES else len(SHARES) for row in rows])
-        self.passes = np.array([PASSES.index(row.kind) if row.kind in PASSES else len(PASSES) for row in rows])
+        self.share = np.array(
+            [SHARES.index(row.kind) if row.kind in SHARES else len(SHARES) for row in rows]
+        )
+        self.passes = np.array(
+            [PASSES.index(row.kind) if row.kind in PASSES else len(PASSES) for row in rows]
+        )
 
     def seconds(self, flops: float, shares: Numbers, passes: Numbers, bandwidth: float) -> float:
         """The rule's time of a batch (s)."""
-        work_s, move_s = self.flops / (flops * np.append(shares, 1.0)[self.share]), self.moved / bandwidth
-        return float((np.maximum(work_s, move_s) + np.append(passes, 0.0)[self.passes] * move_s).sum())
+        work_s, move_s = (
+            self.flops / (flops * np.append(shares, 1.0)[self.share]),
+            self.moved / bandwidth,
+        )
+        return float(
+            (np.maximum(work_s, move_s) + np.append(passes, 0.0)[self.passes] * move_s).sum()
+        )
 
 
-def fitted(rows: list[Measured], of: Mapping[tuple[str, str], Operations], prior: Numbers, bandwidth: float) -> Numbers:
+def fitted(
+    rows: list[Measured], of: Mapping[tuple[str, str], Operations], prior: Numbers, bandwidth: float
+) -> Numbers:
     """FLOP/s, six shares and three numbers of passes, nearest to the rows by logarithms."""
 
     def off(at: Numbers) -> Numbers:
         flops, shares, passes = np.exp(at[0]), np.exp(at[1:7]), np.exp(at[7:])
-        told = [of[row.model, row.mode].seconds(flops, shares, passes, bandwidth) / row.seconds for row in rows]
+        told = [
+            of[row.model, row.mode].seconds(flops, shares, passes, bandwidth) / row.seconds
+            for row in rows
+        ]
         return np.concatenate([np.log(told) / SPREAD, at - np.log(prior)])
 
     found: Numbers = np.exp(least_squares(off, np.log(prior)).x)
@@ -115,19 +155,35 @@ def fit() -> None:
     rows = given()
     of = {(row.model, row.mode): Operations(row.model, row.mode) for row in rows}
     pi4, pi5 = (find_kind(name, {}, "kind") for name in BOARDS.values())
-    bandwidth, prior = pi4.bandwidth * pi4.bandwidth_share, np.array([57.6e9 * 0.41, *[0.5] * 6, *[1.0] * 3])
+    bandwidth, prior = (
+        pi4.bandwidth * pi4.bandwidth_share,
+        np.array([57.6e9 * 0.41, *[0.5] * 6, *[1.0] * 3]),
+    )
     on_4, on_5 = ([row for row in rows if row.board == board] for board in BOARDS)
     for what, at in (("before", prior), ("fitted", fitted(on_4, of, prior, bandwidth))):
-        errors = [of[row.model, row.mode].seconds(at[0], at[1:7], at[7:], bandwidth) / row.seconds - 1 for row in on_4]
-        print(f"{what}: {at[0] / 1e9:.1f} GFLOP/s, {np.round(at[1:], 3)}; median error {np.median(np.abs(errors)):.1%}")
+        errors = [
+            of[row.model, row.mode].seconds(at[0], at[1:7], at[7:], bandwidth) / row.seconds - 1
+            for row in on_4
+        ]
+        print(
+            f"{what}: {at[0] / 1e9:.1f} GFLOP/s, {np.round(at[1:], 3)}; median error "
+            f"{np.median(np.abs(errors)):.1%}"
+        )
     left = {
-        name: fitted([row for row in on_4 if row.model != name], of, prior, bandwidth) for name in {row.model for row in on_4}
+        name: fitted([row for row in on_4 if row.model != name], of, prior, bandwidth)
+        for name in {row.model for row in on_4}
     }
     for mode in MODES:
         of_mode = [row for row in on_4 if row.mode == mode]
         parts = {name: (at.item(0), at[1:7], at[7:]) for name, at in left.items()}
-        told = [of[row.model, mode].seconds(*parts[row.model], bandwidth) / row.seconds - 1 for row in of_mode]
-        print(f"{mode}, each model left out: median error {np.median(np.abs(told)):.1%}, worst {max(told, key=abs):+.1%}")
+        told = [
+            of[row.model, mode].seconds(*parts[row.model], bandwidth) / row.seconds - 1
+            for row in of_mode
+        ]
+        print(
+            f"{mode}, each model left out: median error {np.median(np.abs(told)):.1%}, worst "
+            f"{max(told, key=abs):+.1%}"
+        )
 
     def off(flops: Numbers) -> Numbers:
         rates = np.exp(flops[0]), at[1:7], at[7:], pi5.bandwidth * pi5.bandwidth_share
@@ -140,7 +196,10 @@ def predict() -> None:
     """Predict all models by the product's own roofline, and write predicted.csv."""
     rows = {(row.board, row.model, row.mode): row.seconds for row in given()}
     models = dict.fromkeys([row.model for row in given()] + OTHERS.split())
-    kinds = [find_kind(name, {}, "kind").model_copy(update={"memory": MEMORY}) for name in BOARDS.values()]
+    kinds = [
+        find_kind(name, {}, "kind").model_copy(update={"memory": MEMORY})
+        for name in BOARDS.values()
+    ]
     found = []
     for model in models:
         for mode in MODES:
@@ -152,7 +211,11 @@ def predict() -> None:
                     print(f"{board} {model} {mode}: {needed / 1e9:.1f} GB do not fit")
                 known = rows.get((board, model, mode))
                 told = BATCH / float(lines.speeds()[place])
-                found.append(tables.Prediction(f"{board} {mode}, s a batch", model, known, told, known is not None))
+                found.append(
+                    tables.Prediction(
+                        f"{board} {mode}, s a batch", model, known, told, known is not None
+                    )
+                )
     tables.write(HERE / "predicted.csv", found)
     tables.show("Seconds a batch", found)
 

@@ -1,4 +1,6 @@
-"""Predicts round trips and rates between regions: ``python scenarios/outside/regions/predict.py``."""
+"""Predicts round trips and rates between regions: ``python
+scenarios/outside/regions/predict.py``.
+"""
 
 from itertools import permutations
 from pathlib import Path
@@ -10,7 +12,28 @@ from fedsim.toolbox.worlds.regions import CloudFacts, Connection
 
 HERE = Path(__file__).resolve().parent
 MEASURED_S = 10.0
-ROUND_TRIPS_MS = (2, 5, 10, 15, 20, 30, 40, 50, 75, 100, 125, 150, 175, 200, 225, 250, 275, 300, 350, 400)
+ROUND_TRIPS_MS = (
+    2,
+    5,
+    10,
+    15,
+    20,
+    30,
+    40,
+    50,
+    75,
+    100,
+    125,
+    150,
+    175,
+    200,
+    225,
+    250,
+    275,
+    300,
+    350,
+    400,
+)
 
 
 def named(region: str) -> str:
@@ -19,11 +42,16 @@ def named(region: str) -> str:
     return f"{cloud.lower()}:{name}"
 
 
-def predictions(pair: tuple[str, str], ways: Connection, row: dict[str, str] | None) -> list[Prediction]:
+def predictions(
+    pair: tuple[str, str], ways: Connection, row: dict[str, str] | None
+) -> list[Prediction]:
     """Round trip, and rate of one connection."""
     found = {"rtt_ms": 1e3 * ways.round_trip, "mbit_s": ways.rate * 8 / 1e6}
     cell = " -> ".join(pair)
-    return [Prediction(what, cell, float(row[what]) if row else None, value, row is not None) for what, value in found.items()]
+    return [
+        Prediction(what, cell, float(row[what]) if row else None, value, row is not None)
+        for what, value in found.items()
+    ]
 
 
 def main() -> None:
@@ -37,23 +65,39 @@ def main() -> None:
     show("before anything is fitted", before)
     measured, left_out = dict(facts.measured), []
     for one, other in [pair for pair in rows if pair[0] < pair[1] or pair[::-1] not in rows]:
-        facts.measured = {pair: known for pair, known in measured.items() if {*pair} != {one, other}}
+        facts.measured = {
+            pair: known for pair, known in measured.items() if {*pair} != {one, other}
+        }
         facts.fit()
         left_out += predictions((one, other), facts.connection(one, other), rows[one, other])
     show("each pair from the others", left_out)
     facts.measured = measured
     facts.fit()
-    ruled = [each for pair, row in rows.items() for each in predictions(pair, facts.ruled(*pair), row)]
+    ruled = [
+        each for pair, row in rows.items() for each in predictions(pair, facts.ruled(*pair), row)
+    ]
     show("after", ruled)
     for cloud, window in facts.windows.items():
         lost = window.bytes * window.slow_start / MEASURED_S
-        print(f"window into {cloud}: {window.bytes:.0f} B - {lost:.0f} B a second of round trip; {window.fit.error}")
+        print(
+            f"window into {cloud}: {window.bytes:.0f} B - {lost:.0f} B a second of round trip; "
+            f"{window.fit.error}"
+        )
     for within, way in facts.ways.items():
         where = "within aws" if within else "other round trips"
-        print(f"{where}: {1e3 * way.fixed:.2f} ms + {1e6 * way.per_km:.2f} us a km; {way.fit.error}")
+        print(
+            f"{where}: {1e3 * way.fixed:.2f} ms + {1e6 * way.per_km:.2f} us a km; {way.fit.error}"
+        )
     for low, high in ((0, 50), (50, 100), (100, 200), (200, 400)):
-        rates = [row for row in ruled[1::2] if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high]  # type: ignore[index]
-        medians = median(row.measured or 0.0 for row in rates), median(row.predicted for row in rates)
+        rates = [
+            row
+            for row in ruled[1::2]
+            if low <= float(rows[tuple(row.cell.split(" -> "))]["rtt_ms"]) < high
+        ]  # type: ignore[index]
+        medians = (
+            median(row.measured or 0.0 for row in rates),
+            median(row.predicted for row in rates),
+        )
         print(f"  {low} to {high} ms: measured {medians[0]:.1f} Mbit/s, predicted {medians[1]:.1f}")
     for pair in permutations(facts.sites, 2):
         if pair not in rows:

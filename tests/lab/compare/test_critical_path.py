@@ -22,7 +22,8 @@ from fedsim.lab.compare.critical_path import (
 from fedsim.records.reading import RunFolder
 from tests.calls import call, done
 
-# Two devices at 10 samples/s. A download of the model (1000 B) takes 1.1 s, an upload 2.1 s, where nothing is shared.
+# Two devices at 10 samples/s. A download of the model (1000 B) takes 1.1 s, an upload 2.1 s, where
+# nothing is shared.
 DEVICE = {"down": "1000 B/s", "up": "500 B/s", "latency": "100 ms"}
 STAR = {"kind": "star", "device": DEVICE}
 FEDAVG = {"kind": "fedavg", "clients_per_round": 2}
@@ -57,7 +58,12 @@ SLOW = [("download", 1.1), ("train", 4.0), ("upload", 2.1)]
     [
         pytest.param([20, 40], 1, {}, SLOW, 2.0, id="the slower device"),
         pytest.param(
-            [20, 40], 1, {"strategy": FEDAVG | {"deadline": "6 s"}}, [*SLOW[:2], ("upload", 0.9)], 0.8, id="a deadline"
+            [20, 40],
+            1,
+            {"strategy": FEDAVG | {"deadline": "6 s"}},
+            [*SLOW[:2], ("upload", 0.9)],
+            0.8,
+            id="a deadline",
         ),
         pytest.param(
             [20, 20],
@@ -67,13 +73,39 @@ SLOW = [("download", 1.1), ("train", 4.0), ("upload", 2.1)]
             2.1,
             id="a queue",
         ),
-        pytest.param([20, 40], 2, {"strategy": FEDAVG | {"every": "10 s"}}, [("wait", 2.8), *SLOW], 2.0, id="a schedule"),
-        pytest.param([20, 40], 2, {"strategy": {"kind": "fedbuff", "concurrency": 2, "buffer": 2}}, SLOW, 0.0, id="a buffer"),
-        pytest.param([20, 40], 2, {"strategy": {"kind": "fedasync", "concurrency": 2}}, [("upload", 2.0)], 0.0, id="a version"),
+        pytest.param(
+            [20, 40],
+            2,
+            {"strategy": FEDAVG | {"every": "10 s"}},
+            [("wait", 2.8), *SLOW],
+            2.0,
+            id="a schedule",
+        ),
+        pytest.param(
+            [20, 40],
+            2,
+            {"strategy": {"kind": "fedbuff", "concurrency": 2, "buffer": 2}},
+            SLOW,
+            0.0,
+            id="a buffer",
+        ),
+        pytest.param(
+            [20, 40],
+            2,
+            {"strategy": {"kind": "fedasync", "concurrency": 2}},
+            [("upload", 2.0)],
+            0.0,
+            id="a version",
+        ),
     ],
 )
 def test_by_hand(
-    samples: list[int], rounds: int, sections: dict[str, Any], expected: list[tuple[str, float]], sooner: float, tmp_path: Path
+    samples: list[int],
+    rounds: int,
+    sections: dict[str, Any],
+    expected: list[tuple[str, float]],
+    sooner: float,
+    tmp_path: Path,
 ) -> None:
     found = paths(tmp_path / "run", samples, rounds, **sections)
     last = found.round(rounds - 1)
@@ -92,9 +124,18 @@ def test_what_a_shared_link_takes(tmp_path: Path) -> None:
 
 def test_over_edge_servers(tmp_path: Path) -> None:
     """2.25 s from the server, two edge rounds of 5.2 s, 1.25 s to the server."""
-    found = paths(tmp_path / "run", [20, 20], network=TREE, strategy=FEDAVG | {"kind": "hierfavg", "kappa2": 2})
+    found = paths(
+        tmp_path / "run",
+        [20, 20],
+        network=TREE,
+        strategy=FEDAVG | {"kind": "hierfavg", "kappa2": 2},
+    )
     steps = found.round(0).steps
-    assert [one.step for one in steps] == ["edge-transfer", *["download", "train", "upload"] * 2, "edge-transfer"]
+    assert [one.step for one in steps] == [
+        "edge-transfer",
+        *["download", "train", "upload"] * 2,
+        "edge-transfer",
+    ]
     assert [round(one.seconds, 6) for one in steps] == [2.25, *[1.1, 2.0, 2.1] * 2, 1.25]
     assert steps[-1].label.endswith("to the server")
 
@@ -104,7 +145,10 @@ def test_over_edge_servers(tmp_path: Path) -> None:
     [
         {"strategy": FEDAVG | {"secure_aggregation": {"mask_rate": "1 kB/s"}, "deadline": "8 s"}},
         {"strategy": {"kind": "fedavg", "clients_per_round": 3, "over_selection": 1.3}},
-        {"strategy": FEDAVG | {"deadline": "9 s"}, "population": {"availability": {"mean_on": "20 s", "mean_off": "8 s"}}},
+        {
+            "strategy": FEDAVG | {"deadline": "9 s"},
+            "population": {"availability": {"mean_on": "20 s", "mean_off": "8 s"}},
+        },
         {"network": TREE},
         {"network": {"kind": "graph", "server": "hub", "attach": ["north"]}},
         {"network": TREE, "strategy": FEDAVG | {"kind": "hierfavg", "deadline": "15 s"}},
@@ -116,20 +160,33 @@ def test_over_edge_servers(tmp_path: Path) -> None:
 def test_a_path_has_no_gaps_and_sums_exactly(sections: dict[str, Any], tmp_path: Path) -> None:
     availability = sections.get("population", {}).get("availability")
     speed = {"kind": "lognormal", "median": "9 samples/s", "spread": 1.7}
-    population: dict[str, Any] = {"devices": 6, "samples": [20, 30, 40, 10, 50, 20], "speed": speed, "jitter": 0.2}
+    population: dict[str, Any] = {
+        "devices": 6,
+        "samples": [20, 30, 40, 10, 50, 20],
+        "speed": speed,
+        "jitter": 0.2,
+    }
     population |= {"availability": {"kind": "renewal"} | availability} if availability else {}
     if (network := sections.get("network", {})).get("kind") == "graph":
         graph: networkx.Graph[str] = networkx.Graph()
         graph.add_edge("hub", "north", capacity="600 B/s")
-        (tmp_path / "net.json").write_text(json.dumps(networkx.node_link_data(graph, edges="edges")))
+        (tmp_path / "net.json").write_text(
+            json.dumps(networkx.node_link_data(graph, edges="edges"))
+        )
         sections = sections | {"network": network | {"file": str(tmp_path / "net.json")}}
     found = paths(tmp_path / "run", [], 4, **sections | {"population": population})
     assert len(found.rounds) == 4
     for one in found.rounds:
         assert (one.steps[0].start, one.steps[-1].end) == (one.start, one.end)
-        assert all(step.end == after.start for step, after in zip(one.steps, one.steps[1:], strict=False))
+        assert all(
+            step.end == after.start for step, after in zip(one.steps, one.steps[1:], strict=False)
+        )
         assert all(0 <= step.shared <= step.seconds for step in one.steps)
-        assert math.fsum(step.seconds for step in one.steps) == math.fsum(one.totals.values()) == one.seconds
+        assert (
+            math.fsum(step.seconds for step in one.steps)
+            == math.fsum(one.totals.values())
+            == one.seconds
+        )
     assert math.fsum(found.totals.values()) == found.end
     assert found.totals.get(AFTER, 0.0) == found.end - found.rounds[-1].end
 
@@ -143,18 +200,32 @@ def test_a_round_that_its_deadline_ended_in_words(tmp_path: Path) -> None:
         "Without the late clients it would have ended 0.8 s sooner.",
         "With twice the rate there, 0.8 s sooner; then another client is the last.",
     ]
-    assert run_in_words(found)[2:] == ["The deadline ended 2 of 2 rounds.", "Waited for most often: device 1 (2 rounds)."]
+    assert run_in_words(found)[2:] == [
+        "The deadline ended 2 of 2 rounds.",
+        "Waited for most often: device 1 (2 rounds).",
+    ]
     steps, of, after, took, *_ = (column.cells for column in path_table(found.round(1)).columns)
-    assert list(zip(steps, of, after, took, strict=True))[-1] == ("upload (late)", "device 1", "5.1 s", "0.9 s")
+    assert list(zip(steps, of, after, took, strict=True))[-1] == (
+        "upload (late)",
+        "device 1",
+        "5.1 s",
+        "0.9 s",
+    )
     with pytest.raises(RunFolderError, match=r"--round is 7, .* allowed are 0 to 1"):
         found.round(7)
 
 
 def test_what_if_twice_the_deadline(tmp_path: Path) -> None:
-    """The device of 40 samples, cut off after 6 s, is done after 7.2 s: 1.2 s more for its own upload."""
+    """The device of 40 samples, cut off after 6 s, is done after 7.2 s: 1.2 s more for its own
+    upload.
+    """
     run = tmp_path / "run"
     paths(run, [20, 40], strategy=FEDAVG | {"deadline": "6 s"})
-    told = [line.split() for line in done("whatif", run, "--set", "strategy.deadline=12 s").splitlines() if "own link" in line]
+    told = [
+        line.split()
+        for line in done("whatif", run, "--set", "strategy.deadline=12 s").splitlines()
+        if "own link" in line
+    ]
     assert [line[6:9] for line in told[2:]] == [["run", "0.9", "s"], ["run.whatif", "2.1", "s"]]
     assert (tmp_path / "run.whatif.report.html").is_file()
     assert "round 0" in done("why", tmp_path / "run.whatif")

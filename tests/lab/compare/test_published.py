@@ -26,10 +26,15 @@ from tests.calls import call, done
 Column = Sequence[float | None]
 
 
-def write_run(folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1) -> RunFolder:
+def write_run(
+    folder: Path, accuracy: Column, events: Sequence[tuple[str, int]] = (), seed: int = 1
+) -> RunFolder:
     folder.mkdir(parents=True)
     (folder / files.SUMMARY).write_text(json.dumps({"status": "done", "seed": seed}))
-    rounds = [{"round": at, "time": 10.0 * (at + 1), "loss": at % 2, "accuracy": one} for at, one in enumerate(accuracy)]
+    rounds = [
+        {"round": at, "time": 10.0 * (at + 1), "loss": at % 2, "accuracy": one}
+        for at, one in enumerate(accuracy)
+    ]
     pq.write_table(pa.Table.from_pylist(rounds, ROUNDS), folder / files.ROUNDS)
     rows = [{"time": 0.0, "kind": kind, "round": number} for kind, number in events]
     pq.write_table(pa.Table.from_pylist(rows, EVENTS), folder / files.EVENTS)
@@ -43,12 +48,23 @@ def write_study(place: Path, runs: Mapping[tuple[str, str], Sequence[Column]]) -
         folders = [f"runs/{name}-{data}/seed-{seed}" for seed in range(1, len(columns) + 1)]
         for seed, (folder, accuracy) in enumerate(zip(folders, columns, strict=True), 1):
             write_run(place / folder, accuracy, seed=seed)
-        indexed = tuple(IndexedRun(seed=seed, folder=folder) for seed, folder in enumerate(folders, 1))
+        indexed = tuple(
+            IndexedRun(seed=seed, folder=folder) for seed, folder in enumerate(folders, 1)
+        )
         point = {"size": "full", "world.data": data}
         variants.append(
-            IndexedVariant(name=name, label=f"{name}{data}", point=point, changes={}, reference=False, runs=indexed)
+            IndexedVariant(
+                name=name,
+                label=f"{name}{data}",
+                point=point,
+                changes={},
+                reference=False,
+                runs=indexed,
+            )
         )
-    index = StudyIndex(format=1, name="s", baseline=None, targets=(), seeds=(1, 2), variants=tuple(variants))
+    index = StudyIndex(
+        format=1, name="s", baseline=None, targets=(), seeds=(1, 2), variants=tuple(variants)
+    )
     write_index(place, index)
     return place
 
@@ -65,10 +81,20 @@ PAPER: dict[str, Any] = {
             "title": "Table 1: {data}",
             "at": {"data": ["mnist", "cifar"]},
             "measures": ["best", "lead", "times"],
-            "rows": ["ours", "fedavg", {"name": "same", "variant": "ours", "title": "Ours | again"}],
+            "rows": [
+                "ours",
+                "fedavg",
+                {"name": "same", "variant": "ours", "title": "Ours | again"},
+            ],
             "published": {"mnist": {"ours": [90.0, 9.0], "fedavg": 75.0, "same": {"times": 2.0}}},
             "tolerance": {"fedavg": 7.0},
-            "claims": [{"says": "{above} beats {below}", "pairs": [["ours", "fedavg"], ["fedavg", "ours"]], "by": 5.0}],
+            "claims": [
+                {
+                    "says": "{above} beats {below}",
+                    "pairs": [["ours", "fedavg"], ["fedavg", "ours"]],
+                    "by": 5.0,
+                }
+            ],
             "note": "A note.",
         }
     ],
@@ -77,7 +103,10 @@ PAPER: dict[str, Any] = {
 
 @pytest.fixture
 def study(tmp_path: Path) -> Path:
-    mnist = {("ours", "mnist"): ([0.5, 0.91], [0.9, 0.2]), ("fedavg", "mnist"): ([0.8, None], [0.84])}
+    mnist = {
+        ("ours", "mnist"): ([0.5, 0.91], [0.9, 0.2]),
+        ("fedavg", "mnist"): ([0.8, None], [0.84]),
+    }
     cifar = {("ours", "cifar"): ([0.4],), ("fedavg", "cifar"): ([0.2], [0.3])}
     return write_study(tmp_path / "study", mnist | cifar)
 
@@ -93,16 +122,22 @@ def rows_of(table: ComparedTable) -> list[tuple[Any, ...]]:
 
 def test_measured_beside_published_with_verdicts(study: Path) -> None:
     mnist, cifar, claims = beside(study)
-    assert [table.title for table in (mnist, cifar, claims)] == ["Table 1: mnist", "Table 1: cifar", "Claims"]
+    assert [table.title for table in (mnist, cifar, claims)] == [
+        "Table 1: mnist",
+        "Table 1: cifar",
+        "Claims",
+    ]
     ours, lead, times, fedavg, *_ = rows_of(mnist)
     assert ours[:3] == ("Ours", "best %", 90.0)
     assert (ours[3].mean, ours[4], ours[5], ours[6]) == pytest.approx((90.5, 0.5, 1.5, "yes"))
     half = 12.706204736432095 * 0.5  # t(0.975, 1), and the standard error of 91 and 90
     assert (ours[3].low, ours[3].high) == pytest.approx((90.5 - half, 90.5 + half))
-    assert (lead[3].mean, lead[4], lead[5], lead[6]) == pytest.approx((8.5, -0.5, None, None))  # no tolerance: not judged
+    # no tolerance: not judged
+    assert (lead[3].mean, lead[4], lead[5], lead[6]) == pytest.approx((8.5, -0.5, None, None))
     assert times[2:5:2] == (None, None)
     assert times[3].mean == pytest.approx((0.91 / 0.8 + 0.9 / 0.84) / 2)
-    assert (fedavg[3].mean, fedavg[5], fedavg[6]) == pytest.approx((82.0, 7.0, "yes"))  # the row's own tolerance
+    # the row's own tolerance
+    assert (fedavg[3].mean, fedavg[5], fedavg[6]) == pytest.approx((82.0, 7.0, "yes"))
     assert rows_of(mnist)[-1][:3] == ("Ours | again", "best / FedAvg", 2.0)
     assert mnist.notes == ("Seeds 1, 2.", "A note.", "2 of 2 figures are within the tolerance.")
     assert cifar.notes == ("Seeds 1.", "A note.")  # the seeds with which all its rows were run
@@ -127,27 +162,38 @@ def test_printed_it_has_a_column_a_measure(study: Path) -> None:
     ]
     assert "| Ours | 40 | 20 | 2 |" in to_markdown(cifar)
 
-    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(as_printed(beside(study, published={"ours": 80.0}))[0])
+    assert "| Ours | **90.5 +- 6.4** *(80)* |" in to_markdown(
+        as_printed(beside(study, published={"ours": 80.0}))[0]
+    )
 
 
 def test_figures_said_once_and_those_of_another_size(study: Path) -> None:
     mnist, cifar, _ = beside(study, published={"ours": 90.0})
     assert [rows_of(one)[0][2] for one in (mnist, cifar)] == [90.0, 90.0]
     for size, verdicts in (("huge", {None}), ("full", {None, "yes"})):
-        assert {row[6] for row in rows_of(beside(study, PAPER | {"judged": {"size": size}})[0])} == verdicts
+        assert {
+            row[6] for row in rows_of(beside(study, PAPER | {"judged": {"size": size}})[0])
+        } == verdicts
 
 
 def test_what_runs_do_not_have_is_left_empty_and_not_judged(tmp_path: Path) -> None:
-    place = write_study(tmp_path / "study", {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])})
+    place = write_study(
+        tmp_path / "study",
+        {("ours", "mnist"): ([None], [None]), ("fedavg", "mnist"): ([0.8], [0.8])},
+    )
     paper = PAPER | {"measures": {"mean": {"title": "mean", "take": "mean"}}}
     mnist, claims = beside(place, paper, measures=["mean"], published={"mnist": {"ours": 90.0}})
     assert rows_of(mnist)[0] == ("Ours", "mean", 90.0, None, None, None, None)
     assert rows_of(claims)[0][2:] == (None, "none", "not judged: runs without the figure")
-    (none,) = beside(write_study(tmp_path / "none", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)}))
+    (none,) = beside(
+        write_study(tmp_path / "none", {("ours", "mnist"): (), ("fedavg", "mnist"): ([0.5],)})
+    )
     assert (none.notes[0], rows_of(none)) == ("Its runs have not been made.", [])
 
 
-def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(study: Path) -> None:
+def test_tables_of_what_a_study_has_not_are_left_out_but_a_row_must_be_one_variant(
+    study: Path,
+) -> None:
     assert beside(study, at={"data": "femnist"}, published={}) == []
     with pytest.raises(ScenarioError, match="no variants with data=mnist, variant=fedagv"):
         beside(study, rows=["ours", "fedagv"], published={}, tolerance={}, claims=[])
@@ -161,13 +207,19 @@ def test_what_a_figure_is_compared_with_must_be_there_too(tmp_path: Path) -> Non
     (mnist,) = beside(write_study(tmp_path / "s", runs), **alone)
     assert mnist.notes[0] == "Seeds 1."
     assert [row[3].mean for row in rows_of(mnist)] == pytest.approx([50.0, 25.0, 2.0])
-    nothing = write_study(tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)})
+    nothing = write_study(
+        tmp_path / "t", {("ours", "mnist"): ([0.5],), ("fedavg", "mnist"): ([0.0],)}
+    )
     with pytest.raises(RunFolderError, match="it would be divided by 0"):
         beside(nothing, **alone)
 
 
 def test_a_claim_that_the_paper_makes_of_one_data_set_is_judged_there_alone(study: Path) -> None:
-    claim = {"says": "{above} beats {below}", "pairs": [["ours", "fedavg"]], "at": {"data": ["cifar"]}}
+    claim = {
+        "says": "{above} beats {below}",
+        "pairs": [["ours", "fedavg"]],
+        "at": {"data": ["cifar"]},
+    }
     *_, claims = beside(study, claims=[claim])
     assert [row[:2] for row in rows_of(claims)] == [("Table 1: cifar", "Ours beats FedAvg")]
     for at, message in (
@@ -181,16 +233,28 @@ def test_a_claim_that_the_paper_makes_of_one_data_set_is_judged_there_alone(stud
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"measures": {"x": {"title": "x", "take": "maximum"}}}, "measures.x.take is 'maximum'; allowed are max, mean"),
-        ({"measures": {"x": {"title": "x", "take": "rounds to"}}}, "needs 'target' or 'below_best'"),
+        (
+            {"measures": {"x": {"title": "x", "take": "maximum"}}},
+            "measures.x.take is 'maximum'; allowed are max, mean",
+        ),
+        (
+            {"measures": {"x": {"title": "x", "take": "rounds to"}}},
+            "needs 'target' or 'below_best'",
+        ),
         ({"measures": {"x": {"title": "x", "take": "count"}}}, "needs 'event'"),
         ({"measures": {"x": {"title": "x", "figure": "trafic"}}}, "did you mean 'traffic'?"),
-        ({"tables": [PAPER["tables"][0] | {"measures": ["bets"]}]}, "no measure 'bets'; allowed are best, lead, times (did"),
+        (
+            {"tables": [PAPER["tables"][0] | {"measures": ["bets"]}]},
+            "no measure 'bets'; allowed are best, lead, times (did",
+        ),
         (
             {"tables": [PAPER["tables"][0] | {"published": {"minst": {}}}]},
             "no value of 'data' 'minst'; allowed are mnist, cifar",
         ),
-        ({"tables": [PAPER["tables"][0] | {"published": {"mnist": {"our": 1.0}}}]}, "no row 'our'; allowed are ours"),
+        (
+            {"tables": [PAPER["tables"][0] | {"published": {"mnist": {"our": 1.0}}}]},
+            "no row 'our'; allowed are ours",
+        ),
         ({"tables": [PAPER["tables"][0] | {"rows": ["ours", "ours"]}]}, "two rows of one name"),
         ({"tabels": []}, "the published figures: all has the unknown key 'tabels'"),
     ],
@@ -210,7 +274,10 @@ def test_the_command_line(study: Path, tmp_path: Path) -> None:
     assert r"| Ours \| again | 90.5" in text
     assert "Table 1: cifar" in done(*said)
     lines = done(*said, "--csv").splitlines()
-    assert lines[0] == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"
+    assert (
+        lines[0]
+        == "table,row,measure,published,ours,ours low,ours high,difference,tolerance,within"
+    )
     assert lines[1].startswith("Table 1: mnist,Ours,best %,90,90.5,")
     assert len(lines) == 1 + 2 * 9
     for words in ((*said, study), ("compare", study, "--published", tmp_path / "none.toml")):
@@ -253,16 +320,28 @@ def test_readings(said: dict[str, Any], value: float, tmp_path: Path) -> None:
     assert Reading(title="x", scale=100, **said).of(run, best=85.0) == pytest.approx(value)
 
 
-def test_what_a_run_does_not_have_is_unknown_and_a_column_that_there_is_not_an_error(tmp_path: Path) -> None:
+def test_what_a_run_does_not_have_is_unknown_and_a_column_that_there_is_not_an_error(
+    tmp_path: Path,
+) -> None:
     run = write_run(tmp_path / "run", ACCURACY, [("split", 0)])
-    for said in ({"take": "after", "rounds": 2}, {"take": "after", "rounds": 7}, {"take": "before", "event": "split"}):
+    for said in (
+        {"take": "after", "rounds": 2},
+        {"take": "after", "rounds": 7},
+        {"take": "before", "event": "split"},
+    ):
         assert np.isnan(Reading(title="what it is", **said).of(run))
-    counts = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}  # values that each needs
+    # values that each needs
+    counts = {"mean": 1, "median": 1, "zeros": 1, "variance": 2, "variance around a line": 3}
     for take, least in counts.items():
-        runs = [write_run(tmp_path / take / str(rounds), [0.5] * rounds) for rounds in (least - 1, least)]
+        runs = [
+            write_run(tmp_path / take / str(rounds), [0.5] * rounds)
+            for rounds in (least - 1, least)
+        ]
         reading = Reading.model_validate({"title": "x", "take": take})
         assert [bool(np.isnan(reading.of(one))) for one in runs] == [True, False]
-    with pytest.raises(RunFolderError, match="has no column 'acuracy' in its rounds, for 'what it is'"):
+    with pytest.raises(
+        RunFolderError, match="has no column 'acuracy' in its rounds, for 'what it is'"
+    ):
         Reading(title="what it is", column="acuracy").of(run)
 
 
@@ -272,4 +351,7 @@ def test_figures_of_all_comparisons_are_readings_too(runs: dict[str, Path]) -> N
     dropped = Reading(title="x", figure="dropped updates", scale=100).of(run)
     assert dropped == pytest.approx(100 * (1 - rounds["valid"].sum() / rounds["selected"].sum()))
     assert 0 < dropped < 100
-    assert Reading(title="x", figure="traffic", ledger="paper").of(run) == run.summary["bytes"]["paper"]
+    assert (
+        Reading(title="x", figure="traffic", ledger="paper").of(run)
+        == run.summary["bytes"]["paper"]
+    )

@@ -43,7 +43,11 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
     assert float(fedavg["traffic to first (ratio)"]) == 1
     ratio = float(flexcfl["traffic (bytes)"]) / float(fedavg["traffic (bytes)"])
     assert float(flexcfl["traffic to first (ratio)"]) == pytest.approx(ratio)
-    assert (fedavg["migrations"], pooled["simulated time (s)"], off["final accuracy (0-1)"]) == ("", "", "")
+    assert (fedavg["migrations"], pooled["simulated time (s)"], off["final accuracy (0-1)"]) == (
+        "",
+        "",
+        "",
+    )
     assert {"rounds to target 0.2", "time to target 0.4 (s)"} <= set(fedavg)
     shown = compared(*runs.values(), "--target", "0.2", "--all")
     assert "rounds to target 0.2" in shown
@@ -51,7 +55,9 @@ def test_runs_side_by_side(runs: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("width", [30, 200])
-def test_a_terminal_too_narrow_for_a_table_gets_a_list_for_each_row(runs: dict[str, Path], width: int) -> None:
+def test_a_terminal_too_narrow_for_a_table_gets_a_list_for_each_row(
+    runs: dict[str, Path], width: int
+) -> None:
     screen = io.StringIO()
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     print_short(console, Comparison(read_lines([*runs.values()])))
@@ -68,8 +74,12 @@ def test_another_baseline_and_ledger(runs: dict[str, Path]) -> None:
     assert float(flexcfl["compute to baseline (ratio)"]) == 1
     assert 0 < float(fedavg["compute to baseline (ratio)"]) < 1
     paper = rows_of(compared(*paths, "--csv", "--ledger", "paper"))
-    assert float(paper[1]["traffic (bytes)"]) == RunFolder(runs["flexcfl"]).summary["bytes"]["paper"]
-    message = "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
+    assert (
+        float(paper[1]["traffic (bytes)"]) == RunFolder(runs["flexcfl"]).summary["bytes"]["paper"]
+    )
+    message = (
+        "fedsim: --baseline is 'flexclf'; allowed are fedavg, flexcfl (did you mean 'flexcfl'?)\n"
+    )
     assert refused(*paths, "--baseline", "flexclf") == message
     for target in ("nan", "inf", "-0.1", "80"):
         assert "allowed is an accuracy from 0 to 1" in refused(*paths, "--target", target)
@@ -80,18 +90,30 @@ def test_a_study(study: Path) -> None:
     rows = rows_of(compared(study, "--csv"))
     assert rows == rows_of(study / "compare.csv")
     assert [(row["variant"], row["share"], row["runs"]) for row in rows] == [
-        (name, share, "3") for share in ("0.0", "0.5") for name in ("fedavg", "flexcfl", "centralised")
+        (name, share, "3")
+        for share in ("0.0", "0.5")
+        for name in ("fedavg", "flexcfl", "centralised")
     ]
     each = rows_of(study / "runs.csv")
     for row in rows:
         said = [float(row[f"final accuracy (0-1){end}"]) for end in (" low", "", " high")]
-        own = [float(one["final accuracy (0-1)"]) for one in each if all(one[key] == row[key] for key in ("variant", "share"))]
+        own = [
+            float(one["final accuracy (0-1)"])
+            for one in each
+            if all(one[key] == row[key] for key in ("variant", "share"))
+        ]
         mean, half = statistics.mean(own), T2 * statistics.stdev(own) / math.sqrt(3)
         assert said == pytest.approx([max(0.0, mean - half), mean, min(1.0, mean + half)], rel=1e-6)
-    assert rows[0]["time to target 1 (s)"] == rows[0]["migrations"] == rows[2]["traffic (bytes)"] == ""
+    assert (
+        rows[0]["time to target 1 (s)"] == rows[0]["migrations"] == rows[2]["traffic (bytes)"] == ""
+    )
     assert rows[0]["traffic to baseline (ratio)"] == rows[3]["traffic to baseline (ratio)"] == "1"
     shown = compared(study, "--all")
-    for words in ("cost, difference to the baseline", "The baseline is fedavg.", "95 % intervals (Student's t)"):
+    for words in (
+        "cost, difference to the baseline",
+        "The baseline is fedavg.",
+        "95 % intervals (Student's t)",
+    ):
         assert words in shown
 
 
@@ -113,10 +135,18 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
             elif head.endswith("(0-1) high") and text:
                 assert float(text) <= 1
     column = ComparedColumn("x", (), unit="bytes")
-    assert shown(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column) == "1.83M (1.51M to 2.16M)"
+    assert (
+        shown(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column) == "1.83M (1.51M to 2.16M)"
+    )
     assert shown(Estimate(1234.0, 912.0, 1556.0), ComparedColumn("x", ())) == "1,230 (910 to 1,560)"
-    assert shown(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ())) == "0.901230 (0.901180 to 0.901280)"
-    assert shown(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True)) == "-0.001 (-0.051 to +0.049)"
+    assert (
+        shown(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ()))
+        == "0.901230 (0.901180 to 0.901280)"
+    )
+    assert (
+        shown(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True))
+        == "-0.001 (-0.051 to +0.049)"
+    )
     noise = {1: (0.1 + 0.2, 0.3), 2: (0.3, 0.1 + 0.2), 3: (0.7, 0.7)}
     assert _mean_difference(noise) == Estimate(0.0, 0.0, 0.0)
 
@@ -129,14 +159,21 @@ def test_pairs_are_of_the_same_world(study: Path) -> None:
     }
     for row in paired:
         head = f"{row['measure']} ({row['unit']})" if row["unit"] else row["measure"]
-        pairs = [[runs[name, row["share"], str(seed)][head] for name in (row["variant"], "fedavg")] for seed in (1, 2, 3)]
+        pairs = [
+            [runs[name, row["share"], str(seed)][head] for name in (row["variant"], "fedavg")]
+            for seed in (1, 2, 3)
+        ]
         known = [float(own) - float(base) for own, base in pairs if own and base]
-        assert [float(row[f"seed {seed}"]) for seed in (1, 2, 3) if row[f"seed {seed}"]] == pytest.approx(known)
+        assert [
+            float(row[f"seed {seed}"]) for seed in (1, 2, 3) if row[f"seed {seed}"]
+        ] == pytest.approx(known)
         assert int(row["pairs"]) == len(known)
         if len(known) == 3:
             mean, spread = sum(known) / 3, T2 * statistics.stdev(known) / math.sqrt(3)
             assert float(row["mean difference"]) == pytest.approx(mean)
-            assert [float(row["low"]), float(row["high"])] == pytest.approx([mean - spread, mean + spread], rel=1e-6)
+            assert [float(row["low"]), float(row["high"])] == pytest.approx(
+                [mean - spread, mean + spread], rel=1e-6
+            )
         else:
             assert row["mean difference"] == row["low"] == row["high"] == ""
 
@@ -153,12 +190,24 @@ def test_runs_of_one_name_are_told_apart(runs: dict[str, Path], tmp_path: Path) 
     shutil.copytree(runs["fedavg"], tmp_path / "other" / "fedavg")
     paths = [runs["fedavg"], tmp_path / "other" / "fedavg", runs["off"]]
     names = [line.name for line in read_lines(paths).lines]
-    assert names == [f"{runs['off'].parent.name}/fedavg", "other/fedavg", f"{runs['off'].parent.name}/off"]
-    assert [line.name for line in read_lines([runs["off"], runs["off"]]).lines] == ["1-off", "2-off"]
+    assert names == [
+        f"{runs['off'].parent.name}/fedavg",
+        "other/fedavg",
+        f"{runs['off'].parent.name}/off",
+    ]
+    assert [line.name for line in read_lines([runs["off"], runs["off"]]).lines] == [
+        "1-off",
+        "2-off",
+    ]
 
 
 def test_damaged_folders_end_with_2(runs: dict[str, Path], study: Path, tmp_path: Path) -> None:
-    for name, content in (("summary.json", b"{}"), ("summary.json", b"[1]"), ("rounds.parquet", b"x"), ("scenario.toml", b"=")):
+    for name, content in (
+        ("summary.json", b"{}"),
+        ("summary.json", b"[1]"),
+        ("rounds.parquet", b"x"),
+        ("scenario.toml", b"="),
+    ):
         broken = tmp_path / "broken"
         shutil.copytree(runs["fedavg"], broken)
         (broken / name).write_bytes(content)
@@ -193,7 +242,9 @@ def test_a_hostile_name_harms_nothing(runs: dict[str, Path], tmp_path: Path, nam
     run = tmp_path / "run"
     shutil.copytree(runs["off"], run)
     summary = json.loads((run / "summary.json").read_text())
-    (run / "summary.json").write_text(json.dumps(summary | {"strategy": name, "name": name, "status": name}))
+    (run / "summary.json").write_text(
+        json.dumps(summary | {"strategy": name, "name": name, "status": name})
+    )
     for words in ((), ("--csv",), ("--markdown",)):
         text = compared(run, *words)
         assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)

@@ -19,7 +19,9 @@ class Dies(FedAvg):
 
 
 class LosesWorker(FedAvg):
-    """On Ray: notes its rounds in a file, and takes its process with it when it is first in round 7."""
+    """On Ray: notes its rounds in a file, and takes its process with it when it is first in
+    round 7.
+    """
 
     async def aggregate(self) -> None:
         if "ray" in sys.modules and sys.modules["ray"].is_initialized():

@@ -1,4 +1,6 @@
-"""Studies that are really run: as the command line does it, on Ray too, stopped in any way, and gone on with."""
+"""Studies that are really run: as the command line does it, on Ray too, stopped in any way, and
+gone on with.
+"""
 
 import io
 import json
@@ -31,7 +33,9 @@ TABLES = ("compare.csv", "compare.md", "paired.csv", "runs.csv")
 
 
 def start(*words: str | Path) -> "subprocess.Popen[str]":
-    return children.fedsim("study", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return children.fedsim(
+        "study", *words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def tables_of(out: Path) -> dict[str, bytes]:
@@ -39,7 +43,10 @@ def tables_of(out: Path) -> dict[str, bytes]:
 
 
 def states(study: Path, out: Path) -> list[str]:
-    return [line.split()[0] for line in call("study", study, "--out", out, "--dry-run").output.splitlines()]
+    return [
+        line.split()[0]
+        for line in call("study", study, "--out", out, "--dry-run").output.splitlines()
+    ]
 
 
 def times_of(out: Path) -> dict[Path, int]:
@@ -47,7 +54,10 @@ def times_of(out: Path) -> dict[Path, int]:
 
 
 def summaries(out: Path) -> dict[str, dict[str, Any]]:
-    found = {path.parent: json.loads(path.read_text()) for path in sorted(out.glob("runs/*/*/summary.json"))}
+    found = {
+        path.parent: json.loads(path.read_text())
+        for path in sorted(out.glob("runs/*/*/summary.json"))
+    }
     return {str(path.relative_to(out)): summary for path, summary in found.items()}
 
 
@@ -60,12 +70,22 @@ def test_a_study_from_beginning_to_end(
 ) -> None:
     monkeypatch.setenv("PYTHONWARNINGS", "default::ResourceWarning")
     out = tmp_path / "out"
-    assert [line.split() for line in done("study", study_file, "--out", out, "--dry-run").splitlines()] == [
-        ["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")
-    ]
+    assert [
+        line.split() for line in done("study", study_file, "--out", out, "--dry-run").splitlines()
+    ] == [["new", f"runs/{name}/seed-{seed}"] for seed in (1, 2) for name in ("fedavg", "fedprox")]
     assert not out.exists()
-    missing = ("study", study_file, "--out", out, "--set", "data.source=mnist", "--set", "data.root=nowhere")
-    assert len(call(*missing, "--dry-run").output.splitlines()) == 4  # a list needs no data, a run does
+    missing = (
+        "study",
+        study_file,
+        "--out",
+        out,
+        "--set",
+        "data.source=mnist",
+        "--set",
+        "data.root=nowhere",
+    )
+    # a list needs no data, a run does
+    assert len(call(*missing, "--dry-run").output.splitlines()) == 4
     assert "data.source is 'mnist'" in call(*missing).output
 
     said = done("study", study_file, "--out", out, "--workers", "2")
@@ -79,19 +99,29 @@ def test_a_study_from_beginning_to_end(
     assert states(study_file, out) == ["done"] * 4
 
     first = summaries(out)["runs/fedprox/seed-1"]["accuracy"]["final"]
-    runs = rows_of(out / "runs.csv")  # the other tables follow from it: tests/lab/compare/test_show.py
-    assert [(row["variant"], row["seed"]) for row in runs] == [(name, seed) for name in ("fedavg", "fedprox") for seed in "12"]
+    # the other tables follow from it: tests/lab/compare/test_show.py
+    runs = rows_of(out / "runs.csv")
+    assert [(row["variant"], row["seed"]) for row in runs] == [
+        (name, seed) for name in ("fedavg", "fedprox") for seed in "12"
+    ]
     assert float(runs[2]["final accuracy (0-1)"]) == pytest.approx(first)
     assert runs[0]["migrations"] == ""  # no groups: nothing, and not 0
     alone = finish(study_file, tmp_path / "one by one")
     assert tables_of(alone) == tables_of(out)
     for path, summary in summaries(out).items():
-        assert all(summary[key] == summaries(alone)[path][key] for key in ("events_sha256", "models_sha256"))
+        assert all(
+            summary[key] == summaries(alone)[path][key]
+            for key in ("events_sha256", "models_sha256")
+        )
 
 
 @pytest.fixture
 def slow_study(tables: dict[str, Any], tmp_path: Path) -> Path:
-    tables["base"] |= {"stop": {"rounds": 100}, "checkpoint": {"rounds": 10}, "evaluation": {"every": 50}}
+    tables["base"] |= {
+        "stop": {"rounds": 100},
+        "checkpoint": {"rounds": 10},
+        "evaluation": {"every": 50},
+    }
     return write(tmp_path / "slow.toml", tables | {"seeds": [1]})
 
 
@@ -124,7 +154,8 @@ def test_a_killed_study_goes_on_to_the_same_tables(slow_study: Path, tmp_path: P
     killed.communicate()
     assert len(workers) == 2
     with locked(out):  # theirs too, until they have saved their runs
-        wait_until(lambda: not any(map(is_alive, workers)))  # a process lets go of its files before its very last instant
+        # a process lets go of its files before its very last instant
+        wait_until(lambda: not any(map(is_alive, workers)))
     assert not (out / "compare.csv").exists()
     assert "resume" in states(slow_study, out)
 
@@ -144,14 +175,20 @@ def test_a_study_under_way_can_be_read_and_interrupted_but_is_no_one_elses(
     words = (slow_study, "--out", out, "--set", "stop.rounds=100000", "--set", "learning=off")
     process = start(*words, "--workers", "1")
     wait_until(lambda: checkpoints(out), process)
-    assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(*words)
+    assert f"another process ({process.pid} on {socket.gethostname()!r}) works in" in refused(
+        *words
+    )
     assert "No run was begun of fedprox." in call("compare", out).output
     ends_with_130(process, signal.SIGINT)
-    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"]  # the other was not begun
+    # the other was not begun
+    assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"]
 
     before = checkpoints(out)
     process = start(*words, "--workers", "2")
-    wait_until(lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"}, process)
+    wait_until(
+        lambda: {path.parts[-5] for path in checkpoints(out) - before} == {"fedavg", "fedprox"},
+        process,
+    )
     ends_with_130(process, signal.SIGTERM)
     assert [summary["status"] for summary in summaries(out).values()] == ["interrupted"] * 2
     listed = call("study", *words, "--dry-run").output.splitlines()
@@ -166,27 +203,42 @@ def ends_with_130(process: "subprocess.Popen[str]", number: signal.Signals) -> N
     assert "Traceback" not in errors
 
 
-def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(tables: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_that_fail_are_reported_from_python_and_again_by_the_verb(
+    tables: dict[str, Any], tmp_path: Path
+) -> None:
     tables["variants"] = {
         "fails": {"strategy.kind": "tests.lab.study.strategies:Fails"},
-        "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},  # so that another process does those after it
+        # so that another process does those after it
+        "dies": {"strategy.kind": "tests.lab.study.strategies:Dies"},
         **tables["variants"],
     }
     tables["seeds"], tables["base"]["learning"], out = [1], "off", tmp_path / "out"
-    with pytest.raises(fedsim.SimulationError, match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose"):
+    with pytest.raises(
+        fedsim.SimulationError,
+        match=r"2 runs of the study .* failed; fails, seed 1: ValueError: on purpose",
+    ):
         fedsim.run_study(tables, out, workers=1, allow_code=True)
     assert tables["base"]["learning"] == "off"  # what was given is as it was
     some = fedsim.run_study(tables, out, only=["variant=fedavg"], allow_code=True)
-    assert (some.variants, list(some.runs["variant"])) == (["fails", "dies", "fedavg", "fedprox"], ["fedavg", "fedprox"])
+    assert (some.variants, list(some.runs["variant"])) == (
+        ["fails", "dies", "fedavg", "fedprox"],
+        ["fedavg", "fedprox"],
+    )
     assert [(row["variant"], row["runs"]) for row in rows_of(out / "compare.csv")] == [
         ("fails", "0"), ("dies", "0"), ("fedavg", "1"), ("fedprox", "1")
     ]  # fmt: skip
-    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [False, False, True, True]
+    assert [bool(row["traffic (bytes)"]) for row in rows_of(out / "compare.csv")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     again = call("study", write(tmp_path / "s.toml", tables), "--out", out, "--workers", "1")
     assert again.exit_code == 1
     assert "2 runs to do, 2 are there" in again.stderr
     assert "fedsim: fails, seed 1 failed: ValueError: on purpose" in again.stderr
-    assert again.stderr.count("failed: its process ended with signal 9") == 2  # when it happens, and at the end
+    # when it happens, and at the end
+    assert again.stderr.count("failed: its process ended with signal 9") == 2
     assert "Of fails 0 of 1 runs are done." in again.stdout
 
 
@@ -197,15 +249,26 @@ def refused(*words: str | Path) -> str:
     return result.output
 
 
-def test_wrong_files_command_lines_and_folders(study_file: Path, tables: dict[str, Any], tmp_path: Path) -> None:
+def test_wrong_files_command_lines_and_folders(
+    study_file: Path, tables: dict[str, Any], tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     refused(study_file)
     refused(tmp_path / "none.toml", "--out", out)
     assert "--workers is 0" in refused(study_file, "--out", out, "--workers", "0")
-    assert "variant 'fedavg': training has the unknown key" in refused(study_file, "--out", out, "--set", "training.l=1")
-    message = refused(study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}")
-    assert message.startswith("fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing")
-    for many in ({"strategy.clients_per_round": 13}, {"data.partition": {"kind": "label-groups", "groups": 13}}):
+    assert "variant 'fedavg': training has the unknown key" in refused(
+        study_file, "--out", out, "--set", "training.l=1"
+    )
+    message = refused(
+        study_file, "--out", out, "--set", "data.source=mnist", "--set", f"data.root={tmp_path}"
+    )
+    assert message.startswith(
+        "fedsim: variant 'fedavg': data.source is 'mnist', whose files are missing"
+    )
+    for many in (
+        {"strategy.clients_per_round": 13},
+        {"data.partition": {"kind": "label-groups", "groups": 13}},
+    ):
         tables["variants"]["many"] = many  # the second shows only when it is built
         assert "variant 'many'" in refused(write(study_file, tables), "--out", out)
     assert not out.exists()
@@ -219,8 +282,12 @@ def test_wrong_files_command_lines_and_folders(study_file: Path, tables: dict[st
 def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finished: Path) -> None:
     before = tables_of(finished)
     message = refused(study_file, "--out", finished, "--set", "training.lr=0.2")
-    assert "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now" in message
-    (finished / "runs" / "fedavg" / "seed-1.trace.json").touch()  # what a verb has put beside a run is none
+    assert (
+        "runs/fedavg/seed-1' holds a run of another scenario: training.lr was 0.1, and is 0.2 now"
+        in message
+    )
+    # what a verb has put beside a run is none
+    (finished / "runs" / "fedavg" / "seed-1.trace.json").touch()
     fedprox = tables["variants"].pop("fedprox")
     message = refused(write(study_file, tables), "--out", finished)
     assert "holds 'runs/fedprox/seed-1', no run of this study" in message
@@ -234,18 +301,31 @@ def test_runs_of_other_scenarios(study_file: Path, tables: dict[str, Any], finis
 def test_published_figures_come_beside_those_of_some_of_a_study(
     study_file: Path, tables: dict[str, Any], finished: Path, tmp_path: Path
 ) -> None:
-    table = {"title": "Table 1", "measures": ["rounds"], "rows": ["fedavg"], "published": {"fedavg": 2}}
+    table = {
+        "title": "Table 1",
+        "measures": ["rounds"],
+        "rows": ["fedavg"],
+        "published": {"fedavg": 2},
+    }
     other = {"title": "Table 2", "measures": ["rounds"], "rows": ["fedprox"]}
-    paper = {"about": "<b>About</b>", "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}}}
+    paper = {
+        "about": "<b>About</b>",
+        "measures": {"rounds": {"title": "rounds", "figure": "rounds", "tolerance": 0.5}},
+    }
     write(tmp_path / "paper.toml", paper | {"tables": [table, other]})
     write(study_file, tables | {"published": "paper.toml"})
-    said = done("study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1")
+    said = done(
+        "study", study_file, "--out", tmp_path / "out", "--only", "fedavg", "--workers", "1"
+    )
     assert "2 runs to do, 0 are there" in said
     assert "Table 1" in said
     assert set(summaries(tmp_path / "out")) == {"runs/fedavg/seed-1", "runs/fedavg/seed-2"}
     report = (tmp_path / "out" / "published.md").read_text()
     assert report.startswith("# small\n\n&lt;b&gt;About&lt;/b&gt;\n\nA cell has the mean")
-    assert "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n" in report
+    assert (
+        "## Table 1\n\n| row | rounds (+-0.5) |\n| --- | ---: |\n| fedavg | **3** *(2)* |\n"
+        in report
+    )
     assert "Seeds 1, 2.\n\n0 of 1 figures are within the tolerance.\n" in report
     assert report.endswith("## Not run\n\nTable 2.\n")
     finish(tmp_path / "out" / "study.toml", tmp_path / "out")
@@ -254,21 +334,28 @@ def test_published_figures_come_beside_those_of_some_of_a_study(
 
 
 @pytest.mark.long
-def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(study_file: Path, finished: Path, tmp_path: Path) -> None:
+def test_what_is_left_of_a_run_that_had_hardly_begun_is_done_anew(
+    study_file: Path, finished: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     shutil.copytree(finished, out)
     (out / "runs/fedavg/seed-1/summary.json").unlink()  # killed before it was saved
     shutil.rmtree(out / "runs/fedavg/seed-2")
     (out / "runs/fedavg/seed-2").mkdir()  # killed as soon as its folder was there
     (out / "runs/fedprox/seed-1/summary.json").unlink()
-    (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)  # a checkpoint of nothing
+    # a checkpoint of nothing
+    (out / "runs/fedprox/seed-1/checkpoint/000000000012").mkdir(parents=True)
     assert states(study_file, out) == ["anew", "resume", "anew", "done"]
-    assert "fedprox, seed 1: begins anew: the checkpoint" in done("study", study_file, "--out", out, "--workers", "1")
+    assert "fedprox, seed 1: begins anew: the checkpoint" in done(
+        "study", study_file, "--out", out, "--workers", "1"
+    )
     assert tables_of(out) == tables_of(finished)
 
 
 def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path) -> None:
-    """Whatever a later grammar makes of it: its runs can be compared and shown; without an index it says what to do."""
+    """Whatever a later grammar makes of it: its runs can be compared and shown; without an index
+    it says what to do.
+    """
     compared, before = call("compare", finished).output, tables_of(finished)
     (finished / "study.toml").write_text("of another grammar =")
     assert call("compare", finished).output == compared
@@ -281,14 +368,25 @@ def test_a_folder_whose_study_file_nobody_understands_can_be_read(finished: Path
     assert "holds files" not in refused(finished / "study.toml", "--out", finished)
     (finished / "index.json").unlink()
     asked = call("compare", finished)
-    assert (asked.exit_code, f"fedsim study '{finished}/study.toml' --out '{finished}' writes it" in asked.output) == (2, True)
+    assert (
+        asked.exit_code,
+        f"fedsim study '{finished}/study.toml' --out '{finished}' writes it" in asked.output,
+    ) == (2, True)
 
 
 def test_a_study_without_its_index_is_brought_up_to_date_without_a_run(finished: Path) -> None:
-    index, before, times = (finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)
+    index, before, times = (
+        (finished / "index.json").read_bytes(),
+        tables_of(finished),
+        times_of(finished),
+    )
     (finished / "index.json").unlink()
     assert "0 runs to do, 4 are there" in done("study", finished / "study.toml", "--out", finished)
-    assert ((finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)) == (index, before, times)
+    assert ((finished / "index.json").read_bytes(), tables_of(finished), times_of(finished)) == (
+        index,
+        before,
+        times,
+    )
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -323,8 +421,12 @@ def test_a_worker_that_has_had_much_memory_is_replaced(
     most_bytes: int, hired: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes, begun = [], pool.start
-    monkeypatch.setattr(pool, "start", lambda *words, **how: processes.append(begun(*words, **how)) or processes[-1])
-    text = fedsim.Scenario(**quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}).to_toml()
+    monkeypatch.setattr(
+        pool, "start", lambda *words, **how: processes.append(begun(*words, **how)) or processes[-1]
+    )
+    text = fedsim.Scenario(
+        **quiet_world({"kind": "fedavg"}, rounds=1) | {"learning": "off"}
+    ).to_toml()
     orders = [RunOrder(str(number), text, tmp_path / str(number), "new") for number in range(2)]
     with closing(StudyProgress(Console(quiet=True))) as progress:
         progress.begin(orders, 0)
@@ -333,19 +435,29 @@ def test_a_worker_that_has_had_much_memory_is_replaced(
     assert len(processes) == hired
 
 
-needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'")
+needs_ray = pytest.mark.skipif(
+    find_spec("ray") is None, reason="needs Ray: pip install 'ray>=2.60' 'cloudpickle>=3'"
+)
 
 
 def content(out: Path) -> dict[str, bytes]:
-    found = {str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    found = {
+        str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()
+    }
     for name in [name for name in found if name.endswith("summary.json")]:
-        found[name] = json.dumps(json.loads(found[name]) | {"wall_s": 0, "summary_sha256": ""}).encode()
+        found[name] = json.dumps(
+            json.loads(found[name]) | {"wall_s": 0, "summary_sha256": ""}
+        ).encode()
     return found
 
 
 @pytest.fixture
-def losing(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """A study whose run loses its process once, in round 7, after it was saved after five rounds."""
+def losing(
+    tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Any]:
+    """A study whose run loses its process once, in round 7, after it was saved after five
+    rounds.
+    """
     monkeypatch.setenv("LOSSES", str(tmp_path / "losses"))
     (tmp_path / "losses").mkdir()
     tables["base"] |= {"stop": {"rounds": 9}, "checkpoint": {"rounds": 5}, "learning": "off"}
@@ -355,16 +467,21 @@ def losing(tables: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 @needs_ray
 def test_the_same_folder_as_from_the_local_pool(study_file: Path, tmp_path: Path) -> None:
-    assert "4/4" in done("study", study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2")
+    assert "4/4" in done(
+        "study", study_file, "--out", tmp_path / "out", "--executor", "ray", "--workers", "2"
+    )
     assert content(tmp_path / "out") == content(finish(study_file, tmp_path / "here"))
 
 
 @needs_ray
-def test_a_lost_run_goes_on_from_its_newest_checkpoint(losing: dict[str, Any], tmp_path: Path) -> None:
+def test_a_lost_run_goes_on_from_its_newest_checkpoint(
+    losing: dict[str, Any], tmp_path: Path
+) -> None:
     study = write(tmp_path / "s.toml", losing)
     done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--workers", "1")
     rounds = [int(line) for line in (tmp_path / "losses" / "rounds").read_text().split()]
-    assert rounds == [*range(8), *range(5, 9)]  # who came after it made only those again that had not been saved
+    # who came after it made only those again that had not been saved
+    assert rounds == [*range(8), *range(5, 9)]
     assert content(tmp_path / "out") == content(finish(study, tmp_path / "here"))
 
 
@@ -377,11 +494,22 @@ def test_a_study_on_a_cluster_that_loses_a_node(
 
     losing["variants"]["loses"]["strategy.kind"] = "tests.lab.study.strategies:LosesNode"
     study = write(tmp_path / "s.toml", losing | {"seeds": [1, 2, 3]})
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
     try:
         cluster.add_node(num_cpus=1)
         (tmp_path / "losses" / "head").write_text(cluster.head_node.node_id)
-        done("study", study, "--out", tmp_path / "out", "--executor", "ray", "--address", cluster.address)
+        done(
+            "study",
+            study,
+            "--out",
+            tmp_path / "out",
+            "--executor",
+            "ray",
+            "--address",
+            cluster.address,
+        )
         assert (tmp_path / "losses" / "lost").exists()
     finally:
         cluster.shutdown()
@@ -393,7 +521,9 @@ def test_an_interrupted_study_goes_on(tables: dict[str, Any], tmp_path: Path) ->
     tables["base"] |= {"stop": {"rounds": 20_000}, "checkpoint": {"rounds": 10}, "learning": "off"}
     words, out = (write(tmp_path / "s.toml", tables), "--out", tmp_path / "out"), tmp_path / "out"
     process = start(*words, "--executor", "ray", "--workers", "2")
-    wait_until(lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process)
+    wait_until(
+        lambda: {path.parts[-5] for path in checkpoints(out)} == {"fedavg", "fedprox"}, process
+    )
     ends_with_130(process, signal.SIGINT)
     listed = call("study", *words, "--dry-run").output.splitlines()
     assert sorted(line.split()[0] for line in listed) == ["new", "new", "resume", "resume"]
@@ -406,7 +536,9 @@ def test_what_does_not_go_together(
     assert "did you mean 'processes'?" in refused(study_file, "--out", out, "--executor", "process")
     assert "only 'ray' has an address" in refused(study_file, "--out", out, "--address", "auto")
     ray = ("--out", out, "--executor", "ray")
-    assert "its own number" in refused(study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2")
+    assert "its own number" in refused(
+        study_file, *ray, "--address", "127.0.0.1:1", "--workers", "2"
+    )
     tables["base"]["training"]["device"] = "cuda"
     assert "workers use CPUs alone" in refused(write(tmp_path / "cuda.toml", tables), *ray)
     monkeypatch.setitem(sys.modules, "ray", None)

@@ -1,4 +1,6 @@
-"""Groupings as labels and members, k-means, k-medoids, DBSCAN, linkage with CFL's split, and CCS."""
+"""Groupings as labels and members, k-means, k-medoids, DBSCAN, linkage with CFL's split, and
+CCS.
+"""
 
 import math
 from collections.abc import Callable
@@ -30,7 +32,9 @@ from fedsim.toolbox.clustering.algorithms import (
 @given(st.lists(st.integers(-3, 3), max_size=12))
 def test_numbering_keeps_the_grouping_and_members_name_it(labels: list[int]) -> None:
     numbered = canonical(labels)
-    assert [[a == b for b in labels] for a in labels] == [[a == b for b in numbered] for a in numbered]
+    assert [[a == b for b in labels] for a in labels] == [
+        [a == b for b in numbered] for a in numbered
+    ]
     groups = members(numbered)
     assert [group[0] for group in groups] == sorted(group[0] for group in groups)
     assert sorted(device for group in groups for device in group) == list(range(len(labels)))
@@ -42,7 +46,10 @@ def test_numbering_keeps_the_grouping_and_members_name_it(labels: list[int]) -> 
     ("make", "says"),
     [
         (lambda: labels_of([[0.0]], 2), "2 groups needs as many distinct .* 1 devices have 1"),
-        (lambda: labels_of([[0, 1], [1, 0], [1, 0], [0, 1]], 3), "3 groups needs as many distinct .* 4 devices have 2"),
+        (
+            lambda: labels_of([[0, 1], [1, 0], [1, 0], [0, 1]], 3),
+            "3 groups needs as many distinct .* 4 devices have 2",
+        ),
         (lambda: labels_of(1.0 + 1e-15 * np.arange(5)[:, None], 2), "the 5 devices have 1"),
         (lambda: labels_of([[0.0], [np.nan]], 1), "of 2 rows some are not finite"),
         (lambda: threshold(math.nan, 1.0), "CCS needs finite losses"),
@@ -58,7 +65,10 @@ def labels_of(rows: object, groups: int, seed: int = 0) -> list[int]:
     return kmeans(np.array(rows, dtype=np.float64), groups, np.random.default_rng(seed)).tolist()  # type: ignore[no-any-return]
 
 
-@given(arrays(np.int64, st.tuples(st.integers(1, 12), st.just(2)), elements=st.integers(0, 2)), st.integers(1, 5))
+@given(
+    arrays(np.int64, st.tuples(st.integers(1, 12), st.just(2)), elements=st.integers(0, 2)),
+    st.integers(1, 5),
+)
 def test_no_group_is_empty_and_equal_rows_stay_together(rows: np.ndarray, groups: int) -> None:
     distinct = len(np.unique(rows, axis=0))
     if groups > distinct:
@@ -67,7 +77,9 @@ def test_no_group_is_empty_and_equal_rows_stay_together(rows: np.ndarray, groups
         return
     labels = labels_of(rows, groups)
     assert sorted(set(labels)) == list(range(groups))
-    assert len({(*row, label) for row, label in zip(rows.tolist(), labels, strict=True)}) == distinct
+    assert (
+        len({(*row, label) for row, label in zip(rows.tolist(), labels, strict=True)}) == distinct
+    )
 
 
 def test_rows_too_near_for_scikit_learn_still_fill_all_groups() -> None:
@@ -83,7 +95,11 @@ def symmetric(n: int, upper: list[float], diagonal: float) -> np.ndarray:
 
 def least_cross_similarity(similarity: np.ndarray) -> float:
     """By trying every split."""
-    sides = (np.array([False, *other]) for other in product([False, True], repeat=len(similarity) - 1) if any(other))
+    sides = (
+        np.array([False, *other])
+        for other in product([False, True], repeat=len(similarity) - 1)
+        if any(other)
+    )
     return float(min(similarity[np.ix_(~other, other)].max() for other in sides))
 
 
@@ -96,7 +112,11 @@ def test_five_clients() -> None:
     assert least_cross_similarity(FIVE) == 0.6
 
 
-@given(st.integers(2, 7).flatmap(lambda n: st.lists(st.floats(-1, 1), min_size=n * (n - 1) // 2, max_size=n * (n - 1) // 2)))
+@given(
+    st.integers(2, 7).flatmap(
+        lambda n: st.lists(st.floats(-1, 1), min_size=n * (n - 1) // 2, max_size=n * (n - 1) // 2)
+    )
+)
 def test_single_linkage_is_the_best_split(upper: list[float]) -> None:
     similarity = symmetric(round((1 + (1 + 8 * len(upper)) ** 0.5) / 2), upper, 1.0)
     first, second, cross = bipartition(similarity)
@@ -112,9 +132,13 @@ def test_differences_below_the_rounding_of_1_minus_similarity_count() -> None:
 
 @given(
     st.sampled_from(["single", "complete", "average"]),
-    st.integers(1, 8).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.randoms(use_true_random=False))),
+    st.integers(1, 8).flatmap(
+        lambda n: st.tuples(st.just(n), st.integers(1, n), st.randoms(use_true_random=False))
+    ),
 )
-def test_exactly_as_many_clusters_as_asked_for_even_when_distances_tie(method: str, case: tuple[int, int, object]) -> None:
+def test_exactly_as_many_clusters_as_asked_for_even_when_distances_tie(
+    method: str, case: tuple[int, int, object]
+) -> None:
     n, groups, random = case
     distance = symmetric(n, [float(random.randint(0, 2)) for _ in range(n * (n - 1) // 2)], 0.0)  # type: ignore[attr-defined]
     labels = agglomerative(distance, groups, method)  # type: ignore[arg-type]
@@ -130,7 +154,9 @@ def apart(points: list[float]) -> np.ndarray:
     return np.abs(values[:, None] - values)
 
 
-def by_medoids(distance: np.ndarray, groups: int, start: Any = "build", seed: int = 0) -> np.ndarray:
+def by_medoids(
+    distance: np.ndarray, groups: int, start: Any = "build", seed: int = 0
+) -> np.ndarray:
     return k_medoids(distance, groups, start, np.random.default_rng(seed))
 
 
@@ -139,17 +165,23 @@ def by_density(distance: np.ndarray, groups: int) -> list[list[int]]:
 
 
 def test_dbscans_radius_is_a_percentile_and_noise_is_one_cluster_of_its_own() -> None:
-    distance = apart([100.0, 0.0, 0.1, 0.2, 0.3, 0.4, 50.0])  # of 49 distances, 0 on the diagonal counted, 27 are 0.4 or less
+    # of 49 distances, 0 on the diagonal counted, 27 are 0.4 or less
+    distance = apart([100.0, 0.0, 0.1, 0.2, 0.3, 0.4, 50.0])
     assert by_density(distance, 2) == [list(range(7))]
-    assert by_density(distance, 3) == [[0, 6], [1, 2, 3, 4, 5]]  # the median is 0.4: five neighbours, itself counted
+    # the median is 0.4: five neighbours, itself counted
+    assert by_density(distance, 3) == [[0, 6], [1, 2, 3, 4, 5]]
     assert by_density(distance, 9) == [list(range(7))], "all are noise"
-    assert by_density(apart([1.0, 2.0] * 5), 3) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], "a radius of 0: twins"
+    assert by_density(apart([1.0, 2.0] * 5), 3) == [[0, 2, 4, 6, 8], [1, 3, 5, 7, 9]], (
+        "a radius of 0: twins"
+    )
 
 
 @given(
     st.sampled_from(STARTS),
     st.integers(1, 9).flatmap(
-        lambda n: st.tuples(st.integers(1, n), arrays(np.float64, (n, n), elements=st.integers(0, 9).map(float)))
+        lambda n: st.tuples(
+            st.integers(1, n), arrays(np.float64, (n, n), elements=st.integers(0, 9).map(float))
+        )
     ),
     st.integers(0, 3),
 )
@@ -161,12 +193,16 @@ def test_medoids_are_their_clusters_best_and_devices_nearest_to_theirs(
     clusters = members(by_medoids(distance, groups, start, seed))
     assert len(clusters) == groups
     sums = [distance[np.ix_(cluster, cluster)].sum(axis=1) for cluster in clusters]
-    best = [np.array(cluster)[own == own.min()] for cluster, own in zip(clusters, sums, strict=True)]
+    best = [
+        np.array(cluster)[own == own.min()] for cluster, own in zip(clusters, sums, strict=True)
+    ]
     own = np.concatenate([np.full(len(cluster), number) for number, cluster in enumerate(clusters)])
     rows = np.concatenate(clusters)
     # Where several members are equally good, one of them is the medoid.
     assert any(
-        (distance[rows, np.array(medoids)[own]] == distance[np.ix_(rows, medoids)].min(axis=1)).all()
+        (
+            distance[rows, np.array(medoids)[own]] == distance[np.ix_(rows, medoids)].min(axis=1)
+        ).all()
         for medoids in product(*best)
     )
 
@@ -175,15 +211,28 @@ def test_far_devices_are_drawn_by_the_square_of_the_distance() -> None:
     """From 0 the others are drawn with 1:9, from 1 with 1:4, from 3 with 9:4."""
     generator = np.random.default_rng(0)
     draws = [tuple(plus_plus(apart([0.0, 1.0, 3.0]), 2, generator).tolist()) for _ in range(6000)]
-    expected = {(0, 1): 1 / 10, (0, 2): 9 / 10, (1, 0): 1 / 5, (1, 2): 4 / 5, (2, 0): 9 / 13, (2, 1): 4 / 13}
+    expected = {
+        (0, 1): 1 / 10,
+        (0, 2): 9 / 10,
+        (1, 0): 1 / 5,
+        (1, 2): 4 / 5,
+        (2, 0): 9 / 13,
+        (2, 1): 4 / 13,
+    }
     for pair, share in expected.items():
         assert draws.count(pair) / 6000 == pytest.approx(share / 3, abs=0.02)
 
 
 def test_the_threshold_falls_from_the_cosine_of_theta_to_0() -> None:
-    assert threshold(2.3, 2.3) == threshold(9.0, 2.3) == pytest.approx(math.cos(math.pi / 36), abs=1e-15)
+    assert (
+        threshold(2.3, 2.3)
+        == threshold(9.0, 2.3)
+        == pytest.approx(math.cos(math.pi / 36), abs=1e-15)
+    )
     assert threshold(0.0, 2.3) == threshold(0.1, 2.3, least_loss=0.5) == 0.0
-    assert threshold(1.5, 2.5, 0.5, 0.2) == pytest.approx(math.cos(0.2 + (math.pi / 2 - 0.2) / 2), abs=1e-15)
+    assert threshold(1.5, 2.5, 0.5, 0.2) == pytest.approx(
+        math.cos(0.2 + (math.pi / 2 - 0.2) / 2), abs=1e-15
+    )
     assert threshold(1.0, 0.5, least_loss=0.5) == threshold(2.3, 2.3)
 
 
@@ -199,13 +248,20 @@ def as_written(similarity: np.ndarray, eps: float) -> list[list[int]]:
     return clusters
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 9), st.just(3)), elements=st.integers(-2, 2).map(float)), st.floats(-1, 1))
+@given(
+    arrays(
+        np.float64, st.tuples(st.integers(1, 9), st.just(3)), elements=st.integers(-2, 2).map(float)
+    ),
+    st.floats(-1, 1),
+)
 def test_it_is_the_algorithm_as_written(rows: np.ndarray, eps: float) -> None:
     cosines = similarity.cosine_matrix(rows)
     clusters = greedy_clusters(cosines, eps)
     assert clusters == as_written(cosines, eps)
     assert sorted(device for cluster in clusters for device in cluster) == list(range(len(rows)))
-    assert [len(cluster) for cluster in clusters] == sorted((len(cluster) for cluster in clusters), reverse=True)
+    assert [len(cluster) for cluster in clusters] == sorted(
+        (len(cluster) for cluster in clusters), reverse=True
+    )
 
 
 # Lengths, cosines and distances against their definitions and known answers.
@@ -214,7 +270,13 @@ def test_it_is_the_algorithm_as_written(rows: np.ndarray, eps: float) -> None:
 def test_known_cosines() -> None:
     rows = np.array([[3, 0], [0, 0.5], [-2, 0], [1, 1], [0, 0]], dtype=np.float32)
     half = math.sqrt(0.5)
-    expected = [[1, 0, -1, half, 0], [0, 1, 0, half, 0], [-1, 0, 1, -half, 0], [half, half, -half, 1, 0], [0, 0, 0, 0, 1]]
+    expected = [
+        [1, 0, -1, half, 0],
+        [0, 1, 0, half, 0],
+        [-1, 0, 1, -half, 0],
+        [half, half, -half, 1, 0],
+        [0, 0, 0, 0, 1],
+    ]
     assert similarity.cosine_matrix(rows) == pytest.approx(np.array(expected), abs=1e-15)
 
 
@@ -224,7 +286,9 @@ def test_cosines_are_symmetric_bounded_and_blind_to_length(rows: np.ndarray, fac
     assert np.array_equal(cosines, cosines.T)
     assert np.array_equal(cosines.diagonal(), np.ones(4))
     assert (np.abs(cosines) <= 1).all()
-    assert similarity.cosine_matrix(rows * [[1], [factor], [1], [1]]) == pytest.approx(cosines, abs=1e-12)
+    assert similarity.cosine_matrix(rows * [[1], [factor], [1], [1]]) == pytest.approx(
+        cosines, abs=1e-12
+    )
 
 
 def test_blocks_add_up_to_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,15 +307,23 @@ def test_float32_rows_are_summed_in_float64() -> None:
 
 def test_the_nearest_direction_is_that_of_the_largest_cosine() -> None:
     directions = [np.float32([10, 0]), np.float32([1, 1]), np.float32([0, 0])]
-    updates = [np.float32([3, 0.1]), np.float32([3, 3]), np.float32([-1, -1]), np.float32([np.nan, 1])]
-    assert similarity.most_alike(updates, directions) == [0, 1, 2, 0]  # a cosine of 0 is more than one of -1
+    updates = [
+        np.float32([3, 0.1]),
+        np.float32([3, 3]),
+        np.float32([-1, -1]),
+        np.float32([np.nan, 1]),
+    ]
+    # a cosine of 0 is more than one of -1
+    assert similarity.most_alike(updates, directions) == [0, 1, 2, 0]
     assert similarity.most_alike(updates[:1], [np.float32([5, 0]), np.float32([7, 0])]) == [0]
     assert similarity.most_alike([], directions) == []
     diverged = [np.float32([np.inf, 0]), np.float32([1, 9])]
     assert similarity.most_alike(updates[:2], diverged) == [1, 1]
 
 
-VECTORS = arrays(np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(-4, 4).map(float))
+VECTORS = arrays(
+    np.float64, st.tuples(st.integers(1, 6), st.just(3)), elements=st.integers(-4, 4).map(float)
+)
 
 
 @given(VECTORS)
@@ -269,17 +341,26 @@ def test_madc_is_its_definition(rows: np.ndarray) -> None:
 
 
 @given(VECTORS)
-def test_quadratic_losses_make_the_loss_distance_the_square_of_diff_norm(centres: np.ndarray) -> None:
-    losses = ((centres[:, None] - centres[None]) ** 2).sum(axis=2) / 2  # L_i(w) = |w - c_i|^2 / 2 and w_j = c_j
-    assert similarity.row_distances(centres) ** 2 == pytest.approx(similarity.loss_distance(losses), abs=1e-9)
+def test_quadratic_losses_make_the_loss_distance_the_square_of_diff_norm(
+    centres: np.ndarray,
+) -> None:
+    # L_i(w) = |w - c_i|^2 / 2 and w_j = c_j
+    losses = ((centres[:, None] - centres[None]) ** 2).sum(axis=2) / 2
+    assert similarity.row_distances(centres) ** 2 == pytest.approx(
+        similarity.loss_distance(losses), abs=1e-9
+    )
     assert similarity.row_distances(centres) == pytest.approx(np.sqrt(2 * losses), abs=1e-9)
 
 
 def test_the_loss_distance_of_linear_models() -> None:
-    """LCFL, Eq. 8: with the same second moments S of the inputs, L_i(w_j) - L_i(w_i) is dS' S^-1 dS."""
+    """LCFL, Eq. 8: with the same second moments S of the inputs, L_i(w_j) - L_i(w_i) is dS' S^-1
+    dS.
+    """
     generator = np.random.default_rng(4)
     inputs = generator.standard_normal((200, 3))
-    targets = [inputs @ generator.standard_normal(3) + generator.standard_normal(200) for _ in range(4)]
+    targets = [
+        inputs @ generator.standard_normal(3) + generator.standard_normal(200) for _ in range(4)
+    ]
     models = [np.linalg.lstsq(inputs, y)[0] for y in targets]
     losses = np.array([[np.mean((inputs @ w - y) ** 2) for w in models] for y in targets])
     moments = inputs.T @ inputs / 200
@@ -293,7 +374,9 @@ def test_the_loss_distance_of_linear_models() -> None:
 def test_the_gap_of_losses_compares_devices_on_the_same_model() -> None:
     losses = np.array([[1.0, 7.0, 2.0], [3.0, 2.0, 0.0], [1.0, 1.0, 0.5]])
     for i, j in np.ndindex(3, 3):
-        assert similarity.loss_gap(losses)[i, j] == abs(losses[i, i] - losses[j, i]) + abs(losses[i, j] - losses[j, j])
+        assert similarity.loss_gap(losses)[i, j] == abs(losses[i, i] - losses[j, i]) + abs(
+            losses[i, j] - losses[j, j]
+        )
     assert (similarity.loss_gap(losses) != similarity.loss_distance(losses)).any()
 
 

@@ -1,4 +1,6 @@
-"""Aggregations and server optimisers against their definitions, attacks on them, and combinations of parts."""
+"""Aggregations and server optimisers against their definitions, attacks on them, and
+combinations of parts.
+"""
 
 import asyncio
 import itertools
@@ -20,7 +22,15 @@ from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AGGREGATIONS
 from fedsim.strategies.parts.server import SGD
 from fedsim.toolbox.optimisers import Adagrad, Adam, Yogi
-from tests.benchmarks.parts_matrix import CENTRAL, CLIP, KINDS, Played, combinations, judge, rounds_of
+from tests.benchmarks.parts_matrix import (
+    CENTRAL,
+    CLIP,
+    KINDS,
+    Played,
+    combinations,
+    judge,
+    rounds_of,
+)
 from tests.strategies.runs import Weights, made, played, told, weights
 from tests.strategies.test_hierfavg import TREE
 from tests.strategies.worlds import Sections, world
@@ -37,7 +47,9 @@ def krum_score(points: Floats, at: int, f: int) -> float:
     others = [other for other in range(len(points)) if other != at]
     near = max(1, len(points) - f - 2)
     squares = {other: sum((points[at] - points[other]) ** 2) for other in others}
-    return min(sum(squares[other] for other in subset) for subset in itertools.combinations(others, near))
+    return min(
+        sum(squares[other] for other in subset) for subset in itertools.combinations(others, near)
+    )
 
 
 def krum(points: Floats, f: int, best: int) -> Floats:
@@ -59,7 +71,9 @@ def bulyan(points: Floats, f: int) -> Floats:
     for column in points[picked].T:
         middle = np.median(column)
         subsets = itertools.combinations(column, len(picked) - 2 * f)
-        means.append(np.mean(min(subsets, key=lambda subset: sum(abs(value - middle) for value in subset))))
+        means.append(
+            np.mean(min(subsets, key=lambda subset: sum(abs(value - middle) for value in subset)))
+        )
     return np.array(means)
 
 
@@ -83,12 +97,17 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
     padded = np.zeros((len(points), server.setting.parameters))
     padded[:, : points.shape[1]] = points
     how: Aggregation = AGGREGATIONS.spec(spec["kind"])(**spec)  # type: ignore[assignment]
-    entries = [{"update": server.models.given(point), "task": at, "samples": 7 * at} for at, point in enumerate(padded)]
+    entries = [
+        {"update": server.models.given(point), "task": at, "samples": 7 * at}
+        for at, point in enumerate(padded)
+    ]
 
     async def found_by() -> NDArray[np.float32]:
         weights = await how.weigh(server, entries, how.weights(entries))
         assert math.fsum(weights) == pytest.approx(0 if how.told(len(entries)) else 1)
-        return await server.models.value(how.combine(server, {}, entries, weights, server.models.zero()))
+        return await server.models.value(
+            how.combine(server, {}, entries, weights, server.models.zero())
+        )
 
     found = asyncio.run(found_by())
     return found[: points.shape[1]].astype(np.float64)
@@ -99,9 +118,16 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
     RULES,
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
-def test_it_is_its_definition(spec: dict[str, Any], count: int, expected: Callable[[Floats], Floats]) -> None:
+def test_it_is_its_definition(
+    spec: dict[str, Any], count: int, expected: Callable[[Floats], Floats]
+) -> None:
     for seed in range(3):
-        points = np.random.default_rng(seed).normal(size=(count, 5)).astype(np.float32).astype(np.float64)
+        points = (
+            np.random.default_rng(seed)
+            .normal(size=(count, 5))
+            .astype(np.float32)
+            .astype(np.float64)
+        )
         assert combined(spec, points) == pytest.approx(expected(points), abs=1e-6)
 
 
@@ -139,7 +165,11 @@ ATTACKED: dict[str, Any] = {
         ({"aggregation": {"kind": "bulyan", "malicious": 2}}, 8),
         ({"kind": "fedat", "tiers": 1, "aggregation": {"kind": "multi-krum", "malicious": 2}}, 10),
     ],
-    ids=lambda value: "-".join(map(str, value.get("aggregation", value).values())) if isinstance(value, dict) else None,
+    ids=lambda value: (
+        "-".join(map(str, value.get("aggregation", value).values()))
+        if isinstance(value, dict)
+        else None
+    ),
 )
 def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> None:
     """Attackers far away are never among them; those who are count alike."""
@@ -148,17 +178,30 @@ def test_the_record_says_who_was_taken(strategy: dict[str, Any], taken: int) -> 
     assert len(aggregates) == 3
     device_of = {fields["task"]: fields["device"] for fields in told(records, "task-end")}
     for fields in aggregates:
-        weights = dict(zip((device_of[task] for task in fields["tasks"]), fields["weights"], strict=True))
+        weights = dict(
+            zip((device_of[task] for task in fields["tasks"]), fields["weights"], strict=True)
+        )
         assert sorted(weights.values()) == pytest.approx([0.0] * (12 - taken) + [1 / taken] * taken)
         assert weights[2] == weights[7] == 0.0
 
 
-FEW: dict[str, Any] = {"population": {"devices": 12, "speed": "100 samples/s"}, "stop": {"rounds": 4}}
-GROUPED: dict[str, Any] = {"kind": "ifca", "groups": 2, "clients_per_round": 12, "local_epochs": 1, "as": "paper"}
+FEW: dict[str, Any] = {
+    "population": {"devices": 12, "speed": "100 samples/s"},
+    "stop": {"rounds": 4},
+}
+GROUPED: dict[str, Any] = {
+    "kind": "ifca",
+    "groups": 2,
+    "clients_per_round": 12,
+    "local_epochs": 1,
+    "as": "paper",
+}
 
 
 def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -> None:
-    _, records = played(FEW | {"strategy": GROUPED | {"aggregation": {"kind": "krum", "malicious": 1}}})
+    _, records = played(
+        FEW | {"strategy": GROUPED | {"aggregation": {"kind": "krum", "malicious": 1}}}
+    )
     aggregates = told(records, "aggregate")
     few = [fields for fields in aggregates if len(fields["tasks"]) < 5]
     assert few
@@ -171,12 +214,16 @@ def test_a_group_with_too_few_updates_keeps_its_model_and_the_record_says_so() -
 
 
 def walk(optimiser: ServerOptimiser, deltas: list[Weights]) -> tuple[list[Weights], Weights]:
-    """The models that an optimiser makes of updates that differ from the model by ``deltas``, and the first model."""
+    """The models that an optimiser makes of updates that differ from the model by ``deltas``,
+    and the first model.
+    """
     server = a_server()
     model, state, models = server.models.initial(), {}, []
     first = asyncio.run(server.models.value(model))
     for delta in deltas:
-        aggregated: Ref = server.models.given(asyncio.run(server.models.value(model)).astype(np.float64) + delta)
+        aggregated: Ref = server.models.given(
+            asyncio.run(server.models.value(model)).astype(np.float64) + delta
+        )
         model = optimiser.step(server, state, model, aggregated)
         models.append(asyncio.run(server.models.value(model)))
     return models, first
@@ -192,13 +239,21 @@ TORCHS: list[tuple[ServerOptimiser, Any]] = [
         Adam(lr=0.02, beta1=0.8, beta2=0.95, tau=1e-4, bias_correction=True),
         lambda own: torch.optim.Adam(own, lr=0.02, betas=(0.8, 0.95), eps=1e-4),
     ),
-    (Adagrad(lr=0.05, tau=1e-2), lambda own: torch.optim.Adagrad(own, lr=0.05, initial_accumulator_value=1e-4, eps=1e-2)),
+    (
+        Adagrad(lr=0.05, tau=1e-2),
+        lambda own: torch.optim.Adagrad(own, lr=0.05, initial_accumulator_value=1e-4, eps=1e-2),
+    ),
     (SGD(lr=0.5, momentum=0.9), lambda own: torch.optim.SGD(own, lr=0.5, momentum=0.9)),
-    (SGD(lr=0.5, momentum=0.9, nesterov=True), lambda own: torch.optim.SGD(own, lr=0.5, momentum=0.9, nesterov=True)),
+    (
+        SGD(lr=0.5, momentum=0.9, nesterov=True),
+        lambda own: torch.optim.SGD(own, lr=0.5, momentum=0.9, nesterov=True),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("optimiser", "make"), TORCHS, ids=lambda value: getattr(value, "kind", ""))
+@pytest.mark.parametrize(
+    ("optimiser", "make"), TORCHS, ids=lambda value: getattr(value, "kind", "")
+)
 def test_it_is_torchs_on_the_pseudo_gradient(optimiser: ServerOptimiser, make: Any) -> None:
     deltas = drawn(6)
     found, first = walk(optimiser, deltas)
@@ -215,8 +270,14 @@ def test_it_is_torchs_on_the_pseudo_gradient(optimiser: ServerOptimiser, make: A
 def test_moments_by_hand(kind: type[Adam] | type[Yogi], corrected: bool) -> None:
     deltas = drawn(5)
     deltas[3] *= 0.1  # so that v falls too
-    found, first = walk(kind(lr=0.1, beta1=0.8, beta2=0.9, tau=0.1, bias_correction=corrected), deltas)
-    weights, mean, square = first.astype(np.float64), 0.0, np.full(len(first), 0.0 if corrected else 0.01)
+    found, first = walk(
+        kind(lr=0.1, beta1=0.8, beta2=0.9, tau=0.1, bias_correction=corrected), deltas
+    )
+    weights, mean, square = (
+        first.astype(np.float64),
+        0.0,
+        np.full(len(first), 0.0 if corrected else 0.01),
+    )
     for at, (delta, own) in enumerate(zip(deltas, found, strict=True), 1):
         mean = 0.8 * mean + 0.2 * delta
         squared = delta.astype(np.float64) ** 2
@@ -237,7 +298,11 @@ def test_a_round_without_finite_updates_moves_on(optimiser: ServerOptimiser) -> 
 
 
 def test_each_group_has_a_state_of_its_own() -> None:
-    strategy = GROUPED | {"clients_per_round": 6, "as": "published-code", "server": {"kind": "yogi", "beta1": 0.5}}
+    strategy = GROUPED | {
+        "clients_per_round": 6,
+        "as": "published-code",
+        "server": {"kind": "yogi", "beta1": 0.5},
+    }
     run, records = played(FEW | {"strategy": strategy})
     steps = Counter(fields["group"] for fields in told(records, "aggregate"))
     assert len(steps) == 2
@@ -258,9 +323,16 @@ BESIDE: dict[str, Sections] = {
     "scaffold/II": {"option": "II"},
     "feddyn": {"alpha": 0.1},
     "flexcfl": {"groups": 1, "moment": {"devices": 12, "steps": 5}},
-    "lcfl": {"groups": 1, "clusters_start": "members", "moment": {"rounds": 1}, "clients_per_round": None},
+    "lcfl": {
+        "groups": 1,
+        "clusters_start": "members",
+        "moment": {"rounds": 1},
+        "clients_per_round": None,
+    },
 }
-"""Strategies that make something of what clients send beside their updates, in one group: of few none bears two attackers."""
+"""Strategies that make something of what clients send beside their updates, in one group: of few
+none bears two attackers.
+"""
 
 OTHERS: dict[str, Sections] = {
     "fedat": {"tiers": 1},
@@ -292,7 +364,9 @@ def refs(value: Any) -> Iterator[Ref]:
 
 
 def farthest(kind: str, keys: Sections, how: Sections | str, attack: Sections) -> float:
-    """The largest number in all that the server serves, and sends to an honest device, after some rounds."""
+    """The largest number in all that the server serves, and sends to an honest device, after
+    some rounds.
+    """
     strategy: Sections = {"kind": kind, "clients_per_round": 12, "aggregation": how} | keys
     if "groups" in STRATEGIES.spec(kind).model_fields:
         strategy = {"groups": 1} | strategy
@@ -319,7 +393,11 @@ def test_attacks_leave_all_that_is_aggregated_bounded(name: str, how: str) -> No
 @pytest.mark.parametrize(
     "kind",
     # those with models of several sizes refuse a robust aggregation (test_sizes)
-    [kind for kind in STRATEGIES if STRATEGIES.spec(kind).model_fields.keys() & {"aggregation", "sizes"} == {"aggregation"}],
+    [
+        kind
+        for kind in STRATEGIES
+        if STRATEGIES.spec(kind).model_fields.keys() & {"aggregation", "sizes"} == {"aggregation"}
+    ],
 )
 def test_attacks_leave_the_models_of_every_strategy_bounded(kind: str) -> None:
     for how in ROBUST:
@@ -328,14 +406,19 @@ def test_attacks_leave_the_models_of_every_strategy_bounded(kind: str) -> None:
             assert found < 20, (how, attack)
 
 
-# Parts in combination: each is refused by name, or keeps its promises (a part of ``tests.benchmarks.parts_matrix``).
+# Parts in combination: each is refused by name, or keeps its promises (a part of
+# ``tests.benchmarks.parts_matrix``).
 
 PRIVATE = [CENTRAL, CENTRAL | {"where": "local"}]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_with_private_no_model_moves_beyond_clip_times_rounds(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is refused would, without the refusal, move farther: no strategy is refused for nothing."""
+def test_with_private_no_model_moves_beyond_clip_times_rounds(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused would, without the refusal, move farther: no strategy is refused for
+    nothing.
+    """
     cells = [{"strategy": kind, "aggregation": how} for how in PRIVATE]
     verdicts = [judge(cell) for cell in cells]
     assert not [why for verdict, why in verdicts if verdict == "silent"]
@@ -343,9 +426,14 @@ def test_with_private_no_model_moves_beyond_clip_times_rounds(kind: str, monkeyp
         assert all("has the unknown key 'aggregation'" in why for _, why in verdicts)
     elif verdicts[0][0] == "refused":
         others = ("averaging", "weights do not count", "updates of different sizes")
-        assert all(any(part in why for part in ("bounds how far one update can move a model", *others)) for _, why in verdicts)
+        assert all(
+            any(part in why for part in ("bounds how far one update can move a model", *others))
+            for _, why in verdicts
+        )
         if not any(part in verdicts[0][1] for part in others):
-            monkeypatch.setattr(StrategyParams, "_aggregation_keeps_its_promises", lambda self: self)
+            monkeypatch.setattr(
+                StrategyParams, "_aggregation_keeps_its_promises", lambda self: self
+            )
             for owner in params_class(kind.partition("/")[0]).__mro__:
                 if "unprotected" in vars(owner):
                     monkeypatch.setattr(owner, "unprotected", lambda self, protection: None)

@@ -46,7 +46,9 @@ def fresh_agent(seed: int) -> np.ndarray[Any, Any]:
 
 
 def test_a_step_by_hand() -> None:
-    """Double Q-learning: the agent says which action comes next, the older one what that is worth; Adam as torch has it."""
+    """Double Q-learning: the agent says which action comes next, the older one what that is
+    worth; Adam as torch has it.
+    """
     agent, older = fresh_agent(1), fresh_agent(2)
     size = weights(3, **SIZES)
     befores, afters = np.random.default_rng(5).normal(size=(2, 6, 3)).astype(np.float32)
@@ -70,7 +72,9 @@ def test_a_step_by_hand() -> None:
 
 
 def half_of_them_liars(folder: Path, rounds: int, **keys: Any) -> dict[str, Any]:
-    """Six devices, of which the last three have wrong labels; all are tested on right ones, and a round changes much."""
+    """Six devices, of which the last three have wrong labels; all are tested on right ones, and
+    a round changes much.
+    """
     draw = np.random.default_rng(2)
     shards, tests = [], []
     for device in range(6):
@@ -80,31 +84,54 @@ def half_of_them_liars(folder: Path, rounds: int, **keys: Any) -> dict[str, Any]
         tests.append((held, (held[:, 0] > 0).astype(np.int64)))
     sizes = {"components": 2, "hidden": 16, "batch": 8, "decay": 0.9, "lr": 0.01}
     selection = {"kind": "favor", "target": 0.95} | sizes | keys
-    strategy = {"kind": "fedavg", "clients_per_round": 2, "local_epochs": 10, "selection": selection}
-    return world(file_data(folder, shards, tests), 6, strategy, rounds, training={"lr": 0.5}, evaluation={"every": rounds})
+    strategy = {
+        "kind": "fedavg",
+        "clients_per_round": 2,
+        "local_epochs": 10,
+        "selection": selection,
+    }
+    return world(
+        file_data(folder, shards, tests),
+        6,
+        strategy,
+        rounds,
+        training={"lr": 0.5},
+        evaluation={"every": rounds},
+    )
 
 
 def test_it_comes_to_prefer_the_devices_that_help(tmp_path: Path) -> None:
     run, records = played(half_of_them_liars(tmp_path, 40))
-    late = [fields["device"] for fields in told(records, "task-start") if fields["round"] is not None and fields["round"] >= 25]
+    late = [
+        fields["device"]
+        for fields in told(records, "task-start")
+        if fields["round"] is not None and fields["round"] >= 25
+    ]
     assert np.mean([device < 3 for device in late]) > 0.85
     expected = run.strategy.state["selection"]["values"]
     assert np.mean(expected[:3]) > np.mean(expected[3:])
 
 
 def test_what_it_remembers_by_hand(tmp_path: Path) -> None:
-    """Who was asked and what that was worth; the older agent is the one of up to ``refresh`` rounds ago; memory has an end."""
+    """Who was asked and what that was worth; the older agent is the one of up to ``refresh``
+    rounds ago; memory has an end.
+    """
     run, records = played(half_of_them_liars(tmp_path, 7, memory=8, refresh=3, exploration=0.0))
     state = run.strategy.state["selection"]
-    asked = [fields["device"] for fields in told(records, "task-end") if fields["round"] is not None]
-    assert [action for _, action, _, _ in state["replay"]] == asked[-10:-2]  # the last round is not learnt from
+    asked = [
+        fields["device"] for fields in told(records, "task-end") if fields["round"] is not None
+    ]
+    # the last round is not learnt from
+    assert [action for _, action, _, _ in state["replay"]] == asked[-10:-2]
     assert len(state["local"]) == 6
     assert state["older"] is not state["agent"]
     older, agent = values(run, [state["older"], state["agent"]])
     assert (older[-1], agent[-1]) == (3 * 8.0, 6 * 8.0)  # after rounds 0, 1 and 2
     accuracy = 0.95 + np.log(1 + state["replay"][-1][2]) / np.log(64)
     assert accuracy * 120 == pytest.approx(round(accuracy * 120))
-    assert [FAVOR(target=0.9).epsilon(number) for number in (0, 1, 1000)] == pytest.approx([0.9, 0.9 * 0.95, 0.05])
+    assert [FAVOR(target=0.9).epsilon(number) for number in (0, 1, 1000)] == pytest.approx(
+        [0.9, 0.9 * 0.95, 0.05]
+    )
 
 
 def test_profiling_has_bytes_and_takes_time(tmp_path: Path) -> None:

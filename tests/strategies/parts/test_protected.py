@@ -1,4 +1,6 @@
-"""Private averaging: what is clipped, how much noise there is, what it costs; secure aggregation against the paper's counts."""
+"""Private averaging: what is clipped, how much noise there is, what it costs; secure aggregation
+against the paper's counts.
+"""
 
 import asyncio
 import importlib.util
@@ -16,7 +18,18 @@ from fedsim.plugin import Server
 from fedsim.strategies.parts.secure import SecureAggregation
 from fedsim.toolbox.aggregation import private
 from fedsim.toolbox.aggregation.private import Private, epsilon
-from tests.strategies.runs import initial_weights, made, model_after, model_of, moved, of_kind, played, ran, told, weights
+from tests.strategies.runs import (
+    initial_weights,
+    made,
+    model_after,
+    model_of,
+    moved,
+    of_kind,
+    played,
+    ran,
+    told,
+    weights,
+)
 from tests.strategies.worlds import ROTATED, world
 
 Floats = NDArray[np.float64]
@@ -37,16 +50,27 @@ def server() -> Server:
     return made({"population": {"devices": 10}}).server
 
 
-def rounds(server: Server, how: Private, changes: list[list[Floats]]) -> Iterator[tuple[Floats, float]]:
-    """The change of the model in each round, of updates that differ from a model by ``changes``; and the clip after it."""
+def rounds(
+    server: Server, how: Private, changes: list[list[Floats]]
+) -> Iterator[tuple[Floats, float]]:
+    """The change of the model in each round, of updates that differ from a model by ``changes``;
+    and the clip after it.
+    """
     state: dict[str, Any] = {}
     model = server.models.initial()
     before = asyncio.run(server.models.value(model)).astype(np.float64)
     for number, of_round in enumerate(changes):
         updates = [server.models.given(before + change) for change in of_round]
-        entries = [{"update": one, "start": model, "task": 100 * number + at} for at, one in enumerate(updates)]
+        entries = [
+            {"update": one, "start": model, "task": 100 * number + at}
+            for at, one in enumerate(updates)
+        ]
         found = how.combine(server, state, entries, how.weights(entries), model)
-        clip = float(asyncio.run(server.models.value(state["clip"]))[0]) if "clip" in state else how.clip
+        clip = (
+            float(asyncio.run(server.models.value(state["clip"]))[0])
+            if "clip" in state
+            else how.clip
+        )
         yield asyncio.run(server.models.value(found)) - before, clip
 
 
@@ -70,7 +94,9 @@ def test_without_noise_it_is_the_mean_of_clipped_changes(server: Server) -> None
     changes = [*drawn(2, 0.5), *drawn(2, 4.0, seed=2)]
     expected = (changes[0] + changes[1] + (changes[2] + changes[3]) / 4) / 4
     for divide_by, share in ((None, 1.0), (8, 0.5)):
-        ((found, _),) = rounds(server, Private(noise=0.0, divide_by=divide_by, account=False), [changes])
+        ((found, _),) = rounds(
+            server, Private(noise=0.0, divide_by=divide_by, account=False), [changes]
+        )
         assert found == pytest.approx(expected * share, abs=1e-6)
 
 
@@ -86,7 +112,9 @@ def test_an_update_that_is_not_finite_is_left_out(server: Server) -> None:
 
 
 @pytest.mark.parametrize(("divide_by", "expected"), [(None, 0.7 * 2.0 / 4), (10, 0.7 * 2.0 / 10)])
-def test_the_noise_of_the_server_is_what_is_said(server: Server, divide_by: int | None, expected: float) -> None:
+def test_the_noise_of_the_server_is_what_is_said(
+    server: Server, divide_by: int | None, expected: float
+) -> None:
     how = Private(noise=0.7, clip=2.0, divide_by=divide_by, account=False)
     still = [np.zeros(650)] * 4
     noise = np.concatenate([found for found, _ in rounds(server, how, [still] * 100)])
@@ -102,16 +130,28 @@ def test_the_noise_of_the_devices_is_what_is_said() -> None:
     noise = model_of(run) - initial_weights(sections)
     assert noise.std() == pytest.approx(0.5 * 3.0 / math.sqrt(40) * 2, rel=0.1)  # of four rounds
     discrepancies = [fields["discrepancy_start"] for fields in told(records, "round")]
-    assert discrepancies == pytest.approx([0.5 * 3.0 * math.sqrt(650)] * 4, rel=0.01)  # of 40 times 650 draws each
+    # of 40 times 650 draws each
+    assert discrepancies == pytest.approx([0.5 * 3.0 * math.sqrt(650)] * 4, rel=0.01)
 
 
 def test_the_clip_follows_the_quantile_by_hand(server: Server) -> None:
     lengths = [0.2, 0.4, 0.6, 3.0]
     changes = [drawn(1, length, seed)[0] for seed, length in enumerate(lengths)]
-    how = Private(noise=0.0, clip=1.0, adaptive={"quantile": 0.25, "lr": 0.5, "count_noise": 0.0}, account=False)
+    how = Private(
+        noise=0.0,
+        clip=1.0,
+        adaptive={"quantile": 0.25, "lr": 0.5, "count_noise": 0.0},
+        account=False,
+    )
     clip = 1.0
     for found, after in rounds(server, how, [changes] * 12):
-        expected = sum(min(1, clip / length) * change for length, change in zip(lengths, changes, strict=True)) / 4
+        expected = (
+            sum(
+                min(1, clip / length) * change
+                for length, change in zip(lengths, changes, strict=True)
+            )
+            / 4
+        )
         assert found == pytest.approx(expected, abs=1e-6)
         clip *= math.exp(-0.5 * (np.mean([length <= clip for length in lengths]) - 0.25))
         assert after == pytest.approx(clip, rel=1e-6)
@@ -123,7 +163,9 @@ def test_the_count_has_noise_which_is_paid_by_that_of_the_sum() -> None:
     assert how.noise_of_sum**-2 + (2 * 2.0) ** -2 == pytest.approx(1.0**-2)
     assert Private(noise=1.0, account=False).noise_of_sum == 1.0
     draw, changes = np.random.default_rng(1), [np.zeros(3, np.float32)] * 10
-    clips = [private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, None, draw)[0] for _ in range(20_000)]
+    clips = [
+        private.adapted_clip(changes, 1.0, 0.5, 1.0, 2.0, None, draw)[0] for _ in range(20_000)
+    ]
     noise = (0.5 - np.log(clips) - 1) * 10  # all ten are short
     assert noise.std() == pytest.approx(2.0, rel=0.02)
     assert abs(noise.mean()) < 0.06
@@ -155,7 +197,9 @@ def present(folder: Path, devices: int) -> dict[str, Any]:
 def test_epsilon_counts_how_clients_were_drawn(
     tmp_path: Path, strategy: dict[str, Any], there: int, uniform_rounds: int
 ) -> None:
-    """4 of 12 devices, z = 1, six rounds, by Renyi's theory: 2.23 if each was drawn at random from all, 7.27 if none was."""
+    """4 of 12 devices, z = 1, six rounds, by Renyi's theory: 2.23 if each was drawn at random
+    from all, 7.27 if none was.
+    """
     asked = FEDAVG | {"clients_per_round": 4, "aggregation": {"kind": "private"}} | strategy
     run = ran(world(IID, 12, asked, 6, population=present(tmp_path, there)), tmp_path / "run")
     told = [row["epsilon"] for row in run.rounds]
@@ -167,18 +211,28 @@ def test_epsilon_counts_how_clients_were_drawn(
 
 
 def test_how_many_answer_does_not_change_what_one_counts(tmp_path: Path, server: Server) -> None:
-    """Of six clients that are wanted three are ever there: the model moves by half the clip at most, and so does b."""
+    """Of six clients that are wanted three are ever there: the model moves by half the clip at
+    most, and so does b.
+    """
     how = fedavg(noise=0.0, clip=1e-3)
     sections = world(IID, 12, how, 1, population=present(tmp_path, 3))
-    assert 0.3e-3 < np.linalg.norm(model_after(sections).astype(np.float64) - initial_weights(sections)) < 0.501e-3
-    private = Private(noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}).for_rounds_of(10)
+    assert (
+        0.3e-3
+        < np.linalg.norm(model_after(sections).astype(np.float64) - initial_weights(sections))
+        < 0.501e-3
+    )
+    private = Private(
+        noise=0.0, account=False, adaptive={"count_noise": 0.0, "lr": 1.0}
+    ).for_rounds_of(10)
     ((_, clip),) = rounds(server, private, [drawn(4, 0.5)])
     assert clip == pytest.approx(math.exp(-4 * 0.5 / 10))
     assert Private(where="local", account=False).for_rounds_of(10).divide_by is None  # type: ignore[attr-defined]
 
 
 @needs_accounting
-@pytest.mark.parametrize(("noise", "rounds", "q"), [(1.0, 1, 1.0), (0.7, 9, 1.0), (1.1, 3, 0.2), (0.8, 10, 0.02)])
+@pytest.mark.parametrize(
+    ("noise", "rounds", "q"), [(1.0, 1, 1.0), (0.7, 9, 1.0), (1.1, 3, 0.2), (0.8, 10, 0.02)]
+)
 def test_epsilon_is_dp_accountings_own(noise: float, rounds: int, q: float) -> None:
     """However the rounds are counted, and by Renyi's theory above the nearly exact one."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -186,7 +240,9 @@ def test_epsilon_is_dp_accountings_own(noise: float, rounds: int, q: float) -> N
     from dp_accounting.rdp import RdpAccountant
 
     found, event = [], PoissonSampledDpEvent(q, GaussianDpEvent(noise))
-    draws = {(round(100 * q), 100): rounds - rounds // 2} | ({(round(200 * q), 200): rounds // 2} if rounds > 1 else {})
+    draws = {(round(100 * q), 100): rounds - rounds // 2} | (
+        {(round(200 * q), 200): rounds // 2} if rounds > 1 else {}
+    )
     for name, accountant in (("rdp", RdpAccountant()), ("pld", PLDAccountant())):
         found.append(accountant.compose(event, rounds).get_epsilon(1e-3))
         assert epsilon(noise, draws, 1e-3, name) == pytest.approx(found[-1], rel=3e-3, abs=2e-3)  # type: ignore[arg-type]
@@ -205,7 +261,9 @@ def test_local_noise_is_accounted_between_any_two_updates() -> None:
 
 def test_without_the_package_an_account_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedsim.toolbox.aggregation.private.find_spec", lambda name: None)
-    with pytest.raises(fedsim.ScenarioError, match=r"strategy.aggregation: .* needs a package: pip install .dp-acc"):
+    with pytest.raises(
+        fedsim.ScenarioError, match=r"strategy.aggregation: .* needs a package: pip install .dp-acc"
+    ):
         fedsim.Scenario(strategy=fedavg(account=True))
     fedsim.Scenario(strategy=fedavg(account=True, noise=0.0))
 
@@ -222,9 +280,15 @@ def secured(**others: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("neighbours", "k"), [(4, 4), (None, 7)])
-def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | None, k: int) -> None:
-    """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that comes down."""
-    secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | ({"neighbours": k} if neighbours else {})
+def test_a_client_moves_what_the_paper_counts(
+    tmp_path: Path, neighbours: int | None, k: int
+) -> None:
+    """Per client and round (2 k + 2) keys, 5 k shares and d numbers up, beside the model that
+    comes down.
+    """
+    secure = {name: value for name, value in SECURE.items() if name != "neighbours"} | (
+        {"neighbours": k} if neighbours else {}
+    )
     run = ran(world(ROTATED, 12, secured(secure_aggregation=secure), 2), tmp_path / "run")
     phases = {"secure-keys": (2 * k + 2) * 32, "secure-shares": 4 * k * 48, "secure-unmask": k * 48}
     sent = {"model": 4 * D, "update": 4 * D} | phases
@@ -232,16 +296,28 @@ def test_a_client_moves_what_the_paper_counts(tmp_path: Path, neighbours: int | 
 
 
 def test_what_is_learnt_is_the_same(tmp_path: Path) -> None:
-    training = {"batch_size": 10_000}  # whole batches: the order of others is another draw, as devices have had more tasks
-    secure, plain = (world(ROTATED, 12, how, 3, training=training) for how in (secured(), secured(secure_aggregation=None)))
+    # whole batches: the order of others is another draw, as devices have had more tasks
+    training = {"batch_size": 10_000}
+    secure, plain = (
+        world(ROTATED, 12, how, 3, training=training)
+        for how in (secured(), secured(secure_aggregation=None))
+    )
     assert model_after(secure) == pytest.approx(model_after(plain), abs=1e-6)
 
 
 def test_a_round_lasts_for_its_phases(tmp_path: Path) -> None:
-    """Keys up; keys down and shares up; shares and model down, training, update up; shares up; then 8 masks."""
+    """Keys up; keys down and shares up; shares and model down, training, update up; shares up;
+    then 8 masks.
+    """
     up, down, latency, k = 1_000.0, 2_000.0, 0.5, 4
-    network = {"kind": "star", "device": {"up": "8 kbit/s", "down": "16 kbit/s", "latency": "500 ms"}}
-    strategy, people = secured(secure_aggregation=SECURE | {"mask_rate": "16 kbit/s"}), {"speed": "100 samples/s"}
+    network = {
+        "kind": "star",
+        "device": {"up": "8 kbit/s", "down": "16 kbit/s", "latency": "500 ms"},
+    }
+    strategy, people = (
+        secured(secure_aggregation=SECURE | {"mask_rate": "16 kbit/s"}),
+        {"speed": "100 samples/s"},
+    )
     run = ran(world(ROTATED, 8, strategy, 1, population=people, network=network), tmp_path / "run")
     before = (64 / up + latency) + (2 * k * 32 / down + latency + 2 * k * 48 / up + latency)
     most = max(row["samples"] for row in run.devices) / 100
@@ -259,7 +335,8 @@ def test_who_drops_out_costs_a_mask_for_each_neighbour_and_is_not_in_the_sum() -
     assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8, 1], 10) == 10 * 4
     assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 3, 8], 10) == 10 * (3 + 2)
     assert secure.recovery_s(graph, [5, 3, 8, 1], [5, 8], 10) == 10 * (2 + 2 + 2)
-    assert secure.recovery_s(graph, [5, 3, 8], [5, 3, 8], 10) == 10 * 3  # who sent no shares has no mask
+    # who sent no shares has no mask
+    assert secure.recovery_s(graph, [5, 3, 8], [5, 3, 8], 10) == 10 * 3
 
 
 def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
@@ -277,7 +354,11 @@ def test_a_sum_is_read_with_enough_shares_of_every_secret() -> None:
 def unread(strategy: dict[str, Any], devices: int, rounds: int, slow: float) -> dict[str, Any]:
     """Devices that are slow come too late for the last phase: their shares are missing."""
     secure = SECURE | {"threshold": 1.0, "patience": "1 s", "share": "20 B"}
-    speed = {"kind": "choice", "values": ["1000 samples/s", "10 samples/s"], "shares": [1 - slow, slow]}
+    speed = {
+        "kind": "choice",
+        "values": ["1000 samples/s", "10 samples/s"],
+        "shares": [1 - slow, slow],
+    }
     network = {"kind": "star", "server": {"up": "1 Mbit/s"}, "device": {"up": "8 kbit/s"}}
     strategy = strategy | {"secure_aggregation": secure}
     return world(ROTATED, devices, strategy, rounds, population={"speed": speed}, network=network)
@@ -287,32 +368,50 @@ def test_a_round_that_cannot_be_read_changes_no_model() -> None:
     sections = unread({"kind": "fedavg", "clients_per_round": 8, "deadline": "6 s"}, 8, 2, slow=0.5)
     run, records = played(sections)
     assert told(records, "round")[0]["valid"] < 8
-    assert {weight for fields in told(records, "aggregate") for weight in fields["weights"]} == {0.0}
+    assert {weight for fields in told(records, "aggregate") for weight in fields["weights"]} == {
+        0.0
+    }
     assert (initial_weights(sections) == model_of(run)).all()
 
 
 @pytest.mark.parametrize(("kind", "parts"), [("fedavg", 1.0), ("scaffold", 2.0), ("fedper", None)])
-def test_masks_are_made_for_all_numbers_that_are_sent(tmp_path: Path, kind: str, parts: float | None) -> None:
+def test_masks_are_made_for_all_numbers_that_are_sent(
+    tmp_path: Path, kind: str, parts: float | None
+) -> None:
     """Of FedPer, with a hidden layer of 20, the first layer alone."""
     network = {"kind": "star", "device": {"up": "100 Mbit/s", "down": "100 Mbit/s"}}
     model = {"model": {"kind": "mlp", "hidden": [20]}} if parts is None else {}
     numbers = 64 * 20 + 20 if parts is None else parts * D
     rounds = []
     for rate in (None, "40 kB/s"):
-        strategy = {"kind": kind, "clients_per_round": 8, "secure_aggregation": SECURE | {"mask_rate": rate}}
-        run = ran(world(ROTATED, 8, strategy, 1, network=network, **model), tmp_path / f"{rate is None}")
+        strategy = {
+            "kind": kind,
+            "clients_per_round": 8,
+            "secure_aggregation": SECURE | {"mask_rate": rate},
+        }
+        run = ran(
+            world(ROTATED, 8, strategy, 1, network=network, **model), tmp_path / f"{rate is None}"
+        )
         rounds.append(run.rounds[0]["time"])
     assert rounds[1] - rounds[0] == pytest.approx(8 * 4 * numbers / 40_000, abs=1e-6)
 
 
 @pytest.mark.parametrize(("kind", "state"), [("scaffold", "control"), ("feddyn", "moved")])
 def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str) -> None:
-    """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read and others were not."""
-    run, records = played(unread({"kind": kind, "clients_per_round": 5, "deadline": "9 s"}, 12, 8, slow=0.1))
+    """The server's c (s) is the sum of the devices' c_i (s_k) over N, where some sums were read
+    and others were not.
+    """
+    run, records = played(
+        unread({"kind": kind, "clients_per_round": 5, "deadline": "9 s"}, 12, 8, slow=0.1)
+    )
     assert {any(fields["weights"]) for fields in told(records, "aggregate")} == {True, False}
     own = []
     for number, remembered in run.dispatch.devices.states.items():
-        now = remembered["before_sum"] if number in run.strategy.state.get("take_back", ()) else remembered
+        now = (
+            remembered["before_sum"]
+            if number in run.strategy.state.get("take_back", ())
+            else remembered
+        )
         own += [now[state]] if state in now else []
     server, *devices = weights(run, [run.strategy.state[state], *own])
     assert sum(devices) / 12 == pytest.approx(server, abs=1e-5)

@@ -1,4 +1,6 @@
-"""Strategies without a server, by gossip and by all-reduce: against plain loops, FedAvg through a server, and closed forms."""
+"""Strategies without a server, by gossip and by all-reduce: against plain loops, FedAvg through
+a server, and closed forms.
+"""
 
 import asyncio
 import copy
@@ -31,7 +33,9 @@ def peers(strategy: dict[str, Any], devices: int, rounds: int, **sections: Any) 
     return copy.deepcopy(world | sections)
 
 
-def done(strategy: dict[str, Any], rounds: int = 3, devices: int = 4, **sections: Any) -> tuple[Job, dict[str, Any]]:
+def done(
+    strategy: dict[str, Any], rounds: int = 3, devices: int = 4, **sections: Any
+) -> tuple[Job, dict[str, Any]]:
     job = Job(fedsim.Scenario(**peers(strategy, devices, rounds, **sections)), None, Inline())
     return job, asyncio.run(job.execute()).summary
 
@@ -48,7 +52,13 @@ def trained(job: Job, starts: Models, number: int, **how: Any) -> Models:
     """What each device makes of its model in a round."""
     learner = job.run.learner
     given = [learner.given(start.astype(np.float32)) for start in starts]
-    return values(job, [learner.train(Training(ref, **how), one, key=number, round=number) for one, ref in enumerate(given)])
+    return values(
+        job,
+        [
+            learner.train(Training(ref, **how), one, key=number, round=number)
+            for one, ref in enumerate(given)
+        ],
+    )
 
 
 def mixing_matrix(topology: Topology, devices: int) -> Models:
@@ -56,11 +66,15 @@ def mixing_matrix(topology: Topology, devices: int) -> Models:
     graph = topology.graph(devices, 0)
     matrix = np.zeros((devices, devices))
     for one, other in graph.edges:
-        matrix[one, other] = matrix[other, one] = 1 / (1 + max(graph.degree[one], graph.degree[other]))
+        matrix[one, other] = matrix[other, one] = 1 / (
+            1 + max(graph.degree[one], graph.degree[other])
+        )
     return matrix + np.diag(1 - matrix.sum(axis=1))
 
 
-@pytest.mark.parametrize("topology", ["ring", "star", {"kind": "hypercube", "parameters": {"n": 3}}])
+@pytest.mark.parametrize(
+    "topology", ["ring", "star", {"kind": "hypercube", "parameters": {"n": 3}}]
+)
 def test_d_psgd_is_the_plain_loop(topology: Any) -> None:
     """x <- W x + (what training from x changes), in float64 with the same trainings, to 1e-6."""
     job, _ = done({"kind": "d-psgd", "topology": topology, "start": "own"}, devices=8)
@@ -72,7 +86,9 @@ def test_d_psgd_is_the_plain_loop(topology: Any) -> None:
 
 
 def test_consensus_shrinks_by_the_second_eigenvalue(tmp_path: Path) -> None:
-    """On a ring of four all eigenvalues but the first have the size 1/3; averaging alone, from models that differ."""
+    """On a ring of four all eigenvalues but the first have the size 1/3; averaging alone, from
+    models that differ.
+    """
     sizes = np.sort(np.abs(np.linalg.eigvalsh(mixing_matrix(Topology(kind="ring"), 4))))
     np.testing.assert_allclose(sizes, [1 / 3, 1 / 3, 1 / 3, 1])
     strategy = {"kind": "d-psgd", "start": "own", "local_epochs": 0}
@@ -82,15 +98,23 @@ def test_consensus_shrinks_by_the_second_eigenvalue(tmp_path: Path) -> None:
 
 
 def test_gossip_without_training_leaves_the_mean_and_brings_models_together() -> None:
-    job, _ = done({"kind": "gossip", "start": "own", "local_epochs": 0, "topology": "complete"}, 8, 6)
-    first, last = values(job, [job.run.learner.initial(1 + device) for device in range(6)]), models(job)
-    np.testing.assert_allclose(last.mean(axis=0), first.mean(axis=0), atol=0.02)  # but for answers on their way
+    job, _ = done(
+        {"kind": "gossip", "start": "own", "local_epochs": 0, "topology": "complete"}, 8, 6
+    )
+    first, last = (
+        values(job, [job.run.learner.initial(1 + device) for device in range(6)]),
+        models(job),
+    )
+    # but for answers on their way
+    np.testing.assert_allclose(last.mean(axis=0), first.mean(axis=0), atol=0.02)
     assert last.std(axis=0).sum() < first.std(axis=0).sum() / 10
 
 
 def test_graphs_change_when_they_are_said_to() -> None:
     topology = {"kind": "random-regular", "parameters": {"d": 3}, "every": 2}
-    run = fedsim.Simulation(fedsim.Scenario(**peers({"kind": "d-psgd", "topology": topology}, 12, 1))).installed
+    run = fedsim.Simulation(
+        fedsim.Scenario(**peers({"kind": "d-psgd", "topology": topology}, 12, 1))
+    ).installed
     half, device = run.strategy._half, run.server.peer(0)
     drawn = [half.neighbours(device, number) for number in range(4)]
     assert drawn[0] == drawn[1] != drawn[2] == drawn[3]
@@ -103,18 +127,25 @@ def test_graphs_change_when_they_are_said_to() -> None:
 @pytest.mark.parametrize(
     ("strategy", "devices", "messages", "hops", "shares"),
     [
-        ({"kind": "d-psgd", "local_epochs": 0}, 10, 20, 1, 2),  # two neighbours, at once on a device's own link
+        # two neighbours, at once on a device's own link
+        ({"kind": "d-psgd", "local_epochs": 0}, 10, 20, 1, 2),
         ({"kind": "local-sgd", "collective": "ring"}, 4, 6, 6, 6 / 4),
         ({"kind": "local-sgd", "collective": "butterfly"}, 4, 6, 2, 6 / 4),
         ({"kind": "local-sgd", "collective": "tree"}, 4, 6, 4, 1 + 1 + 2 + 1),
     ],
 )
-def test_times_in_closed_form(strategy: dict[str, Any], devices: int, messages: int, hops: int, shares: float) -> None:
-    """On links up of one rate: hops of twice a device's latency, and the shares of the model that follow on one another."""
+def test_times_in_closed_form(
+    strategy: dict[str, Any], devices: int, messages: int, hops: int, shares: float
+) -> None:
+    """On links up of one rate: hops of twice a device's latency, and the shares of the model
+    that follow on one another.
+    """
     population = {"devices": devices, "speed": "inf samples/s"}
     job, summary = done(strategy, 5, network=SLOW, population=population)
     size, moved = job.run.learner.bytes, summary["bytes"]
-    assert summary["simulated_s"] == pytest.approx(5 * (hops * 0.02 + shares * size / 1e5), abs=1e-6)
+    assert summary["simulated_s"] == pytest.approx(
+        5 * (hops * 0.02 + shares * size / 1e5), abs=1e-6
+    )
     assert (moved["peer"], moved["paper"]) == pytest.approx((5 * messages * size,) * 2)
     assert (moved["down"], moved["up"], moved["wasted"]) == (0, 0, 0)
 
@@ -122,9 +153,18 @@ def test_times_in_closed_form(strategy: dict[str, Any], devices: int, messages: 
 class TestAllReduce(StrategyContract):
     """But where devices come and go, which all-reduces refuse."""
 
-    strategy: ClassVar[dict[str, Any]] = {"kind": "diloco", "local_steps": 3, "fragments": 2, "overlap": True}
+    strategy: ClassVar[dict[str, Any]] = {
+        "kind": "diloco",
+        "local_steps": 3,
+        "fragments": 2,
+        "overlap": True,
+    }
     sections: ClassVar[dict[str, Any]] = {
-        "population": {"devices": 6, "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0}, "jitter": 0.2},
+        "population": {
+            "devices": 6,
+            "speed": {"kind": "lognormal", "median": "60 samples/s", "spread": 2.0},
+            "jitter": 0.2,
+        },
         "messages": {"up": "float16"},
     }
     test_newcomers_and_leavers = test_devices_vanish_at_any_instant = None  # type: ignore[assignment]
@@ -134,13 +174,20 @@ class TestAllReduce(StrategyContract):
 @pytest.mark.parametrize(
     ("strategy", "server"),
     [
-        *(({"kind": "local-sgd", "collective": kind}, None) for kind in ("ring", "tree", "butterfly")),
+        *(
+            ({"kind": "local-sgd", "collective": kind}, None)
+            for kind in ("ring", "tree", "butterfly")
+        ),
         ({"kind": "diloco"}, {"kind": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}),
     ],
     ids=str,
 )
-def test_every_all_reduce_ends_at_the_model_of_a_server(strategy: dict[str, Any], server: dict[str, Any] | None) -> None:
-    """That of FedAvg over all devices, each weighing the same; DiLoCo with Nesterov momentum there."""
+def test_every_all_reduce_ends_at_the_model_of_a_server(
+    strategy: dict[str, Any], server: dict[str, Any] | None
+) -> None:
+    """That of FedAvg over all devices, each weighing the same; DiLoCo with Nesterov momentum
+    there.
+    """
     fedavg = {"kind": "fedavg", "clients_per_round": 4, "aggregation": "mean", "server": server}
     found, (expected,) = models(done(strategy)[0]), models(done(fedavg)[0])
     assert (found == found[0]).all()
@@ -148,7 +195,9 @@ def test_every_all_reduce_ends_at_the_model_of_a_server(strategy: dict[str, Any]
 
 
 def test_a_step_between_averages_is_synchronous_sgd() -> None:
-    """H = 1, outer lr 1, no momentum: plain gradient descent on the mean of all devices' batches."""
+    """H = 1, outer lr 1, no momentum: plain gradient descent on the mean of all devices'
+    batches.
+    """
     strategy = {"kind": "diloco", "local_steps": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
     job, _ = done(strategy, training={"batch_size": 10_000, "lr": 0.1})
     plain = values(job, [job.run.learner.initial()])[0]
@@ -158,12 +207,20 @@ def test_a_step_between_averages_is_synchronous_sgd() -> None:
 
 
 def test_fragments_stream_while_devices_train() -> None:
-    """A third of the bytes a synchronisation; an all-reduce that is shorter than training takes no time but the last."""
-    blocking, overlapped = ({"kind": "diloco", "fragments": 3, "overlap": overlap} for overlap in (False, True))
+    """A third of the bytes a synchronisation; an all-reduce that is shorter than training takes
+    no time but the last.
+    """
+    blocking, overlapped = (
+        {"kind": "diloco", "fragments": 3, "overlap": overlap} for overlap in (False, True)
+    )
     world = {"network": SLOW, "population": {"devices": 4, "speed": "60 samples/s"}}
     (job, first), (_, second) = done(blocking, 6, **world), done(overlapped, 6, **world)
     one = 6 * 0.02 + 6 / 4 * job.run.learner.bytes / 3 / 1e5
-    assert first["bytes"]["peer"] == second["bytes"]["peer"] == pytest.approx(6 * 6 * job.run.learner.bytes / 3, rel=1e-3)
+    assert (
+        first["bytes"]["peer"]
+        == second["bytes"]["peer"]
+        == pytest.approx(6 * 6 * job.run.learner.bytes / 3, rel=1e-3)
+    )
     assert first["simulated_s"] - second["simulated_s"] == pytest.approx(5 * one, rel=1e-3)
 
 
@@ -187,11 +244,23 @@ def test_low_bits_shrink_messages_and_reach_all_alike() -> None:
 @pytest.mark.parametrize(
     ("strategy", "sections", "says"),
     [
-        ({}, {"population": {"availability": {"kind": "renewal", "mean_on": "1 h", "mean_off": "1 min"}}}, "for every device"),
+        (
+            {},
+            {
+                "population": {
+                    "availability": {"kind": "renewal", "mean_on": "1 h", "mean_off": "1 min"}
+                }
+            },
+            "for every device",
+        ),
         ({}, {"devices": 1}, "averages over 2 or more"),
         ({"mixing": 0.2}, {}, r"'mixing' is 0\.2, which counts only where 'overlap'"),
         ({"local_steps": 3, "local_epochs": 2}, {}, r"local_steps and strategy\.local_epochs"),
-        ({}, {"world": {"processes": [f"{__name__}:switch_off"]}}, "let no process of the world switch one off"),
+        (
+            {},
+            {"world": {"processes": [f"{__name__}:switch_off"]}},
+            "let no process of the world switch one off",
+        ),
     ],
     ids=str,
 )
@@ -210,13 +279,28 @@ def switch_off(world: Any) -> Any:
 @pytest.mark.parametrize(
     ("topology", "says"),
     [
-        ({"kind": "ring", "parameters": {"backend": 1}}, "parameters has 'backend'; allowed with 'ring' are n"),
-        ({"kind": "random-regular", "parameters": {"e": 3}}, "parameters has 'e'; allowed with 'random-regular' are d, n"),
+        (
+            {"kind": "ring", "parameters": {"backend": 1}},
+            "parameters has 'backend'; allowed with 'ring' are n",
+        ),
+        (
+            {"kind": "random-regular", "parameters": {"e": 3}},
+            "parameters has 'e'; allowed with 'random-regular' are d, n",
+        ),
         ({"kind": "random-regular", "parameters": {"seed": 3}}, "parameters has 'seed'"),
-        ({"kind": "torus", "parameters": {"m": 10**9, "n": 10**9}}, "m = 1000000000; allowed are at most 6"),
-        ({"kind": "hypercube", "parameters": {"n": 6}}, "with n = 6 'hypercube' has more than 6 nodes"),
+        (
+            {"kind": "torus", "parameters": {"m": 10**9, "n": 10**9}},
+            "m = 1000000000; allowed are at most 6",
+        ),
+        (
+            {"kind": "hypercube", "parameters": {"n": 6}},
+            "with n = 6 'hypercube' has more than 6 nodes",
+        ),
         ({"kind": "random-regular", "parameters": {"d": 1.5}}, "networkx says"),
-        ({"kind": "ring", "every": 2}, "'every' is 2, which counts only with a graph that is drawn"),
+        (
+            {"kind": "ring", "every": 2},
+            "'every' is 2, which counts only with a graph that is drawn",
+        ),
         ({"kind": "complete", "every": 2}, "'complete' is always the same"),
     ],
 )
@@ -228,11 +312,16 @@ def test_a_topology_that_cannot_be_made(topology: Any, says: str) -> None:
 def test_every_generator_of_networkx_makes_a_graph_or_is_refused() -> None:
     """With nothing, and with each of its parameters at 0, 1, the number of devices, and huge."""
     made = Counter[bool]()
-    names = [name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")]
+    names = [
+        name.removesuffix("_graph") for name in dir(networkx.generators) if name.endswith("_graph")
+    ]
     for name in names:
         generator = getattr(networkx.generators, f"{name}_graph")
         takes = inspect.signature(generator).parameters if callable(generator) else {}
-        values: list[dict[str, Any]] = [{}, *({key: value} for key in takes for value in (0, 1, 6, 0.5, 10**9))]
+        values: list[dict[str, Any]] = [
+            {},
+            *({key: value} for key in takes for value in (0, 1, 6, 0.5, 10**9)),
+        ]
         for parameters in values:
             try:
                 graph = Topology(kind=name, parameters=parameters).graph(6, 0)

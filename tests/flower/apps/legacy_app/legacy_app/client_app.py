@@ -10,7 +10,9 @@ class FlowerClient(NumPyClient):
         self.data, self.config = data, config
 
     def fit(self, parameters, config):
-        weights, loss = train(parameters, *self.data, self.config["local-epochs"], self.config["lr"])
+        weights, loss = train(
+            parameters, *self.data, self.config["local-epochs"], self.config["lr"]
+        )
         return weights, len(self.data[1]), {"train_loss": loss}
 
     def evaluate(self, parameters, config):

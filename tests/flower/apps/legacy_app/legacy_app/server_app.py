@@ -17,7 +17,9 @@ def server_fn(context: Context):
         initial_parameters=ndarrays_to_parameters(initial()),
         evaluate_metrics_aggregation_fn=weighted,
     )
-    return ServerAppComponents(strategy=strategy, config=ServerConfig(num_rounds=context.run_config["num-server-rounds"]))
+    return ServerAppComponents(
+        strategy=strategy, config=ServerConfig(num_rounds=context.run_config["num-server-rounds"])
+    )
 
 
 app = ServerApp(server_fn=server_fn)

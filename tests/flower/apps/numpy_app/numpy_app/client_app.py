@@ -26,7 +26,9 @@ def train_here(message: Message, context: Context) -> Message:
     else:
         weights, loss = train(weights, x, y, epochs, lr)
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(y)})
-    return Message(RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(weights), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()

@@ -1,4 +1,6 @@
-"""A softmax regression on points around three centres, for other apps too; each partition has its own share of the classes."""
+"""A softmax regression on points around three centres, for other apps too; each partition has
+its own share of the classes.
+"""
 
 import json
 
@@ -43,13 +45,20 @@ def train(weights, x, y, epochs, lr):
 
 def test(weights, x, y):
     shares = outputs(weights, x)
-    return float(-np.log(shares[np.arange(len(y)), y]).mean()), float((shares.argmax(axis=1) == y).mean())
+    return float(-np.log(shares[np.arange(len(y)), y]).mean()), float(
+        (shares.argmax(axis=1) == y).mean()
+    )
 
 
 def trees():
     """A model as XGBoost writes it, with one tree."""
     tree = {"id": 0, "left_children": [-1], "split_conditions": [0.5]}
     param = {"num_trees": "1", "num_parallel_tree": "1"}
-    model = {"gbtree_model_param": param, "iteration_indptr": [0, 1], "trees": [tree], "tree_info": [0]}
+    model = {
+        "gbtree_model_param": param,
+        "iteration_indptr": [0, 1],
+        "trees": [tree],
+        "tree_info": [0],
+    }
     written = json.dumps({"learner": {"gradient_booster": {"model": model}}}).encode()
     return [np.frombuffer(written, np.uint8)]

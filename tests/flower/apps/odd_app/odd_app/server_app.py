@@ -15,11 +15,17 @@ app = ServerApp()
 
 def made(grid, value, nodes=None, kind="train"):
     record = RecordDict({"arrays": ArrayRecord([np.full(3, value, np.float32)])})
-    return [Message(record, node, kind) for node in (grid.get_node_ids() if nodes is None else nodes)]
+    return [
+        Message(record, node, kind) for node in (grid.get_node_ids() if nodes is None else nodes)
+    ]
 
 
 def value_of(replies):
-    return float(np.mean([reply.content["arrays"]["0"].numpy()[0] for reply in replies if reply.has_content()]))
+    return float(
+        np.mean(
+            [reply.content["arrays"]["0"].numpy()[0] for reply in replies if reply.has_content()]
+        )
+    )
 
 
 def polls(grid, rounds):
@@ -105,7 +111,9 @@ def calls_from_a_thread(grid, rounds):
 
 
 def times_out(grid, rounds):
-    """Who is late is late; its answer can still be pulled, and it takes its next message only then."""
+    """Who is late is late; its answer can still be pulled, and it takes its next message only
+    then.
+    """
     replies = list(grid.send_and_receive(made(grid, 1.0), timeout=1.5))
     assert len(replies) == 1, replies
     after = list(grid.send_and_receive(made(grid, 2.0)))
@@ -129,7 +137,9 @@ def asks_the_lost(grid, rounds):
 def queries(grid, rounds):
     for _ in range(rounds):
         content = RecordDict({"config": ConfigRecord({"what": "facts"})})
-        list(grid.send_and_receive([Message(content, node, "query") for node in grid.get_node_ids()]))
+        list(
+            grid.send_and_receive([Message(content, node, "query") for node in grid.get_node_ids()])
+        )
 
 
 def queries_and_trains(grid, rounds):
@@ -148,4 +158,6 @@ def draws(grid, rounds):
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    globals()[context.run_config["server"].replace("-", "_")](grid, context.run_config["num-server-rounds"])
+    globals()[context.run_config["server"].replace("-", "_")](
+        grid, context.run_config["num-server-rounds"]
+    )

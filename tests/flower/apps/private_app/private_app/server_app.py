@@ -26,7 +26,11 @@ def main(grid: Grid, context: Context) -> None:
         strategy, noise_multiplier=0.01, clipping_norm=10.0, num_sampled_clients=5
     )
     legacy = LegacyContext(
-        context=context, config=ServerConfig(num_rounds=context.run_config["num-server-rounds"]), strategy=private
+        context=context,
+        config=ServerConfig(num_rounds=context.run_config["num-server-rounds"]),
+        strategy=private,
     )
-    secure = SecAggPlusWorkflow(num_shares=3, reconstruction_threshold=2, timeout=context.run_config["timeout"])
+    secure = SecAggPlusWorkflow(
+        num_shares=3, reconstruction_threshold=2, timeout=context.run_config["timeout"]
+    )
     DefaultWorkflow(fit_workflow=secure)(grid, legacy)

@@ -9,7 +9,9 @@ app = ClientApp()
 def prepared(message: Message, context: Context):
     net = Net()
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    return net, load_data(context.node_config["partition-id"], context.node_config["num-partitions"])
+    return net, load_data(
+        context.node_config["partition-id"], context.node_config["num-partitions"]
+    )
 
 
 @app.train()
@@ -17,7 +19,9 @@ def train_here(message: Message, context: Context) -> Message:
     net, data = prepared(message, context)
     loss = train(net, data, context.run_config["local-epochs"], message.content["config"]["lr"])
     metrics = MetricRecord({"train_loss": loss, "num-examples": len(data)})
-    return Message(RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(net.state_dict()), "metrics": metrics}), reply_to=message
+    )
 
 
 @app.evaluate()

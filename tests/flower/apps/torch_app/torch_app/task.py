@@ -9,7 +9,9 @@ CLASSES, FEATURES = 3, 4
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
-        self.layers = nn.Sequential(nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, CLASSES))
+        self.layers = nn.Sequential(
+            nn.Linear(FEATURES, 8), nn.ReLU(), nn.Dropout(0.1), nn.Linear(8, CLASSES)
+        )
 
     def forward(self, x):
         return self.layers(x)
@@ -19,7 +21,9 @@ def load_data(partition, partitions):
     draw = torch.Generator().manual_seed(1000 * partitions + partition)
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0)) * 2
     y = torch.randint(0, CLASSES, (24 + 4 * (partition % 3),), generator=draw)
-    return torch.utils.data.TensorDataset(centres[y] + torch.randn(len(y), FEATURES, generator=draw), y)
+    return torch.utils.data.TensorDataset(
+        centres[y] + torch.randn(len(y), FEATURES, generator=draw), y
+    )
 
 
 def train(net, data, epochs, lr):
@@ -42,4 +46,6 @@ def test(net, data):
     x, y = data.tensors
     with torch.no_grad():
         outputs = net(x)
-    return nn.functional.cross_entropy(outputs, y).item(), (outputs.argmax(1) == y).float().mean().item()
+    return nn.functional.cross_entropy(outputs, y).item(), (
+        outputs.argmax(1) == y
+    ).float().mean().item()
