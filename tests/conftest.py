@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -29,6 +30,40 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+_LONG = tomllib.loads(Path(__file__).with_name("long.toml").read_text(encoding="utf-8"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that ``long.toml`` names."""
+    for item in items:
+        if _is_left_out(item):
+            item.add_marker(pytest.mark.long)
+
+
+def _is_left_out(item: pytest.Item) -> bool:
+    if item.nodeid.startswith(tuple(_LONG["whole"])):
+        return True
+    for family, share in _LONG["sampled"].items():
+        if item.nodeid.startswith(family):
+            return _number_in_family(item) % share != 0
+    return False
+
+
+def _number_in_family(item: pytest.Item) -> int:
+    """The sum of the place of a test's function in its file and of its parameters in their lists."""
+    assert isinstance(item, pytest.Function)
+    call = getattr(item, "callspec", None)
+    places = call.indices.values() if call is not None else ()
+    return _row(item) + sum(places)
+
+
+def _row(item: pytest.Function) -> int:
+    owner = item.cls if item.cls is not None else item.module
+    names = [name for name in dir(owner) if name.startswith("test")]
+    return names.index(item.originalname)
 
 
 def module_at(path: Path) -> ModuleType:
