@@ -156,7 +156,7 @@ def start(module: str, name: str, *words: str, **options: Any) -> "subprocess.Po
     a process of ``multiprocessing`` it does not run the user's program again.
     """
     here = Path.cwd().resolve()
-    home = str(Path(__file__).absolute().parents[1])
+    home = str(Path(__file__).absolute().parents[2])
     now = list(sys.path)  # another thread may change it meanwhile, as a Flower app in use does
     path = [place for place in now if Path(place).is_absolute() and Path(place).resolve() != here]
     code = _CODE.format(path=[*path, home], places=places(), module=module, name=name)

@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-_HERE = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parents[1]
 _LONGEST = 2_000  # characters of a message, which may quote a file
 _LONGEST_NAME = 200  # characters of a name that is compared with others
 _FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from fedsim.scenarios.outside.rows import Prediction, read
+from fedsim.running.scenarios.outside.rows import Prediction, read
 from matplotlib.figure import Figure
 
 from fedsim.analysis.style import GREY, PALE, SERIES, styled

@@ -15,7 +15,7 @@ import fedsim
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.streams import Streams
 from fedsim.learning.data.spec import DataSpec
-from tests.data import sets
+from tests.learning import sets
 
 
 def built(source: dict[str, Any], **data: Any) -> Any:

@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
 from fedsim.toolbox.peers.collectives import AllReduce

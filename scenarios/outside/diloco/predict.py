@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
 from fedsim.toolbox.peers.collectives import AllReduce

@@ -43,7 +43,7 @@ class FedSaSyncParams(StrategyParams):
             new messages.
     """
 
-    kind: str = "fedsim.scenarios.outside.fedsasync.app:FedSaSync"
+    kind: str = "fedsim.running.scenarios.outside.fedsasync.app:FedSaSync"
     nodes: int = 20
     replies: int
     slow: int = 0

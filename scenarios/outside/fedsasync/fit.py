@@ -17,8 +17,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
-from fedsim.scenarios.outside.fedsasync.predict import HERE, NODES, PARTITIONS, ROUNDS, rate
-from fedsim.scenarios.outside.rows import given
+from fedsim.running.scenarios.outside.fedsasync.predict import HERE, NODES, PARTITIONS, ROUNDS, rate
+from fedsim.running.scenarios.outside.rows import given
 from scipy.optimize import minimize
 
 POLLS, TESTS_POLLED, ENGINE, SLEEPS = 0.05, 0.1, 0.1, 5.0

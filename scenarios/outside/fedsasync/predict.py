@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
 
@@ -48,7 +48,7 @@ def scenario(
             "host": {"throughput": fitted["throughput"], "workers": NODES},
         },
         "network": {"kind": "star"},
-        "strategy": {"kind": "fedsim.scenarios.outside.fedsasync.app:FedSaSync", **counts, **times},
+        "strategy": {"kind": "fedsim.running.scenarios.outside.fedsasync.app:FedSaSync", **counts, **times},
         "stop": {"rounds": 1_000},
     }
     return fedsim.Scenario(**sections)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
 from fedsim.toolbox.peers.collectives import AllReduce

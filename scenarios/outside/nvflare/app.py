@@ -12,7 +12,7 @@ from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
 from fedsim.strategies.fedavg import FedAvgParams
 from fedsim.world.task import Pause, Train
 
-MODULE = "fedsim.scenarios.outside.nvflare.app"
+MODULE = "fedsim.running.scenarios.outside.nvflare.app"
 TYPES = ((100.0, 1.0), (200.0, 2.0), (400.0, 4.0))
 """Mean and standard deviation of the sleep (s), drawn once a device."""
 EACH = (5.0, 1.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedsim.scenarios.outside.nvflare.app import MODULE
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.nvflare.app import MODULE
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
-from fedsim.scenarios.outside import rows as tables
+from fedsim.running.scenarios.outside import rows as tables
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 

@@ -6,7 +6,7 @@ from itertools import permutations
 from pathlib import Path
 from statistics import median
 
-from fedsim.scenarios.outside.rows import Prediction, given, show, write
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 from fedsim.toolbox.worlds.regions import CloudFacts, Connection
 
