@@ -19,7 +19,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.world.meters import OF_SECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -167,7 +167,33 @@ def column(values: "Sequence[Any] | NDArray[Any]", kind: pa.DataType) -> pa.Arra
     ).cast(kind)
 
 
-encode = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), check_circular=False)
+_MAKE_CHUNKS = getattr(json.encoder, "c_make_encoder", None)
+
+
+def _encoding() -> "Callable[[object], str]":
+    """The function ``encode``.
+
+    ``JSONEncoder.encode`` makes an encoder at every call, which takes longer than to encode a
+    record. The encoder that it would make is made once here.
+    """
+    if _MAKE_CHUNKS is None:  # a Python without the C part of json
+        return _ENCODER.encode
+    make_chunks = _MAKE_CHUNKS(
+        None,
+        _ENCODER.default,
+        json.encoder.encode_basestring_ascii,
+        _ENCODER.indent,
+        _ENCODER.key_separator,
+        _ENCODER.item_separator,
+        _ENCODER.sort_keys,
+        _ENCODER.skipkeys,
+        _ENCODER.allow_nan,
+    )
+    return lambda value: "".join(make_chunks(value, 0))
+
+
+encode = _encoding()
 """A value as JSON, without spaces and with sorted keys."""
 
 EventRow = tuple[
@@ -178,8 +204,18 @@ EventRow = tuple[
 def event_row(record: "Record") -> EventRow:
     """A record as a row of ``EVENTS``."""
     rest = dict(record.fields)
-    columns: Any = [rest.pop(name, None) for name in EVENT_COLUMNS[1:]]
-    return (record.time, record.kind, *columns, encode(rest) if rest else None)
+    pop = rest.pop
+    return (
+        record.time,
+        record.kind,
+        pop("device", None),
+        pop("round", None),
+        pop("group", None),
+        pop("task", None),
+        pop("step", None),
+        pop("outcome", None),
+        encode(rest) if rest else None,
+    )
 
 
 class EventChain:
@@ -195,9 +231,14 @@ class EventChain:
         self.count = count
 
     def extend(self, rows: "Iterable[EventRow]") -> None:
+        state = self.state
+        count = self.count
+        sha256 = hashlib.sha256
         for row in rows:
-            self.state = hashlib.sha256(self.state + repr(row).encode()).digest()
-            self.count += 1
+            state = sha256(state + repr(row).encode()).digest()
+            count += 1
+        self.state = state
+        self.count = count
 
     def hexdigest(self) -> str:
         return self.state.hex()

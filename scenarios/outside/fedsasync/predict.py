@@ -48,7 +48,11 @@ def scenario(
             "host": {"throughput": fitted["throughput"], "workers": NODES},
         },
         "network": {"kind": "star"},
-        "strategy": {"kind": "fedsim.running.scenarios.outside.fedsasync.app:FedSaSync", **counts, **times},
+        "strategy": {
+            "kind": "fedsim.running.scenarios.outside.fedsasync.app:FedSaSync",
+            **counts,
+            **times,
+        },
         "stop": {"rounds": 1_000},
     }
     return fedsim.Scenario(**sections)
