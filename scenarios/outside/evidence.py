@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from fedsim.running.scenarios.outside.rows import Prediction, read
 from matplotlib.figure import Figure
 
 from fedsim.analysis.style import GREY, PALE, SERIES, styled
+from fedsim.running.scenarios.outside.rows import Prediction, read
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parents[1] / "docs"

@@ -6,9 +6,8 @@ from itertools import product
 from pathlib import Path
 from statistics import median
 
-from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
-
 import fedsim
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent

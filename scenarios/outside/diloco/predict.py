@@ -7,9 +7,9 @@ from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
-from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent

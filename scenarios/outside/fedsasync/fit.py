@@ -17,9 +17,10 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
+
 from fedsim.running.scenarios.outside.fedsasync.predict import HERE, NODES, PARTITIONS, ROUNDS, rate
 from fedsim.running.scenarios.outside.rows import given
-from scipy.optimize import minimize
 
 POLLS, TESTS_POLLED, ENGINE, SLEEPS = 0.05, 0.1, 0.1, 5.0
 NAMES = ("cold", "mnist", "cifar10", "fixed", "jitter", "slowdown", "server")

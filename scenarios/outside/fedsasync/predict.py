@@ -9,9 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
-
 import fedsim
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 HERE = Path(__file__).resolve().parent
 SEEDS = (1, 2, 3)

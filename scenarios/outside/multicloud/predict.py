@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 from fedsim.toolbox.peers.collectives import AllReduce
 
 HERE = Path(__file__).resolve().parent

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fedsim.running.scenarios.outside.nvflare.app import MODULE
-from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 import fedsim
+from fedsim.running.scenarios.outside.nvflare.app import MODULE
+from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
 
 HERE = Path(__file__).resolve().parent
 DRAWS = range(1, 201)

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 import torch
-from fedsim.running.scenarios.outside import rows as tables
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from fedsim.common.training import Batching
 from fedsim.learning.objectives import Classification
 from fedsim.learning.spec import TrainingSpec
+from fedsim.running.scenarios.outside import rows as tables
 from fedsim.toolbox.models import profile as counted
 from fedsim.world.device_kinds import Rooflines, find_kind
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from statistics import median
 
 from fedsim.running.scenarios.outside.rows import Prediction, given, show, write
-
 from fedsim.toolbox.worlds.regions import CloudFacts, Connection
 
 HERE = Path(__file__).resolve().parent
