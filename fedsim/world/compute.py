@@ -27,7 +27,8 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, PositiveSeconds, Seconds
 from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
-from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
+from fedsim.world.steps import Pause, Queue, TaskStep
+from fedsim.world.task import Task, in_line
 
 _TICKS_PER_SECOND = 1 << 30
 _PHASES_AHEAD = 4_000  # a walk of some 10 ms

@@ -10,14 +10,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsim.clock.environment import CUT, Alarm
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flows import Flow, Network
-from fedsim.world.task import Outcome, Payload
+from fedsim.world.steps import Outcome, Payload
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +25,9 @@ class Message:
     """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings
     when an end no longer can.
     """
+
+    not_saved: ClassVar[tuple[str, ...]] = ("alarm", "on_end")
+    """Fields that a snapshot omits: an alarm and the sender of the message bring them back."""
 
     id: int
     source: int
@@ -42,9 +45,6 @@ class Message:
 
 
 OnEnd = Callable[[Message, Outcome], None]
-
-NOT_SAVED = ("Message.alarm", "Message.on_end")
-"""Fields that a snapshot omits: the alarms bring back one, the sender of the message the other."""
 
 
 class Messages:

@@ -26,58 +26,37 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Train
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.world.energy.batteries import Load
-from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flows import Flow
 from fedsim.world.network.star import Place, Tier
-from fedsim.world.task import (
-    NOT_SAVED,
-    Code,
-    Download,
-    Evaluate,
-    Pause,
-    Payload,
-    Queue,
-    Task,
-    Train,
-    Upload,
-    Work,
-)
+from fedsim.world.steps import Payload, TaskStep
+from fedsim.world.task import Task
 
 if TYPE_CHECKING:
     from fedsim.learning.data.federated import FederatedData
     from fedsim.records.recorder import Recorder
     from fedsim.running.assembly import Run
 
-_CLASSES: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
-        *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-        *(
-            Task,
-            Code,
-            Download,
-            Evaluate,
-            Pause,
-            Payload,
-            Queue,
-            Train,
-            Upload,
-            Work,
-            Training,
-            Contrast,
-            Limit,
-            Part,
-        ),
-        *(Flow, Message, Load, Place, Tier),
-    )
-}
+_CLASSES = (
+    *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
+    *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
+    *(Task, Payload, Training, Contrast, Limit, Part),
+    *(Flow, Message, Load, Place, Tier),
+)
 
-_LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""Attributes that cannot be written and are made again: callbacks of flows, processes, slots and
-alarms.
-"""
+
+def _saved_classes() -> dict[str, Any]:
+    """Class name -> class of each object that a snapshot may hold, all kinds of steps included."""
+    classes: dict[str, Any] = dict(TaskStep.kinds)
+    classes |= {cls.__name__: cls for cls in _CLASSES}
+    return classes
+
+
+def _unsaved_fields() -> tuple[str, ...]:
+    """``Class.field`` of each field that is made again: callbacks, processes, slots, alarms."""
+    return tuple(
+        f"{cls.__name__}.{field}" for cls in (Flow, Task, Message) for field in cls.not_saved
+    )
 
 
 class Origins:
@@ -215,7 +194,7 @@ class Checkpointer:
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """The state of a run between two instants, as JSON-able tables and arrays."""
-    encoder = Encoder(_CLASSES, _LEFT_OUT)
+    encoder = Encoder(_saved_classes(), _unsaved_fields())
     tree = encoder.encode(
         {
             "origins": origins.fingerprints,
@@ -250,7 +229,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     ``CheckpointError``: it cannot be.
     """
     _, tree, arrays = store.read(store.latest(folder))
-    state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
+    state = decode(tree, arrays, _saved_classes(), _unsaved_fields())
     try:
         origins.refuse_others(state["origins"])
         _put_back(run, recorder, state)

@@ -23,10 +23,8 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.availability import Availability
 from fedsim.world.energy.charging import Charging
 from fedsim.world.phases import Span
-from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
+from fedsim.world.steps import TaskStep
 
-_DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
-_DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")
 _NONE = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of the devices' points
 _LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
@@ -210,12 +208,12 @@ class Batteries:
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
-        phase = _DRAWS.get(type(step))
-        watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
-        load = self._loads[device] = Load(watts, off=self._loads[device].off)
-        if isinstance(step, Download | Upload):
+        watts = 0.0 if step.power is None else self._draws(device, f"{step.power}_w")
+        load = Load(watts, off=self._loads[device].off)
+        self._loads[device] = load
+        if step.direction is not None:
             load.moves = True
-            load.byte = self._draws(device, f"{phase}_j_byte")
+            load.byte = self._draws(device, f"{step.power}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
 from fedsim.common.arrays import Floats, Ints
@@ -51,6 +51,9 @@ class Flow:
             None until then.
         sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).
     """
+
+    not_saved: ClassVar[tuple[str, ...]] = ("done",)
+    """Fields that a snapshot omits: the sender of the flow brings them back."""
 
     id: int
     source: int

@@ -32,7 +32,7 @@ from fedsim.world.device_kinds import Capacity
 from fedsim.world.life import TaskRunner
 from fedsim.world.network.endpoints import SERVER, Direction
 from fedsim.world.processes.activity import Activity, Call, ComputeActivity, Sending
-from fedsim.world.task import Payload, Work
+from fedsim.world.steps import Payload, Work
 
 # of every record; a process may say a device
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
@@ -213,8 +213,8 @@ class Processes:
                 now = self.network.built_rate(link) if rate is None else rate
                 self.emit("link-rate", link=link, rate=None if now == math.inf else now)
         elif what == "pace":
-            if self.tasks.paces.get(device, 1.0) != (pace := math.prod(wanted)):
-                self.tasks.set_pace(device, pace)
+            if self.tasks.computing.paces.get(device, 1.0) != (pace := math.prod(wanted)):
+                self.tasks.computing.set_pace(device, pace)
                 self.emit("pace", device=device, factor=pace)
                 for computing in on_it:
                     computing.set_pace(pace)
@@ -288,7 +288,7 @@ class Processes:
         there: dict[tuple[str, Any], float] = {
             ("link", link): rate for link, rate in self.network.limits.items()
         }
-        there |= {("pace", device): pace for device, pace in self.tasks.paces.items()}
+        there |= {("pace", device): pace for device, pace in self.tasks.computing.paces.items()}
         there |= {("off", device): 1.0 for device in self.tasks.off} | {
             ("edge", edge): 1.0 for edge in self.messages.lost
         }
@@ -399,13 +399,13 @@ class World:
         call = ("compute", number, asked.samples, asked.flops, asked.seconds)
         if (begun := here.taken_up(self._number, call)) is not None:
             return begun  # type: ignore[no-any-return]
-        if here.tasks.hosts is not None:
+        if here.tasks.computing.hosts is not None:
             raise SimulationError(
                 f"a process computes on device {number}, whose host shares its cores among "
                 "tasks alone"
             )
         now = self.now
-        pace = here.tasks.paces.get(number, 1.0)
+        pace = here.tasks.computing.paces.get(number, 1.0)
         until = here.tasks.reachable_until(number)
         lasts = here.tasks.population.working_s(number, asked) / pace
         away = until <= now
@@ -504,7 +504,7 @@ class World:
             raise SimulationError(
                 f"messages queue for a simpy.Resource, or a PriorityResource; {slots!r} is none"
             )
-        self._processes.tasks.queue(direction, slots)
+        self._processes.tasks.slots.add(direction, slots)
         self._processes.emit("queue", direction=direction, slots=slots.capacity)
 
     def emit(self, kind: str, **data: Any) -> None:
