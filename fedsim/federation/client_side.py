@@ -3,38 +3,21 @@ the device reaches them.
 """
 
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
-from fedsim.federation.codecs import Wire
-from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
+from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
+from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
+from fedsim.federation.envelopes import Envelopes, TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
-from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Train, Upload
-
-
-@dataclass(slots=True)
-class TaskContext:
-    """The federation's part of a running task."""
-
-    instruction: Instruction
-    begun: bool = False  #: whether ``Client.work`` was called
-    computed: bool = False  #: whether it returned any computation
-    reply: Contents | None = None  #: the answer; None before it, or for none
-    replied: bool = False  #: whether ``Client.reply`` was called
-    # : residuals by name, which the device keeps if its answer arrives
-    keeping: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None  #: the real work, once begun
-    brings_base: bool = False  #: whether the message has the model's frozen tensors too
-    # : results of trainings that may stop early, computed for their durations
-    ahead: list[Ref] = field(default_factory=list)
+from fedsim.world.steps import Computation, Evaluate, TaskStep, Train
+from fedsim.world.task import Task
 
 
 class ClientSide:
@@ -48,19 +31,17 @@ class ClientSide:
         self,
         simulation: Simulation,
         learner: Learner,
-        up: Wire,
+        envelopes: Envelopes,
         devices: Devices,
         trainer: Trainer,
-        added_up: Collection[str] = (),
         attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation = simulation
         self._learner = learner
-        self._up = up
+        self._envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
-        self._added_up = added_up
         self.attack = attack
         self.malicious = frozenset(malicious)
 
@@ -99,39 +80,28 @@ class ClientSide:
                 self._trained_ahead(task, step) if isinstance(step, Train) else step
                 for step in steps
             )
-        return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
+        if self._envelopes.takes_time_to_encode:
+            return tuple(map(self._with_time_to_encode, steps))
+        return steps
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         device = self.devices.of(task.device)
         result = self.client.computed(device, context.instruction, self._result(task))
-        meant = self.client.reply(device, context.instruction, result)
-        if meant is None:
+        contents = self.client.reply(device, context.instruction, result)
+        if contents is None:
             return ()
         if task.device in self.malicious:
-            result, meant = self.attack.answer(self._learner, device, task.count, result, meant)
-        parts = payloads(meant, self._up)
-        encoding = self._up.work_on(meant, "encode") if self._up.model_s else ()
-        update = result.update
-        if self._learner.state_bytes and update is not None and context.instruction.job == "train":
-            parts = (*parts, Payload(STATE, self._learner.state_bytes))
-        bases = {} if update is None or result.start is None else {update: result.start}
-        kept = self.devices.residuals.get(task.device, {})
-        context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
-        # as it arrives it reports the loss of its training
-        if result.trained is not None and update is not None:
-            for name, value in meant.items():
-                if (value.model if type(value) is Partial else value) is update and context.reply[
-                    name
-                ].loss is None:
-                    context.reply[name].loss = result.trained.loss
-        return (*encoding, Upload(parts)) if parts else ()
+            result, contents = self.attack.answer(
+                self._learner, device, task.count, result, contents
+            )
+        return self._envelopes.answer(task.device, contents, result, context)
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
         """A training that must leave time for its upload leaves time for encoding it, too."""
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
-        models = step.limit.reserve_upload / self._up.model_bytes
-        return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
+        encoding_s = self._envelopes.encoding_s(step.limit.reserve_upload)
+        return replace(step, limit=replace(step.limit, reserve_s=encoding_s))
 
     def _result(self, task: Task) -> LocalResult:
         update: Ref | None = None

@@ -171,7 +171,7 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.rearm("return", device, when)
+            self._dispatch.tell_at("return", device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:

@@ -15,7 +15,6 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
-from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import (
     Carried,
     Contents,
@@ -23,9 +22,11 @@ from fedsim.federation.contents import (
     PeerMessage,
     TaskEnd,
     has_model,
+    payloads,
     received,
 )
 from fedsim.federation.costs import ServerSpec, cost_s
+from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import SERVER, Direction
@@ -40,11 +41,17 @@ if TYPE_CHECKING:
 
 # the server does not learn why a device vanishes
 _SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-_KEPT = (
-    *("busy_until", "unnoticed", "unrecorded", "finished"),
-    *("_untold", "_sent", "_kept_at", "_bases_at"),
+_SAVED = (
+    "busy_until",
+    "unnoticed",
+    "unrecorded",
+    "finished",
+    "untold",
+    "sent",
+    "kept_at",
+    "bases_at",
 )
-"""Keys of a snapshot, after the attributes."""
+"""Attributes that a snapshot holds under their own names."""
 
 
 class Dispatch:
@@ -63,8 +70,7 @@ class Dispatch:
         streams: Streams,
         evaluator: Evaluator,
         own: ServerSpec,
-        down: Wire,
-        up: Wire,
+        envelopes: Envelopes,
         client_side: ClientSide,
     ) -> None:
         self.simulation = simulation
@@ -73,8 +79,9 @@ class Dispatch:
         self.streams = streams
         self.evaluator = evaluator
         self._own = own
-        self.down = down
-        self.up = up
+        self._envelopes = envelopes
+        self.down = envelopes.wire("down")
+        self.up = envelopes.wire("up")
         self.client_side = client_side
         self.devices = client_side.devices
         self.busy_until = 0.0  # end of the server's current computations (s)
@@ -94,6 +101,11 @@ class Dispatch:
         self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
         self.kept_at: dict[int, dict[str, Any]] = {}  # errors of lossy codecs at edge servers
         self.bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
+        self._timer_names: dict[int, str] = {}  # of a snapshot, by number
+        simulation.env.declare_alarm("timer", self._rearm_timer)
+        simulation.env.declare_alarm("notice", self._set_notice)
+        for kind in ("return", "newcomer", "shift"):
+            simulation.env.declare_alarm(kind, partial(self.tell_at, kind))
 
     def connect(
         self,
@@ -113,16 +125,54 @@ class Dispatch:
         self.begin_round = begin_round
         self.client_side.client = client
 
-        def model_s(device: int, way: Direction) -> float:
-            wire = self.down if way == "down" else self.up
-            return (
-                tasks.network.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes)
-                + wire.model_s
-            )
+        self.devices.model_s = self._model_s
 
-        self.devices.model_s = model_s
+    def _model_s(self, device: int, direction: Direction) -> float:
+        """Time (s) of a message with a model on the device's own link, and of its coding."""
+        wire = self._envelopes.wire(direction)
+        size = wire.model_bytes + self.learner.state_bytes
+        return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
 
     # From the server half to the world.
+
+    def ask(
+        self,
+        device: int,
+        contents: Contents,
+        job: str,
+        round_number: int | None,
+        group: int | None,
+        continues: bool,
+        at_edge: bool,
+    ) -> int:
+        """Send an idle device a request, as ``Server.ask`` does; returns the task's number."""
+        request = self._envelopes.request(device, contents, job, round_number)
+        if continues:
+            self.continue_task(device, round_number)
+        self.finished.pop(device, None)
+        edge = self.messages.edge_of(device) if at_edge else None
+        task = self.tasks.start(
+            device,
+            request.steps,
+            round_number,
+            group,
+            continues=continues,
+            edge=edge,
+            context=request.context,
+        )
+        if self.simulation.executor.workers > 1:
+            self.client_side.begin_real(device, request.context)
+        return task.id
+
+    def send_to_peers(
+        self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
+    ) -> None:
+        """Send the same contents from a device to others at once."""
+        parts = payloads(contents, self.up)
+        arriving, _ = self.up.through(contents, {}, {})
+        for device in receivers:
+            message = self.messages.send(sender, device, parts, round_number, self.on_message_end)
+            self.sent[message.id] = arriving, {}
 
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """The server begins an operation (``costs``); it does one after the other."""
@@ -134,10 +184,13 @@ class Dispatch:
         """Set the timer of a name again; returns ``when`` (s, on the grid)."""
         self.cancel_timer(name)
         self._timer_count += 1
-        self._timers[name] = self.simulation.wake(
-            ("timer", self._timer_count), when, partial(self._ring, name)
-        )
+        self._set_timer(name, self._timer_count, when)
         return when
+
+    def _set_timer(self, name: str, number: int, when: float) -> None:
+        self._timers[name] = self.simulation.wake(
+            ("timer", number), when, partial(self._ring, name)
+        )
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer; harmless when there is none."""
@@ -182,7 +235,7 @@ class Dispatch:
         self.unnoticed[task.id] = end
         now = self.simulation.now
         there = math.inf if task.device in self.tasks.off else self.tasks.next_on(task.device, now)
-        self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
+        self._set_notice(task.id, min(on_grid_after(now + self._own.patience), there))
 
     def _note_update(self, task: Task, round_number: int, contents: Contents) -> None:
         self.finished[task.device] = task.id, round_number
@@ -289,7 +342,7 @@ class Dispatch:
         kinds = [kind for kind, number in self.untold if number == device]
         self.untold = [told for told in self.untold if told[1] != device]
         for kind in kinds:
-            self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
+            self.tell_at(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
         """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is
@@ -308,7 +361,7 @@ class Dispatch:
             }
             self.simulation.post(partial(handlers[kind], device))
         elif when < math.inf:
-            self.rearm(kind, device, when)
+            self.tell_at(kind, device, when)
 
     def on_shift(self, device: int) -> None:
         """Tell a device that its data have changed, now or when it can be reached again."""
@@ -316,7 +369,7 @@ class Dispatch:
         if when <= self.simulation.now:
             self.tell("shift", device)
         elif when < math.inf:
-            self.rearm("shift", device, when)
+            self.tell_at("shift", device, when)
 
     async def tell_shift(self, device: int) -> None:
         """Let a device whose data have changed send its message (``Client.on_shift``)."""
@@ -335,31 +388,30 @@ class Dispatch:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered beside the alarms; ``restore`` takes it back."""
-        timers = {alarm.name[1]: name for name, alarm in self._timers.items()}
-        kept = {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
-        return {name: getattr(self, name.removeprefix("_")) for name in _KEPT} | kept
+        """The state beside the alarms, for ``restore``."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
+        state["timers"] = {alarm.name[1]: name for name, alarm in self._timers.items()}
+        state["count"] = self._timer_count
+        state["devices"] = self.devices.snapshot()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from ``snapshot``. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``. Alarms follow."""
         self._timers = {}
         self._timer_names = dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        vars(self).update({name.removeprefix("_"): state[name] for name in _KEPT})
+        for name in _SAVED:
+            setattr(self, name, state[name])
         for number in self.sent:
             self.messages.under_way[number].on_end = self.on_message_end
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that
-        tells of a device.
-        """
-        if kind == "notice":
-            self.simulation.wake((kind, number), when, partial(self._notice, number))
-        elif kind == "timer":
-            name = self._timer_names[number]
-            self._timers[name] = self.simulation.wake(
-                (kind, number), when, partial(self._ring, name)
-            )
-        else:
-            self.simulation.wake((kind, number), when, partial(self.tell, kind, number))
+    def _rearm_timer(self, number: int, when: float) -> None:
+        self._set_timer(self._timer_names[number], number, when)
+
+    def _set_notice(self, task: int, when: float) -> None:
+        self.simulation.wake(("notice", task), when, partial(self._notice, task))
+
+    def tell_at(self, kind: str, device: int, when: float) -> None:
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift`` at a time (s)."""
+        self.simulation.wake((kind, device), when, partial(self.tell, kind, device))

@@ -13,24 +13,14 @@ import numpy as np
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, shown
-from fedsim.federation.client import Instruction, RunInfo
-from fedsim.federation.client_side import TaskContext
+from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import (
-    BASE,
-    STATE,
-    Contents,
-    Header,
-    Partial,
-    has_model,
-    payloads,
-    received,
-)
+from fedsim.federation.contents import Contents, Header, Partial, payloads
 from fedsim.federation.devices import Device
 from fedsim.federation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Cause, Download, Payload, TaskStep
+from fedsim.world.steps import Cause
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
@@ -70,22 +60,14 @@ class Peer(Device):
         """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message``
         there, or ``on_lost`` on both.
         """
-        dispatch = self._dispatch
-        parts = payloads(contents, self._dispatch.up)
-        contents, _ = dispatch.up.through(contents, {}, {})
-        for device in devices:
-            message = dispatch.messages.send(
-                self.number, device, parts, number, dispatch.on_message_end
-            )
-            dispatch.sent[message.id] = contents, {}
+        self._dispatch.send_to_peers(self.number, devices, contents, number)
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
         """A model, or a part of one, as others read it after ``messages.up``, and its bytes."""
         up = self._dispatch.up
         contents = {"part": value}
-        return up.through(contents, {}, {})[0]["part"], sum(
-            part.bytes for part in payloads(contents, up)
-        )
+        arriving, _ = up.through(contents, {}, {})
+        return arriving["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:
         """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""
@@ -115,6 +97,9 @@ class Server:
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
         self._dispatch = dispatch
+        self._simulation = dispatch.simulation
+        self._streams = dispatch.streams
+        self._evaluator = dispatch.evaluator
         self.setting = setting
         self.devices = setting.devices
         self.clients = Clients(dispatch, setting.devices)
@@ -126,7 +111,7 @@ class Server:
     @property
     def now(self) -> float:
         """The simulated time (s)."""
-        return self._dispatch.simulation.now
+        return self._simulation.now
 
     def timer(self, name: str, when: float) -> float:
         """Call ``Strategy.on_timer`` with a name, in place of the name's earlier timer.
@@ -232,34 +217,7 @@ class Server:
             raise SimulationError(
                 f"device {device!r} was asked; allowed are 0 to {self.devices - 1}"
             )
-        dispatch = self._dispatch
-        parts = payloads(contents, self._dispatch.down)
-        if continues:
-            dispatch.continue_task(device, round)
-        dispatch.finished.pop(device, None)
-        learner = dispatch.learner
-        down = dispatch.down
-        brings_base = (
-            bool(learner.base_bytes)
-            and device not in dispatch.devices.bases
-            and has_model(contents)
-        )
-        if brings_base:
-            parts = (Payload(BASE, learner.base_bytes), *parts)
-        if learner.state_bytes and job == "train" and contents["model"].state is not None:
-            parts = (*parts, Payload(STATE, learner.state_bytes))
-        steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
-        if parts and down.model_s:
-            steps += down.work_on(contents, "decode")
-        edge = dispatch.messages.edge_of(device) if at_edge else None
-        contents, _ = down.through(contents, {}, {})
-        context = TaskContext(Instruction(job, received(contents), round), brings_base=brings_base)
-        task = dispatch.tasks.start(
-            device, steps, round, group, continues=continues, edge=edge, context=context
-        )
-        if dispatch.simulation.executor.workers > 1:
-            dispatch.client_side.begin_real(device, context)
-        return task.id
+        return self._dispatch.ask(device, contents, job, round, group, continues, at_edge)
 
     def end(self, task: int, cause: Cause = "late") -> None:
         """End a task that still runs; harmless on one that has just ended.
@@ -288,7 +246,7 @@ class Server:
         Returns:
             Its result.
         """
-        return await self._dispatch.simulation.join(work)  # type: ignore[no-any-return]
+        return await self._simulation.join(work)  # type: ignore[no-any-return]
 
     # Randomness, records, the end.
 
@@ -300,7 +258,7 @@ class Server:
             purpose: name of the stream (``strategy/purpose``).
             ids: further numbers that name it, such as the round and the device.
         """
-        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+        return self._streams.generator(f"strategy/{purpose}", *ids)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record something that the strategy decided, as a row of ``events.parquet``.
@@ -316,7 +274,7 @@ class Server:
         """
         if kind in ("aggregate", "updates-lost"):
             self._dispatch.record_tasks(data.get("tasks", ()))
-        self._dispatch.simulation.emit(kind, **data)
+        self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
         """Record that contents went from one part of the server's side to another, on no
@@ -353,7 +311,7 @@ class Server:
         Args:
             reason: a few words, ``stopped`` in the summary.
         """
-        self._dispatch.simulation.stop(reason)
+        self._simulation.stop(reason)
 
     async def finish_round(
         self,
@@ -383,7 +341,7 @@ class Server:
         Returns:
             Whether the run goes on; if it does not, no further round may begin.
         """
-        evaluator = self._dispatch.evaluator
+        evaluator = self._evaluator
         strategy = self._dispatch.strategy
         _refuse_what_is_no_model(models, strategy)
         self._record_aggregate(number, updates)
@@ -417,9 +375,9 @@ class Server:
             Whether the run goes on.
         """
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        if (reason := self._dispatch.evaluator.reason_to_stop(number, figures)) is not None:
+        if (reason := self._evaluator.reason_to_stop(number, figures)) is not None:
             self.stop(reason)
-        return self._dispatch.simulation.stopped is None
+        return self._simulation.stopped is None
 
 
 def _refuse_what_is_no_model(models: ModelAssignment, strategy: object) -> None:

@@ -16,6 +16,7 @@ from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
@@ -56,6 +57,7 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.simulation = simulation
+        simulation.env.declare_alarm("stop", self.stop_at)
         spec = scenario.population
         root = scenario.data.own_folder()
         streams = Streams(scenario.seed)
@@ -123,9 +125,9 @@ class Run:
             which = scenario.energy.preset_places(streams, spec.devices)
             devices.link_of = lambda device: names[which.item(device)]
         attack = None if malicious is None else malicious.attack
-        added_up = scenario.strategy.added_up
+        envelopes = Envelopes(self.learner, down, up, devices, scenario.strategy.added_up)
         client_side = ClientSide(
-            simulation, self.learner, up, devices, scenario.training, added_up, attack, members
+            simulation, self.learner, envelopes, devices, scenario.training, attack, members
         )
         self.dispatch = dispatch = Dispatch(
             simulation,
@@ -134,8 +136,7 @@ class Run:
             streams,
             self.evaluator,
             scenario.server,
-            down,
-            up,
+            envelopes,
             client_side,
         )
         self.messages = Messages(
@@ -293,8 +294,9 @@ class Run:
         ):
             learner.check_sizes(sizes)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
+    def stop_at(self, number: int, when: float) -> None:
+        """Set the alarm ``number`` that ends the run at a simulated time (s)."""
+        self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
         """Devices that have arrived and not left, bool [devices]; None if all are present
@@ -433,7 +435,7 @@ def assemble(
     run = Run(scenario, simulation, learner)
     if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at
-        run.rearm("stop", 0, stop_at)
+        run.stop_at(0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:

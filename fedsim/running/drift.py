@@ -36,6 +36,7 @@ class Drift:
         self._present = present
         self._candidates_before: list[NDArray[np.int64]] = []
         self._begun = -1
+        dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
@@ -50,10 +51,10 @@ class Drift:
     def _arm(self, index: int) -> None:
         when = self._spec.at.time(index)
         if when is not None:
-            self.rearm("drift", index, on_grid(when))
+            self._set_alarm(index, on_grid(when))
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        self._dispatch.simulation.wake((kind, number), when, partial(self._ring, number))
+    def _set_alarm(self, index: int, when: float) -> None:
+        self._dispatch.simulation.wake(("drift", index), when, partial(self._ring, index))
 
     def _ring(self, index: int) -> None:
         self._shift()
@@ -98,9 +99,7 @@ class Drift:
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Repeat past shifts on the data without notifying anyone; ``rearm`` restores the
-        alarms.
-        """
+        """Repeat past shifts on the data without notifying anyone. Alarms follow."""
         self._begun = state["begun"]
         self._candidates_before = state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):

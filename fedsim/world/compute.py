@@ -257,6 +257,7 @@ class Hosts:
         self._used: dict[int, float] = {}
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
+        simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
         """Request a worker; returns the steps before the task's own: the queue for the worker,
@@ -340,9 +341,8 @@ class Hosts:
                 cores.alarm = None
             if cores.jobs:
                 left = max(0.0, min(job.end for job in cores.jobs.values()) - cores.served)
-                self.rearm(
-                    "host", host, on_grid_after(cores.at + left / self._spec.rate(len(cores.jobs)))
-                )
+                rate = self._spec.rate(len(cores.jobs))
+                self._set_alarm(host, on_grid_after(cores.at + left / rate))
             else:
                 cores.served = 0.0
 
@@ -366,7 +366,7 @@ class Hosts:
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Restore the state from ``snapshot``, after the tasks. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``, after the tasks. Alarms follow."""
         self._used = state["used"]
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
@@ -376,7 +376,8 @@ class Hosts:
             for task_id in waiting:
                 self._take_worker(running[task_id])
 
-    def rearm(self, kind: str, host: int, when: float) -> None:
+    def _set_alarm(self, host: int, when: float) -> None:
+        """Set the alarm at which the next computation on a host ends (s)."""
         self._cores[host].alarm = self._simulation.wake(
-            (kind, host), when, partial(self._ring, host)
+            ("host", host), when, partial(self._ring, host)
         )

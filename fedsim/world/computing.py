@@ -36,6 +36,7 @@ class Computing:
         self.hosts: Hosts | None = None
         if host is not None:
             self.hosts = Hosts(self._simulation, host, self._end_epoch)
+        self._simulation.env.declare_alarm("look-ahead", self._set_look)
         self.paces: dict[int, float] = {}
         # if the pace has changed: task -> ends up to the running epoch
         self._fixed_ends: dict[int, list[float]] = {}
@@ -91,7 +92,7 @@ class Computing:
         elif self._runner.charge.runs_dry(task, reach):
             self._runner.end_step_at(task, math.inf)
         else:
-            self.rearm("look-ahead", task.id, reach)
+            self._set_look(task.id, reach)
 
     def _plan(self, task: Task) -> Plan:
         """The running step's plan, at the device's present pace."""
@@ -205,10 +206,12 @@ class Computing:
 
     # Snapshots, between two instants.
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def _set_look(self, number: int, when: float) -> None:
         """Set the alarm for a later look at the running computation of a task."""
         task = self._runner.running[number]
-        task.alarm = self._simulation.env.at((kind, number), when, partial(self.look_ahead, task))
+        task.alarm = self._simulation.env.at(
+            ("look-ahead", number), when, partial(self.look_ahead, task)
+        )
 
     def snapshot(self) -> dict[str, Any]:
         state: dict[str, Any] = {

@@ -72,6 +72,8 @@ class TaskRunner:
         self.network = messages.network
         self.simulation = messages.simulation
         self._env = self.simulation.env
+        self._env.declare_alarm("step", self._set_step_end)
+        self._env.declare_alarm("vanish", self._set_vanish)
         self.running: dict[int, Task] = {}
         self._working: dict[int, Task] = {}  # by device
         self.computing = Computing(self, compute, host)
@@ -176,9 +178,9 @@ class TaskRunner:
         """
         off = max(task.off, self.simulation.now)
         if self.charge.runs_dry(task, min(end, off)) and task.dry < end:
-            self.charge.rearm("battery", task.id, task.dry)
+            self.charge.set_alarm(task.id, task.dry)
         elif end <= off:
-            self._rearm_step("step", task.id, end)
+            self._set_step_end(task.id, end)
 
     def note_data(self, task: Task) -> None:
         """Note the samples that the device holds now, and their version, in the task."""
@@ -305,7 +307,7 @@ class TaskRunner:
     def _watch(self, task: Task) -> None:
         task.cancel("vanish")
         if task.off < math.inf:
-            self._rearm_vanish("vanish", task.id, max(task.off, self._env.now))
+            self._set_vanish(task.id, max(task.off, self._env.now))
 
     def switch_off(self, device: int) -> None:
         self.off.add(device)
@@ -352,26 +354,13 @@ class TaskRunner:
         self.computing.restore(state)
         self.slots.restore(state)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        rearms: dict[str, Callable[[str, int, float], None]] = {
-            "step": self._rearm_step,
-            "vanish": self._rearm_vanish,
-            "look-ahead": self.computing.rearm,
-            "battery": self.charge.rearm,
-        }
-        if self.computing.hosts is not None:
-            rearms["host"] = self.computing.hosts.rearm
-        if self.batteries is not None:
-            rearms["flat"] = self.batteries.rearm
-        rearms[kind](kind, number, when)
-
-    def _rearm_step(self, kind: str, number: int, when: float) -> None:
+    def _set_step_end(self, number: int, when: float) -> None:
         task = self.running[number]
-        task.alarm = self._env.at((kind, number), when, task.carried_out)
+        task.alarm = self._env.at(("step", number), when, task.carried_out)
 
-    def _rearm_vanish(self, kind: str, number: int, when: float) -> None:
+    def _set_vanish(self, number: int, when: float) -> None:
         task = self.running[number]
-        task.vanish = self._env.at((kind, number), when, partial(self.cut, task), CUT)
+        task.vanish = self._env.at(("vanish", number), when, partial(self.cut, task), CUT)
 
 
 def _to_array(counts: Mapping[int, int]) -> Ints:

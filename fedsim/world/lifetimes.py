@@ -141,6 +141,8 @@ class Lifetimes:
         self._arrived = self._left = 0
         # a heap: times at which arrived newcomers can be reached
         self._waiting: list[tuple[float, int]] = []
+        simulation.env.declare_alarm("arrival", self._set_arrival)
+        simulation.env.declare_alarm("departure", self._set_departure)
         self._await_arrival()
         self._await_departure()
 
@@ -156,19 +158,21 @@ class Lifetimes:
         self._left = state["left"]
         self._waiting = state["waiting"]
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def _set_arrival(self, number: int, when: float) -> None:
         if when < math.inf:
-            self._simulation.wake(
-                (kind, number), when, self._arrive if kind == "arrival" else self._depart
-            )
+            self._simulation.wake(("arrival", number), when, self._arrive)
+
+    def _set_departure(self, number: int, when: float) -> None:
+        if when < math.inf:
+            self._simulation.wake(("departure", number), when, self._depart)
 
     def _await_arrival(self) -> None:
         """Wake up at the next arrival, or when a waiting newcomer can be reached."""
         reached = self._waiting[0][0] if self._waiting else math.inf
-        self.rearm("arrival", self._arrived, min(reached, self._arrivals.item(self._arrived)))
+        self._set_arrival(self._arrived, min(reached, self._arrivals.item(self._arrived)))
 
     def _await_departure(self) -> None:
-        self.rearm("departure", self._left, self._departures.item(self._left))
+        self._set_departure(self._left, self._departures.item(self._left))
 
     def _arrive(self) -> None:
         now = self._simulation.now

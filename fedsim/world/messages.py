@@ -70,6 +70,7 @@ class Messages:
         self.under_way: dict[int, Message] = {}
         self.lost: set[int] = set()
         self._sent = 0
+        simulation.env.declare_alarm("cut", self._set_cut, in_background=True)
 
     def send(
         self,
@@ -97,7 +98,7 @@ class Messages:
             source, destination, message.size, partial(self._end, message, "done"), waited
         )
         if until < math.inf:
-            self.rearm("cut", message.id, until)
+            self._set_cut(message.id, until)
         return message
 
     def edge_of(self, device: int) -> int:
@@ -197,8 +198,9 @@ class Messages:
             if message.flow is not None:
                 message.flow.done = partial(self._end, message, "done")
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def _set_cut(self, number: int, when: float) -> None:
+        """Set the alarm at which a message is lost (s)."""
         message = self.under_way[number]
         message.alarm = self.simulation.wake(
-            (kind, number), when, partial(self.cut, message, "lost"), CUT
+            ("cut", number), when, partial(self.cut, message, "lost"), CUT
         )

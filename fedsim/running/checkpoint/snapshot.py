@@ -19,8 +19,8 @@ from fedsim.common.files import read_bytes, sought
 from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
-from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
@@ -160,6 +160,7 @@ class Checkpointer:
         self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
         self._period = self._periods(recorder.last_time)
+        run.simulation.env.require_rearm()
 
     def watch(self, record: Record) -> None:
         rounds = self._spec.rounds
@@ -251,23 +252,8 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
     run.processes.restore(state["processes"], state["alarms"])
-    owners = _owners(run)
+    env = run.simulation.env
     for kind, number, when in state["alarms"]:
-        if kind not in owners:
+        if not env.can_rearm(kind):
             raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")
-        owners[kind](kind, number, when)
-
-
-def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
-    owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(
-        ("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm
-    )
-    owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
-    owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
-    owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)
-    owners["cut"] = run.messages.rearm
-    if run.drift is not None:
-        owners["drift"] = run.drift.rearm
-    return owners
+        env.rearm(kind, number, when)

@@ -13,6 +13,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -131,6 +132,7 @@ class Batteries:
         # of those that were ever asked: time and level of each breakpoint
         self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
+        simulation.env.declare_alarm("flat", self._set_flat)
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery that can be flat."""
@@ -273,14 +275,17 @@ class Batteries:
         point = self._point(device)
         self._go(device, point, point.tail, to_flat=True)
         if point.flat and not self._points[device, _FLAT]:
-            self.rearm("flat", device, point.at)
+            self._set_flat(device, point.at)
 
-    def rearm(self, kind: str, device: int, when: float) -> None:
-        def run_flat() -> None:
-            del self._alarms[device]
-            self._report(device)
+    def _set_flat(self, device: int, when: float) -> None:
+        """Set the alarm at which an idle device runs flat (s)."""
+        self._alarms[device] = self._simulation.wake(
+            ("flat", device), when, partial(self._run_flat, device)
+        )
 
-        self._alarms[device] = self._simulation.wake((kind, device), when, run_flat)
+    def _run_flat(self, device: int) -> None:
+        del self._alarms[device]
+        self._report(device)
 
     def close(self) -> None:
         """Report the batteries of all devices ever asked."""

@@ -25,6 +25,7 @@ class BatteryWatch:
         self._simulation = runner.simulation
         self._network = runner.network
         self.batteries = batteries
+        self._simulation.env.declare_alarm("battery", self.set_alarm)
         # tasks whose battery may run out during their message
         self._scarce: dict[int, Task] = {}
         if batteries is not None:
@@ -88,7 +89,7 @@ class BatteryWatch:
         if is_scarce:
             self._scarce[task.id] = task
         if when < task.off:
-            self.rearm("battery", task.id, max(when, self._simulation.now))
+            self.set_alarm(task.id, max(when, self._simulation.now))
 
     def _ring(self, task: Task) -> None:
         if self._simulation.now >= task.dry:
@@ -111,10 +112,12 @@ class BatteryWatch:
 
     # Snapshots, between two instants.
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def set_alarm(self, number: int, when: float) -> None:
         """Set the alarm at which the battery of a task's device is flat, or is looked at again."""
         task = self._runner.running[number]
-        task.battery = self._simulation.env.at((kind, number), when, partial(self._ring, task), CUT)
+        task.battery = self._simulation.env.at(
+            ("battery", number), when, partial(self._ring, task), CUT
+        )
 
     def snapshot(self) -> dict[str, Any]:
         batteries = None if self.batteries is None else self.batteries.snapshot()

@@ -99,6 +99,8 @@ class Network(Endpoints):
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
         self._simulation = simulation
         self._env = simulation.env
+        self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
+        self._env.declare_alarm("latency", self._set_entry, in_background=True)
         self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
@@ -206,9 +208,7 @@ class Network(Endpoints):
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
-            self._in_latency[flow.id] = self._env.at(
-                ("latency", flow.id), now + latency, partial(self._admit, flow)
-            )
+            self._set_entry(flow.id, now + latency)
         else:
             self._entering[flow.id] = flow
             self._unsettle()
@@ -477,7 +477,7 @@ class Network(Endpoints):
         return state | {"limits": self.limits, "rules": [vars(rule) for rule in self._rules]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore all but each flow's ``done``, which its sender sets, and alarms (``rearm``)."""
+        """Restore all but each flow's ``done``, which its sender sets, and alarms."""
         self._started = state["started"]
         self._flows = state["flows"]
         self._general = state["general"]
@@ -497,22 +497,25 @@ class Network(Endpoints):
             for flow in self._flows.values():
                 self._take(flow.source, flow.destination)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm of a snapshot again."""
-        if kind == "network" and number == _STANDSTILL:
-            self._standstill = self._env.at((kind, number), when, self._refuse_standstill)
-        elif kind == "network":
-            self._wakeup = self._env.at((kind, number), when, self._tell)
+    def _set_entry(self, number: int, when: float) -> None:
+        """Set the alarm at which a flow's first byte leaves (s)."""
+        self._in_latency[number] = self._env.at(
+            ("latency", number), when, partial(self._admit, self._flows[number])
+        )
+
+    def _set_network_alarm(self, number: int, when: float) -> None:
+        """Set the alarm of the next end of a flow, or of a standstill of all flows (s)."""
+        name = ("network", number)
+        if number == _STANDSTILL:
+            self._standstill = self._env.at(name, when, self._refuse_standstill)
         else:
-            self._in_latency[number] = self._env.at(
-                (kind, number), when, partial(self._admit, self._flows[number])
-            )
+            self._wakeup = self._env.at(name, when, self._tell)
 
     def _watch_standstill(self, when: float) -> None:
         """Wait for a change while all flows stand still, for so long as no outage lasts."""
         stands = when == math.inf and bool(self._running)
         if stands and self._standstill is None:
-            self.rearm("network", _STANDSTILL, self._simulation.now + _PATIENCE_S)
+            self._set_network_alarm(_STANDSTILL, self._simulation.now + _PATIENCE_S)
         elif not stands and self._standstill is not None:
             self._standstill.cancel()
             self._standstill = None
@@ -548,9 +551,9 @@ class Network(Endpoints):
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = (
-            None if when == math.inf else self._env.at(("network", _WAKEUP), when, self._tell)
-        )
+        self._wakeup = None
+        if when < math.inf:
+            self._set_network_alarm(_WAKEUP, when)
 
     def _tell(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""

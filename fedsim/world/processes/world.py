@@ -36,8 +36,6 @@ from fedsim.world.steps import Payload, Work
 
 # of every record; a process may say a device
 _COLUMNS = ("kind", "device", "round", "group", "task", "step", "outcome")
-# alarms, where nobody else sends
-_OF_PROCESSES = {"process", "compute", "network", "latency", "cut"}
 
 
 class DeviceFacts(NamedTuple):
@@ -116,6 +114,9 @@ class Processes:
                 raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
         if specs:
             self.simulation.idle = self._nothing_left
+        env = self.simulation.env
+        env.declare_alarm("process", self._rearm_wait, in_background=True)
+        env.declare_alarm("compute", self._rearm_computation, in_background=True)
         self.simulation.at_end(partial(setattr, self, "silent", True))
         self._start()
 
@@ -139,9 +140,7 @@ class Processes:
             ) from error
 
     def _nothing_left(self) -> bool:
-        """Whether no task or message is under way, no device is held off, and all alarms are of
-        processes: the run is over.
-        """
+        """Whether the run is over: processes have alarms, and nothing else is under way."""
         if (
             self.tasks.running
             or len(self.messages.under_way) > len(self.sending)
@@ -149,11 +148,8 @@ class Processes:
             or self.messages.lost
         ):
             return False
-        return all(
-            alarm.name[0] in _OF_PROCESSES
-            for alarm in self.simulation.env.alarms()
-            if isinstance(alarm, Alarm)
-        )
+        env = self.simulation.env
+        return all(env.is_background(event) for event in env.alarms() if isinstance(event, Alarm))
 
     def emit(self, kind: str, **fields: Any) -> None:
         if not self.silent:
@@ -298,13 +294,19 @@ class Processes:
                 f"{there}, now {held}"
             )
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        if kind == "compute":
-            self.computing[number][0].arm()
-        else:
-            waiting = self.asleep.get((number, when))
-            event = waiting.pop(0) if waiting else self.simulation.env.event()
-            self.simulation.wake((kind, number), when, event.succeed)
+    def _rearm_computation(self, number: int, when: float) -> None:
+        computation, _ = self.computing[number]
+        computation.arm()
+
+    def _rearm_wait(self, number: int, when: float) -> None:
+        """Set the alarm for which the restored process ``number`` waits."""
+        waiting = self.asleep.get((number, when))
+        event = waiting.pop(0) if waiting else self.simulation.env.event()
+        self.wait(number, when, event)
+
+    def wait(self, number: int, when: float, event: simpy.Event) -> None:
+        """Fire an event of the process ``number`` at a time (s)."""
+        self.simulation.wake(("process", number), when, event.succeed)
 
 
 class World:
@@ -346,7 +348,7 @@ class World:
         if self._processes.restoring:  # its alarm is set again later
             self._processes.asleep.setdefault((self._number, when), []).append(event)
         elif not self._processes.silent:
-            self.simulation.wake(("process", self._number), when, event.succeed)
+            self._processes.wait(self._number, when, event)
         return event
 
     def send(
