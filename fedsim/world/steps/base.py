@@ -18,6 +18,9 @@ Cause = Literal["late", "lost", "left", "battery", "stopped", "memory"]
 """Cause of a task's early end; ``late``: past its deadline, or no longer needed."""
 Outcome = Literal["done", "late", "lost", "left", "battery", "stopped", "memory", "cancelled"]
 
+Power = Literal["receive", "send", "compute"]
+"""What a device does, beside idling, that draws power."""
+
 Ending = tuple[Cause | None, dict[str, Any]]
 """Cause by which a step ended (None: it was completed), and further fields of its record."""
 
@@ -27,15 +30,18 @@ class TaskStep:
 
     Attributes:
         kinds: class name -> class of every kind of step; checkpoints save steps of these classes.
+        powers: name in records -> the power that a device draws during such a step.
         name: name of the step in records.
-        power: the phase whose power the device draws meanwhile (``send``, ``receive``,
-            ``compute``); None for idle power alone.
+        names: all values of ``name``, if a kind of step has several.
+        power: the power that the device draws during the step; None for idle power alone.
         direction: direction of a message; None for steps that are no message.
     """
 
     __slots__ = ()
     kinds: ClassVar[dict[str, type["TaskStep"]]] = {}
-    power: ClassVar[Literal["receive", "send", "compute"] | None] = None
+    powers: ClassVar[dict[str, Power]] = {}
+    names: ClassVar[tuple[str, ...]] = ()
+    power: ClassVar[Power | None] = None
     direction: ClassVar[Direction | None] = None
 
     if TYPE_CHECKING:
@@ -51,6 +57,10 @@ class TaskStep:
                 "by which a checkpoint saves them; give one of them another name"
             )
         cls.kinds[cls.__name__] = cls
+        name = cls.__dict__.get("name")
+        names = (name,) if isinstance(name, str) else cls.names
+        if cls.power is not None:
+            cls.powers.update(dict.fromkeys(names, cls.power))
 
     def begin(self, task: "Task", runner: "TaskRunner") -> None:
         """Begin the step now, and arrange that ``task.carried_out`` is called at its end.

@@ -1,7 +1,7 @@
 """Steps of a fixed time, and the wait for a slot."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fedsim.clock.simulation import on_grid
 from fedsim.world.steps.base import Cause, Ending, TaskStep
@@ -17,6 +17,7 @@ class Code(TaskStep):
 
     name: Literal["encode", "decode"]
     seconds: float
+    names: ClassVar[tuple[str, ...]] = ("encode", "decode")
     power = "compute"
 
     def begin(self, task: "Task", runner: "TaskRunner") -> None:
