@@ -195,6 +195,26 @@ class Dispatch:
             message = self.messages.send(sender, device, parts, round_number, self.on_message_end)
             self.sent[message.id] = arriving, {}
 
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        round_number: int | None,
+        start: Ref | None,
+    ) -> None:
+        """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
+        has_base = direction == "up" or edge in self.bases_at
+        parts = self._envelopes.parts(contents, direction, has_base=has_base)
+        message = self.messages.carry(edge, direction, parts, round_number, self.on_message_end)
+        bases: dict[Ref, Ref] = {}
+        if start is not None:
+            models = [value for value in contents.values() if isinstance(value, Ref)]
+            bases = dict.fromkeys(models, start)
+        residuals = self.kept_at.get(edge, {}) if direction == "up" else {}
+        wire = self._envelopes.wire(direction)
+        self.sent[message.id] = wire.through(contents, bases, residuals)
+
     def compute(self, what: str, n: int, d: int, m: int) -> None:
         """Begin an operation of the server (see ``costs``), after its present computations."""
         if self._spec.speed is not None:

@@ -90,6 +90,25 @@ class Envelopes:
         """The codec of a direction."""
         return self._down if direction == "down" else self._up
 
+    def parts(
+        self, contents: Contents, direction: Direction, *, has_base: bool
+    ) -> tuple[Payload, ...]:
+        """The parts of a message with their bytes.
+
+        Args:
+            contents: the contents by name.
+            direction: the direction of the message.
+            has_base: whether the receiver has the model's frozen tensors already.
+
+        Raises:
+            SimulationError: contents that cannot be sent.
+        """
+        parts = payloads(contents, self.wire(direction))
+        base_bytes = self._learner.base_bytes
+        if base_bytes and not has_base and has_model(contents):
+            return (Payload(BASE, base_bytes), *parts)
+        return parts
+
     # From the server to a device.
 
     def request(
@@ -106,10 +125,9 @@ class Envelopes:
         Raises:
             SimulationError: contents that cannot be sent.
         """
-        parts = payloads(contents, self._down)
-        brings_base = self._needs_base(device, contents)
-        if brings_base:
-            parts = (Payload(BASE, self._learner.base_bytes), *parts)
+        has_base = device in self._devices.bases
+        brings_base = not has_base and self._learner.base_bytes > 0 and has_model(contents)
+        parts = self.parts(contents, "down", has_base=has_base)
         if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
             parts = (*parts, Payload(STATE, self._learner.state_bytes))
         steps: tuple[TaskStep, ...] = ()
@@ -120,12 +138,6 @@ class Envelopes:
         arriving, _ = self._down.through(contents, {}, {})
         instruction = Instruction(job, received(arriving), round_number)
         return Request(steps, TaskContext(instruction, brings_base=brings_base))
-
-    def _needs_base(self, device: int, contents: Contents) -> bool:
-        """Whether a request has to bring the model's frozen tensors."""
-        if not self._learner.base_bytes or device in self._devices.bases:
-            return False
-        return has_model(contents)
 
     # From a device to the server.
 
