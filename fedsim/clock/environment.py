@@ -24,6 +24,8 @@ from typing import Any
 import simpy
 from simpy.events import NORMAL, URGENT, Event, EventPriority, ProcessGenerator
 
+from fedsim.common.errors import SimulationError
+
 CUT, SETTLE, JOIN, SERVE, LAST = map(EventPriority, (2, 3, 4, 5, 6))
 
 # entries in the schedule; when there are more, and twice as many as were alive, cancelled ones are
@@ -34,6 +36,9 @@ Name = tuple[str, int]
 """Name of an alarm in a snapshot: a kind and a number."""
 
 _UNNAMED: Name = ("", 0)
+
+Rearm = Callable[[int, float], object]
+"""Sets an alarm of one kind, by its number and its time (s): first, and again after a resume."""
 
 
 class Alarm(Event):
@@ -117,6 +122,9 @@ class Environment(simpy.Environment):
         self.moved: Callable[[float], None] | None = None
         self._schedule: list[Any] = self._queue
         self._room = _ROOM
+        self._rearms: dict[str, Rearm] = {}
+        self._background: set[str] = set()
+        self._is_saved = False
 
     def peek(self) -> float:
         """The time of the next event (s), cancelled alarms aside; infinity if there is none."""
@@ -156,9 +164,17 @@ class Environment(simpy.Environment):
     def at(
         self, name: Name, when: float, ring: Callable[[], object], priority: EventPriority = NORMAL
     ) -> Alarm:
-        """Call ``ring`` at the absolute time ``when`` (s, not before now)."""
-        if when < (now := self.now):
+        """Call ``ring`` at the absolute time ``when`` (s, not before now).
+
+        Raises:
+            ValueError: ``when`` is before now.
+            SimulationError: the run is saved, and nothing can set an alarm of this kind again.
+        """
+        now = self.now
+        if when < now:
             raise ValueError(f"an alarm at {when!r} s cannot be set at {now!r} s")
+        if self._is_saved and name is not _UNNAMED:
+            self._check_rearm(name)
         alarm = Alarm(self, name, when, ring)
         heappush(self._queue, (when, priority, next(self._eid), alarm))
         return alarm
@@ -168,6 +184,50 @@ class Environment(simpy.Environment):
         priority.
         """
         self.at(_UNNAMED, self.now, ring, priority)
+
+    # Alarms in snapshots.
+
+    def declare_alarm(self, kind: str, rearm: Rearm, *, in_background: bool = False) -> None:
+        """Declare a kind of alarm, which a snapshot then holds by kind, number and time.
+
+        Args:
+            kind: the first part of such an alarm's name.
+            rearm: sets an alarm of this kind by its number and time (s).
+            in_background: whether a run whose last events are such alarms is over.
+        """
+        self._rearms[kind] = rearm
+        if in_background:
+            self._background.add(kind)
+
+    def is_background(self, alarm: Alarm) -> bool:
+        """Whether a run that has nothing but such alarms left is over."""
+        return alarm.name[0] in self._background
+
+    def can_rearm(self, kind: str) -> bool:
+        """Whether alarms of a kind can be set again."""
+        return kind in self._rearms
+
+    def rearm(self, kind: str, number: int, when: float) -> None:
+        """Set an alarm of a snapshot again; ``KeyError`` if its kind is not declared."""
+        self._rearms[kind](number, when)
+
+    def require_rearm(self) -> None:
+        """Refuse alarms of undeclared kinds from now on, because the run is saved.
+
+        Raises:
+            SimulationError: such an alarm is set already.
+        """
+        self._is_saved = True
+        for event in self.alarms():
+            if isinstance(event, Alarm) and event.name is not _UNNAMED:
+                self._check_rearm(event.name)
+
+    def _check_rearm(self, name: Name) -> None:
+        if name[0] not in self._rearms:
+            raise SimulationError(
+                f"nothing sets an alarm of the kind {name[0]!r} again when a run is resumed; "
+                "declare the kind by Environment.declare_alarm"
+            )
 
     def alarms(self) -> Iterator[Event]:
         """The events to come, cancelled alarms aside, in the order in which they will be
@@ -201,4 +261,5 @@ class Environment(simpy.Environment):
 
 __all__ = [
     "CUT", "JOIN", "LAST", "NORMAL", "SERVE", "SETTLE", "URGENT", "Alarm", "Environment", "Join", "Name", "ProcessGenerator",
+    "Rearm",
 ]  # fmt: skip

@@ -1,5 +1,4 @@
-"""The clock: one SimPy environment, driven by asyncio, in which real work may be joined and
-every event is emitted.
+"""The clock: one SimPy environment, driven by asyncio, which joins real work and emits records.
 
 Within one instant the order is that of ``fedsim.clock.environment``. While real work is joined
 no event is processed, so that the run is the same to the bit whatever time the work takes.
@@ -50,36 +49,29 @@ _INSTANTS_A_LOOK = 64  # how many instants pass between two looks at the real cl
 
 
 def on_grid(seconds: float) -> float:
-    """``seconds`` moved to the nearest tick of the clock (2^-30 s); from 2^23 s on every float64
-    lies on one.
+    """A time moved to the nearest tick of the clock (2^-30 s).
+
+    From 2^23 s on every float64 lies on a tick.
     """
-    return (
-        round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
-        if -EXACT_S < seconds < EXACT_S
-        else seconds
-    )
+    if -EXACT_S < seconds < EXACT_S:
+        return round(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
+    return seconds
 
 
 def on_grid_after(seconds: float) -> float:
-    """The first tick of the clock at or after ``seconds``; from 2^23 s on that is ``seconds``."""
-    return (
-        math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
-        if -EXACT_S < seconds < EXACT_S
-        else seconds
-    )
+    """The first tick of the clock at or after a time; from 2^23 s on the time itself."""
+    if -EXACT_S < seconds < EXACT_S:
+        return math.ceil(seconds * _TICKS_PER_SECOND) / _TICKS_PER_SECOND
+    return seconds
 
 
 def tie_s(now: float) -> float:
-    """Largest distance of two times around ``now`` that ought to be one (s): each is a sum of a
-    few that were rounded.
-    """
+    """Largest distance (s) around ``now`` of two times that would be equal without rounding."""
     return 8 * max(TICK_S, math.ulp(now))
 
 
 class Record(NamedTuple):
-    """One thing that happened: when (simulated seconds), what, and what that kind of event
-    needs.
-    """
+    """One event: its simulated time (s), its kind, and the fields of that kind."""
 
     time: float
     kind: str
@@ -93,9 +85,7 @@ _make_record = tuple.__new__  # half the time of the constructor that NamedTuple
 
 
 class Blueprint(Protocol):
-    """Anything that can put a world and its server into an empty simulation; ``Scenario`` is
-    one.
-    """
+    """Puts a world and its server into an empty simulation, as ``Scenario`` does."""
 
     def install(self, simulation: "Simulation") -> Any:
         """Build everything into ``simulation``: processes, first wake-ups, sinks.
@@ -110,8 +100,9 @@ _running: list[tuple[int, int, int]] = []
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """While any run goes on, Python looks for cycles of garbage rarely: there are few, and it
-    takes a quarter of the time.
+    """Let Python collect cyclic garbage rarely while any run goes on.
+
+    There is little of it, and looking for it takes a quarter of the time.
     """
     before = _running[0] if _running else gc.get_threshold()
     _running.append(before)
@@ -151,10 +142,15 @@ class Simulation:
     ) -> None:
         self.env = Environment()
         self.env.moved = self._move
-        self.now, self.end, self.ended = 0.0, CLOCK_END_S, self.env.event()
+        self.now = 0.0
+        self.end = CLOCK_END_S
+        self.ended = self.env.event()
         self.executor: Executor = Inline() if executor is None else executor
         self.stopped: str | None = None
-        self.settled = self.working = self._over = self._interrupted = False
+        self.settled = False
+        self.working = False
+        self._over = False
+        self._interrupted = False
         self._sinks: list[Sink] = []
         self._sinks_of: dict[str, list[Sink]] = {}  # by kind of record
         self._finals: list[Callable[[], None]] = []
@@ -201,8 +197,9 @@ class Simulation:
         self.env.call(solve, SETTLE)
 
     def post(self, handler: Handler) -> None:
-        """Run a handler of the server in this instant, after the world's events; it may await
-        real work alone.
+        """Run a handler of the server in this instant, after the world's events.
+
+        The handler may await real work alone.
         """
         if not self._over:
             self.env.call(lambda: self._handle(handler().__await__()), SERVE)
@@ -210,19 +207,22 @@ class Simulation:
     def submit(
         self, function: Callable[..., Any], *args: Any, alone: bool = False
     ) -> "Future[Any]":
-        """Start real work on the executor, for ``join``; ``alone``: with nothing else in its
-        process.
+        """Start real work on the executor, for ``join``.
+
+        Args:
+            function: the function to call.
+            args: its arguments.
+            alone: whether nothing else runs in its process.
         """
+        submit = self.executor.submit_alone if alone else self.executor.submit
         self.working = True
         try:
-            return (self.executor.submit_alone if alone else self.executor.submit)(function, *args)
+            return submit(function, *args)
         finally:
             self.working = False
 
     def join(self, work: "Future[Any]") -> Join:
-        """The result of ``work``, at this very instant: the clock stands still until it is
-        there.
-        """
+        """The result of real work, in this instant: the clock stands still until it is done."""
         return self.env.join(work)
 
     def emit(self, kind: str, **fields: Any) -> None:
@@ -238,16 +238,19 @@ class Simulation:
             self._watched.append(record)
 
     def listen(self, sink: Sink, *, kinds: Sequence[str] = ()) -> None:
-        """Call ``sink`` with every record as it is emitted, or with those of ``kinds`` alone,
-        after the sinks of all kinds.
+        """Call a sink with every record as it is emitted.
+
+        Args:
+            sink: called with each record.
+            kinds: the kinds of records; none for all. Sinks of some kinds follow sinks of all kinds.
         """
-        for sinks in [self._sinks_of.setdefault(kind, []) for kind in kinds] or [self._sinks]:
-            sinks.append(sink)
+        if not kinds:
+            self._sinks.append(sink)
+        for kind in kinds:
+            self._sinks_of.setdefault(kind, []).append(sink)
 
     def at_end(self, final: Callable[[], None]) -> None:
-        """Call ``final`` at the end of the run, while records are still taken but no message is
-        handled.
-        """
+        """Call ``final`` at the end of the run, when records are taken but no message is handled."""
         self._finals.append(final)
 
     def at_close(self, close: Callable[[], None]) -> None:
@@ -267,9 +270,7 @@ class Simulation:
     # Snapshots, between two instants.
 
     def between_instants(self, action: Callable[[], None]) -> None:
-        """Call ``action`` once when this instant is over and before time moves on (or the run
-        ends).
-        """
+        """Call ``action`` once, when this instant is over and before time moves on."""
         self._between.append(action)
 
     def alarms(self) -> list[tuple[str, int, float]]:
@@ -277,17 +278,17 @@ class Simulation:
 
         ``SimulationError``: there are other events.
         """
-        found = []
+        alarms = []
         for event in self.env.alarms():
-            if not isinstance(event, Alarm) or event.when <= self.now:
-                why = (
-                    "the instant is not over"
-                    if isinstance(event, Alarm)
-                    else f"{event!r} has no name"
-                )
-                raise SimulationError(f"a snapshot is not possible at {self.now!r} s: {why}")
-            found.append((*event.name, event.when))
-        return found
+            if not isinstance(event, Alarm):
+                raise self._no_snapshot(f"{event!r} has no name")
+            if event.when <= self.now:
+                raise self._no_snapshot("the instant is not over")
+            alarms.append((*event.name, event.when))
+        return alarms
+
+    def _no_snapshot(self, reason: str) -> SimulationError:
+        return SimulationError(f"a snapshot is not possible at {self.now!r} s: {reason}")
 
     async def run(self) -> str:
         """Run to the end; returns the reason given to ``stop``, or ``"nothing left to happen"``."""
@@ -304,9 +305,7 @@ class Simulation:
             yield self._watched.popleft()
 
     async def _drive(self) -> AsyncIterator[None]:
-        """Carry out instant after instant; yields between two of them, often enough to keep the
-        event loop alive.
-        """
+        """Carry out instant after instant; yields often enough to keep the event loop alive."""
         try:
             with _rare_collections():
                 breath = time.perf_counter()
@@ -372,9 +371,7 @@ class Simulation:
 
 
 def _raise_failure(process: simpy.events.Event) -> None:
-    """SimPy raises a copy of what a process does not catch; the exception itself says where it
-    was raised.
-    """
+    """Raise the exception of a failed process itself: SimPy's copy lacks the traceback."""
     if not process.ok:
         error: Any = process.value
         raise error

@@ -3,43 +3,58 @@ the device reaches them.
 """
 
 from collections.abc import Collection, Mapping
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
-from fedsim.federation.client import BEST, Client, Instruction, LocalResult, PreviousResult
-from fedsim.federation.codecs import Wire
-from fedsim.federation.contents import STATE, Contents, Partial, payloads, received
+from fedsim.federation.client import BEST, Client, LocalResult, PreviousResult
+from fedsim.federation.contents import received
 from fedsim.federation.devices import Devices
+from fedsim.federation.envelopes import Envelopes, TaskContext
 from fedsim.learning import Learner
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
-from fedsim.world.task import Computation, Evaluate, Payload, Task, TaskStep, Train, Upload
+from fedsim.world.steps import Computation, Evaluate, TaskStep, Train
+from fedsim.world.task import Task
 
 
 @dataclass(slots=True)
-class TaskContext:
-    """The federation's part of a running task."""
+class _Results:
+    """Results of the computations of a task so far.
 
-    instruction: Instruction
-    begun: bool = False  #: whether ``Client.work`` was called
-    computed: bool = False  #: whether it returned any computation
-    reply: Contents | None = None  #: the answer; None before it, or for none
-    replied: bool = False  #: whether ``Client.reply`` was called
-    # : residuals by name, which the device keeps if its answer arrives
-    keeping: dict[str, Any] | None = None
-    real: "Future[Any] | None" = None  #: the real work, once begun
-    brings_base: bool = False  #: whether the message has the model's frozen tensors too
-    # : results of trainings that may stop early, computed for their durations
-    ahead: list[Ref] = field(default_factory=list)
+    Attributes:
+        tested: the best of the tested models.
+        start: the model from which the last training started.
+        update: the result of the last training.
+        earlier: results of the trainings before the last one.
+        steps: SGD steps of the last training.
+    """
+
+    tested: Ref | None = None
+    start: Ref | None = None
+    update: Ref | None = None
+    earlier: tuple[Ref, ...] = ()
+    steps: int = 0
+
+    @property
+    def updates(self) -> tuple[Ref, ...]:
+        """Results of all trainings."""
+        return self.earlier if self.update is None else (*self.earlier, self.update)
 
 
 class ClientSide:
-    """Calls the client half of a strategy, and encodes its answers, which ``malicious`` devices
-    change by ``attack``.
+    """Calls the client half of a strategy, for all devices.
+
+    Args:
+        simulation: the clock.
+        learner: trains and tests models.
+        envelopes: builds the messages of answers.
+        devices: the devices as their client halves see them.
+        trainer: ``[training]`` of the scenario.
+        attack: changes the answers of malicious devices; None without.
+        malicious: numbers of the malicious devices.
     """
 
     client: Client[Any]
@@ -48,19 +63,17 @@ class ClientSide:
         self,
         simulation: Simulation,
         learner: Learner,
-        up: Wire,
+        envelopes: Envelopes,
         devices: Devices,
         trainer: Trainer,
-        added_up: Collection[str] = (),
         attack: Any = None,
         malicious: Collection[int] = (),
     ) -> None:
         self._simulation = simulation
         self._learner = learner
-        self._up = up
+        self._envelopes = envelopes
         self.devices = devices
         self._trainer = trainer
-        self._added_up = added_up
         self.attack = attack
         self.malicious = frozenset(malicious)
 
@@ -68,19 +81,19 @@ class ClientSide:
         """Begin a task's real work, if it has any that is not begun."""
         if type(self.client).real is Client.real or context.real is not None:
             return
-        if real := self.client.real(self.devices.of(device), context.instruction):
+        real = self.client.real(self.devices.of(device), context.instruction)
+        if real:
             context.real = self._simulation.submit(real.function, *real.arguments, alone=True)
 
     def next_steps(self, task: Task) -> tuple[TaskStep, ...]:
-        """The steps that follow when the device has carried out all that its task had; none at
-        its end.
-        """
+        """The steps that follow when a task has carried out its steps; empty at the task's end."""
         context: TaskContext = task.context
         if context.replied:
             return ()
         if not context.begun:
             context.begun = True
-            if steps := self._work(task, context):
+            steps = self._work(task, context)
+            if steps:
                 context.computed = True
                 return steps
         context.replied = True
@@ -95,102 +108,108 @@ class ClientSide:
             context.real = None
         steps = tuple(self.client.work(self.devices.of(task.device), context.instruction))
         if self._trainer.stops_early and self._learner.learns:
-            steps = tuple(
-                self._trained_ahead(task, step) if isinstance(step, Train) else step
-                for step in steps
-            )
-        return tuple(map(self._with_time_to_encode, steps)) if self._up.model_s else steps
+            steps = tuple(self._train_ahead(task, step) for step in steps)
+        if self._envelopes.takes_time_to_encode:
+            return tuple(map(self._with_time_to_encode, steps))
+        return steps
 
     def _answer(self, task: Task, context: TaskContext) -> tuple[TaskStep, ...]:
         device = self.devices.of(task.device)
         result = self.client.computed(device, context.instruction, self._result(task))
-        meant = self.client.reply(device, context.instruction, result)
-        if meant is None:
+        contents = self.client.reply(device, context.instruction, result)
+        if contents is None:
             return ()
         if task.device in self.malicious:
-            result, meant = self.attack.answer(self._learner, device, task.count, result, meant)
-        parts = payloads(meant, self._up)
-        encoding = self._up.work_on(meant, "encode") if self._up.model_s else ()
-        update = result.update
-        if self._learner.state_bytes and update is not None and context.instruction.job == "train":
-            parts = (*parts, Payload(STATE, self._learner.state_bytes))
-        bases = {} if update is None or result.start is None else {update: result.start}
-        kept = self.devices.residuals.get(task.device, {})
-        context.reply, context.keeping = self._up.through(meant, bases, kept, self._added_up)
-        # as it arrives it reports the loss of its training
-        if result.trained is not None and update is not None:
-            for name, value in meant.items():
-                if (value.model if type(value) is Partial else value) is update and context.reply[
-                    name
-                ].loss is None:
-                    context.reply[name].loss = result.trained.loss
-        return (*encoding, Upload(parts)) if parts else ()
+            result, contents = self.attack.answer(
+                self._learner, device, task.count, result, contents
+            )
+        return self._envelopes.answer(task.device, contents, result, context)
 
     def _with_time_to_encode(self, step: Computation) -> Computation:
-        """A training that must leave time for its upload leaves time for encoding it, too."""
+        """The step; a training that reserves time for its upload reserves time to encode, too."""
         if not isinstance(step, Train) or not step.limit.reserve_upload:
             return step
-        models = step.limit.reserve_upload / self._up.model_bytes
-        return replace(step, limit=replace(step.limit, reserve_s=models * self._up.model_s))
+        encoding_s = self._envelopes.encoding_s(step.limit.reserve_upload)
+        return replace(step, limit=replace(step.limit, reserve_s=encoding_s))
+
+    # Results of a task's steps.
 
     def _result(self, task: Task) -> LocalResult:
-        update: Ref | None = None
-        start: Ref | None = None
-        tested: Ref | None = None
-        steps = 0
+        """The result of all computations of a task, as refs."""
+        results = _Results()
         epochs = iter(task.trained)
         ahead = iter(task.context.ahead)
-        earlier: tuple[Ref, ...] = ()
         for step in task.steps:
             if isinstance(step, Evaluate):
                 batch = None if step.samples is None else (step.samples, task.count)
-                tested = self._learner.best(
+                results.tested = self._learner.best(
                     step.models, task.device, version=task.version, batch=batch
                 )
             elif isinstance(step, Train):
-                known = next(ahead, None)
-                if not (finished := next(epochs)):
-                    continue
-                training = step.training
-                before = earlier if update is None else (*earlier, update)
-                start = self._found(tested if training.start == BEST else training.start, before)
-                anchor = self._found(training.anchor, before)
-                if (
-                    start is not training.start
-                    or anchor is not training.anchor
-                    or finished != training.epochs
-                ):
-                    training = replace(training, start=start, anchor=anchor, epochs=finished)
-                known = known if finished == step.training.epochs else None  # else it was cut off
-                earlier = before
-                update = known or self._train(task, training, len(before), task.version)
-                if self._trainer.state == "kept":
-                    self.devices.of(task.device).state[f"trainer/{len(before)}"] = update
-                steps = training.sgd_steps(task.samples, self._trainer.batching)
+                finished = next(epochs)
+                computed = next(ahead, None)
+                if finished != step.training.epochs:
+                    computed = None  # the training was cut off
+                if finished:
+                    self._add_training(task, step.training, finished, computed, results)
         return LocalResult(
-            task.samples, task.epochs, steps, update, start, tested, earlier, trained=update
+            task.samples,
+            task.epochs,
+            results.steps,
+            results.update,
+            results.start,
+            results.tested,
+            results.earlier,
+            trained=results.update,
         )
+
+    def _add_training(
+        self,
+        task: Task,
+        training: Training,
+        epochs: int,
+        computed: Ref | None,
+        results: "_Results",
+    ) -> None:
+        """Add the result of a training that has finished ``epochs``, or is ``computed`` already."""
+        earlier = results.updates
+        start = results.tested if training.start == BEST else training.start
+        start = self._resolve(start, earlier)
+        anchor = self._resolve(training.anchor, earlier)
+        is_changed = start is not training.start or anchor is not training.anchor
+        if is_changed or epochs != training.epochs:
+            training = replace(training, start=start, anchor=anchor, epochs=epochs)
+        number = len(earlier)
+        update = computed
+        if update is None:
+            update = self._train(task, training, number, task.version)
+        if self._trainer.state == "kept":
+            self.devices.of(task.device).state[f"trainer/{number}"] = update
+        results.start = start
+        results.earlier = earlier
+        results.update = update
+        results.steps = training.sgd_steps(task.samples, self._trainer.batching)
 
     def _train(self, task: Task, training: Training, number: int, version: int) -> Ref:
-        before = (
-            self.devices.of(task.device).state.get(f"trainer/{number}")
-            if self._trainer.state == "kept"
-            else None
-        )
+        """The result of training ``number`` of a task, on a version of the device's data."""
+        before: Any = None  # the trainer's state
+        if self._trainer.state == "kept":
+            before = self.devices.of(task.device).state.get(f"trainer/{number}")
         if self._trainer.state == "sent" and task.context.instruction.job == "train":
             before = training.start
-        how: dict[str, Any] = {
-            "key": task.count,
-            "round": task.round or 0,
-            "version": version,
-            "before": before,
-        }
-        return self._learner.train(training, task.device, **how)
+        return self._learner.train(
+            training,
+            task.device,
+            key=task.count,
+            round=task.round or 0,
+            version=version,
+            before=before,
+        )
 
-    def _trained_ahead(self, task: Task, step: Train) -> Train:
-        """A training that may stop early, computed now: it takes as long as the batches that the
-        trainer took.
-        """
+    def _train_ahead(self, task: Task, step: Computation) -> Computation:
+        """The step; a training is computed now, and takes as long as the batches that it took."""
+        if not isinstance(step, Train):
+            return step
         training = step.training
         ahead = task.context.ahead
         if not isinstance(training.start, Ref) or isinstance(training.anchor, PreviousResult):
@@ -201,26 +220,24 @@ class ClientSide:
                 "send, or a trainer that takes all "
                 "batches"
             )
-        update = self._train(
-            task, training, len(ahead), self.devices.population.version.item(task.device)
-        )
+        version = self.devices.population.version.item(task.device)
+        update = self._train(task, training, len(ahead), version)
         self._learner.compute_now(update)
         ahead.append(update)
-        return replace(step, training=replace(training, share=update.numbers.get("share", 1.0)))
+        share = update.numbers.get("share", 1.0)
+        return replace(step, training=replace(training, share=share))
 
-    def _found(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
-        """A model that a training starts from or is held to, where it follows from the trainings
-        before.
-        """
+    def _resolve(self, model: Any, earlier: tuple[Ref, ...]) -> Any:
+        """The start or anchor of a training, computed if it follows from earlier trainings."""
         if type(model) is not PreviousResult:
             return model
-        parts = [
-            (earlier[part] if isinstance(part, int) else part, factor)
-            for part, factor in model.parts
-        ]
-        return (
-            parts[0][0] if len(parts) == 1 and parts[0][1] == 1.0 else self.devices.of(0).mix(parts)
-        )
+        parts = []
+        for part, factor in model.parts:
+            source = earlier[part] if isinstance(part, int) else part
+            parts.append((source, factor))
+        if len(parts) == 1 and parts[0][1] == 1.0:
+            return parts[0][0]
+        return self.devices.of(0).mix(parts)
 
     def arrived(self, task: Task) -> Mapping[str, Any]:
         """The contents that the server receives from a task that is done, by name."""

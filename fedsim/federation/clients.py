@@ -1,6 +1,4 @@
-"""The clients as the server sees them: present, idle, arrived; never their data, speed or
-labels.
-"""
+"""The clients as the server sees them: present, idle, arrived; never data, speed or labels."""
 
 import math
 import os
@@ -19,17 +17,16 @@ from fedsim.common.streams import Shuffle
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
 
-_BYTES_TO_LOOK_AT = 200  # a device, where its phase and its number are kept for it
-_LEAST_ASKED = 16  # checking one device or so many for availability takes about the same time
+_BYTES_TO_LOOK_AT = 200  # of a device, for its phase and its number
+_LEAST_ASKED = 16  # checking one device for availability takes about as long as checking 16
 
 
 def _memory_bytes() -> int:
+    """Memory of this machine; unlimited if the system does not report it."""
     names = getattr(os, "sysconf_names", {})
-    return (
-        os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if "SC_PHYS_PAGES" in names
-        else sys.maxsize
-    )
+    if "SC_PHYS_PAGES" not in names:
+        return sys.maxsize
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 class Clients:
@@ -72,16 +69,14 @@ class Clients:
         return self._dispatch.tasks.reachable(self._everybody()).nonzero()[0].tolist()
 
     def _everybody(self) -> NDArray[np.int64]:
-        """All devices, to be looked at together; ``SimulationError``: this machine has no room
-        for so many.
-        """
-        needed = self.count * _BYTES_TO_LOOK_AT
-        there = _memory_bytes()
-        if needed > there:
+        """Numbers of all devices; ``SimulationError`` if this machine has no room for them."""
+        demand = self.count * _BYTES_TO_LOOK_AT
+        memory = _memory_bytes()
+        if demand > memory:
             raise SimulationError(
                 f"the strategy looks at all {self.count:,} devices at once, which takes some "
-                f"{needed / 1e9:.0f} GB, and this "
-                f"machine has {there / 1e9:.0f}; allowed are {there // _BYTES_TO_LOOK_AT:,} "
+                f"{demand / 1e9:.0f} GB, and this "
+                f"machine has {memory / 1e9:.0f}; allowed are {memory // _BYTES_TO_LOOK_AT:,} "
                 "devices, or a strategy that draws "
                 "its clients at random (fedavg), which looks at those alone"
             )
@@ -90,8 +85,7 @@ class Clients:
     def sample(
         self, count: int, purpose: str, *ids: int, among: Sequence[int] | None = None
     ) -> list[int]:
-        """``count`` devices, uniformly without replacement out of those checked in and idle;
-        fewer if there are not so many.
+        """Draw ``count`` devices uniformly, without replacement, of the available and idle ones.
 
         Takes the first available ones along a random permutation, at a cost independent of the
         population; absent devices do not change the order of the others.
@@ -104,18 +98,17 @@ class Clients:
             among: the devices to draw from, each once; None: all.
 
         Returns:
-            Numbers of devices in the order drawn; empty if no device is available.
+            Numbers of devices in the order drawn, fewer than ``count`` if fewer are available.
         """
         generator = self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
         shuffle = Shuffle(generator, self.count if among is None else len(among))
-        chosen: list[int] = []
-        while shuffle.remaining and len(chosen) < count:
-            places = shuffle.draw(max(count - len(chosen), _LEAST_ASKED))
-            devices = np.array(
-                places if among is None else [among[place] for place in places], dtype=np.int64
-            )
-            chosen += devices[self._dispatch.idle(devices)].tolist()
-        return chosen[:count]
+        drawn: list[int] = []
+        while shuffle.remaining and len(drawn) < count:
+            places = shuffle.draw(max(count - len(drawn), _LEAST_ASKED))
+            candidates = places if among is None else [among[place] for place in places]
+            devices = np.array(candidates, dtype=np.int64)
+            drawn += devices[self._dispatch.idle(devices)].tolist()
+        return drawn[:count]
 
     def anyone_ever(self, at_least: int = 1) -> bool:
         """Whether some device is there now or will be some time.
@@ -134,17 +127,13 @@ class Clients:
         return self._dispatch.tasks.next_on(device, self._dispatch.simulation.now) < math.inf
 
     def expects_newcomers(self) -> bool:
-        """Whether some device will still join that can ever be reached: then it makes sense to
-        wait.
-        """
-        coming = np.flatnonzero(
-            self._dispatch.population.arrival > self._dispatch.simulation.now
-        ).tolist()
-        return any(map(self._ever, coming))
+        """Whether some device will still join that can ever be reached, so that waiting helps."""
+        is_coming = self._dispatch.population.arrival > self._dispatch.simulation.now
+        newcomers = np.flatnonzero(is_coming).tolist()
+        return any(self._ever(device) for device in newcomers)
 
     def idle(self, device: int) -> bool:
-        """Whether a device is checked in and has nothing to do, so that ``Server.ask`` accepts
-        it now.
+        """Whether a device is available and idle, so that ``Server.ask`` accepts it now.
 
         Args:
             device: number of one device.
@@ -152,7 +141,7 @@ class Clients:
         return self._dispatch.is_idle(device)
 
     def arrived(self, device: int) -> bool:
-        """Whether a device has joined the population, be it here or away by now.
+        """Whether a device has joined the population, including one that has left since.
 
         Args:
             device: number of one device. ``Strategy.on_arrival`` announces those that join later.
@@ -171,7 +160,7 @@ class Clients:
         """
         when = self._dispatch.tasks.next_on(device, on_grid(self._dispatch.simulation.now + delay))
         if when < math.inf:
-            self._dispatch.rearm("return", device, when)
+            self._dispatch.tell_at("return", device, when)
         return when < math.inf
 
     async def look_for_shift(self, device: int) -> None:
@@ -217,25 +206,26 @@ class Clients:
                 f"{by.__qualname__}{home_of(by)} returns {shown(devices)}; allowed is a list "
                 "of devices"
             )
-        known = np.array(
-            sorted({int(device) for device in devices if self.exists(device)}), dtype=np.int64
-        )
-        free = set((known[self._dispatch.idle(known)] if idle else known).tolist())
-        seen: set[int] = set()
+        existing = {int(device) for device in devices if self.exists(device)}
+        numbers = np.array(sorted(existing), dtype=np.int64)
+        if idle:
+            numbers = numbers[self._dispatch.idle(numbers)]
+        free = set(numbers.tolist())
+        earlier: set[int] = set()
         for device in devices:
-            if not self.exists(device) or device in seen or device not in free:
-                why = (
-                    ""
-                    if not self.exists(device)
-                    else " twice"
-                    if device in seen
-                    else ", which is not there or is busy"
-                )
-                wanted = " that are there and idle (Clients.sample, Clients.online)" if idle else ""
-                raise SimulationError(
-                    f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{why}; "
-                    "allowed are devices of 0 to "
-                    f"{self.count - 1}{wanted}, each once"
-                )
-            seen.add(device)
+            if not self.exists(device):
+                fault = ""
+            elif device in earlier:
+                fault = " twice"
+            elif device not in free:
+                fault = ", which is not there or is busy"
+            else:
+                earlier.add(device)
+                continue
+            condition = " that are there and idle (Clients.sample, Clients.online)" if idle else ""
+            raise SimulationError(
+                f"{by.__qualname__}{home_of(by)} has chosen device {device!r}{fault}; "
+                "allowed are devices of 0 to "
+                f"{self.count - 1}{condition}, each once"
+            )
         return list(devices)

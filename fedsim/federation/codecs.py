@@ -3,7 +3,6 @@ values that arrive.
 """
 
 from collections.abc import Collection, Sequence
-from functools import partial
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 from pydantic import model_validator
@@ -204,11 +203,11 @@ class MessagesSpec(Spec):
     up: CodecSpec = Plain()
 
     @model_validator(mode="after")
-    def _ways(self) -> Self:
-        for way, codec in (("down", self.down), ("up", self.up)):
-            if way not in codec.ways:
+    def _check_directions(self) -> Self:
+        for direction, codec in (("down", self.down), ("up", self.up)):
+            if direction not in codec.ways:
                 raise ValueError(
-                    f"'{way}' is {codec.kind!r}, which is a codec for "
+                    f"'{direction}' is {codec.kind!r}, which is a codec for "
                     f"{' and '.join(codec.ways)} only"
                 )
         if self.down.keeps_rest:
@@ -222,7 +221,13 @@ class MessagesSpec(Spec):
 class Wire:
     """One direction of all messages.
 
-    A model has ``model_bytes``, and a device takes ``model_s`` (s) to write or read it.
+    Args:
+        codec: the codec of the direction.
+        learner: computes what codecs change.
+
+    Attributes:
+        model_bytes: size of a model on the wire (bytes).
+        model_s: time in which a device encodes or decodes a model (s).
     """
 
     def __init__(self, codec: Codec, learner: Learner) -> None:
@@ -234,20 +239,29 @@ class Wire:
         self.model_s = codec.seconds(self._parameters)
 
     def part_bytes(self, count: int) -> float:
-        """Bytes of so many numbers of a model."""
+        """Bytes of ``count`` numbers of a model on the wire."""
         return self._codec.part_bytes(count, self._parameters)
 
     def work_on(self, contents: Contents, name: Literal["encode", "decode"]) -> tuple[Code, ...]:
-        """Steps by which a device writes or reads the models of contents; none where that takes
-        no time.
+        """The step in which a device encodes or decodes the models of contents.
+
+        Args:
+            contents: the contents by name.
+            name: ``encode`` or ``decode``.
+
+        Returns:
+            One step; none if it takes no time.
         """
-        listed = [
-            item
-            for value in contents.values()
-            for item in (value if isinstance(value, Sequence) else [value])
-        ]
-        parts = sum(self._codec.seconds(item.count) for item in listed if isinstance(item, Partial))
-        seconds = sum(isinstance(item, Ref) for item in listed) * self.model_s + parts
+        models = 0
+        parts_s = 0.0
+        for value in contents.values():
+            items = value if isinstance(value, Sequence) else [value]
+            for item in items:
+                if isinstance(item, Ref):
+                    models += 1
+                elif isinstance(item, Partial):
+                    parts_s += self._codec.seconds(item.count)
+        seconds = models * self.model_s + parts_s
         return (Code(name, seconds),) if seconds else ()
 
     def through(
@@ -257,12 +271,18 @@ class Wire:
         kept: dict[str, Ref],
         added_up: Collection[str] = (),
     ) -> tuple[Contents, dict[str, Ref]]:
-        """Contents as they arrive, and the residuals that the sender then keeps (none of several
-        models in one content).
+        """Pass contents through the codec.
 
-        ``bases``: for an update the model from which it was trained. ``kept``: residuals by the
-        names of contents. Contents ``added_up`` by both sides are encoded by ``Codec.of_sums``,
-        without residual.
+        Args:
+            contents: the contents by name.
+            bases: update -> the model from which it was trained.
+            kept: name of a content -> the sender's residual.
+            added_up: names of contents that both sides add up, which are encoded by
+                ``Codec.of_sums`` without residual.
+
+        Returns:
+            The contents as they arrive, and the sender's new residuals. A content of several models
+            has no residual.
         """
         if self._changes_nothing and Partial not in map(type, contents.values()):
             return contents, {}
@@ -283,13 +303,15 @@ class Wire:
                 if rest is not None and name not in added_up:
                     keeping[name] = rest
             elif isinstance(value, Sequence) and any(isinstance(item, Ref) for item in value):
-                encoded = partial(
-                    self._codec.code, self._learner, self._parameters, base=None, kept=None
-                )
-                arriving[name] = [
-                    encoded(item).received if isinstance(item, Ref) else item for item in value
-                ]
+                arriving[name] = [self._code_item(item) for item in value]
         return arriving, keeping
+
+    def _code_item(self, item: Any) -> Any:
+        """An item of a list as it arrives."""
+        if not isinstance(item, Ref):
+            return item
+        coded = self._codec.code(self._learner, self._parameters, item, base=None, kept=None)
+        return coded.received
 
     def _part(self, value: Partial, base: Ref | None, kept: Ref | None) -> Coded:
         """Some tensors as they arrive, in a whole model."""
@@ -297,10 +319,9 @@ class Wire:
         size = value.count
         apply = self._learner.apply
         if self._changes_nothing:
-            whole = value.rest is value.model
-            return Coded(
-                value.model if whole else apply(spliced, [value.rest, value.model], places=places)
-            )
+            if value.rest is value.model:
+                return Coded(value.model)
+            return Coded(apply(spliced, [value.rest, value.model], places=places))
         model = apply(taken, [value.model], size=size, places=places)
         start = None if base is None else apply(taken, [base], size=size, places=places)
         received, rest = self._codec.code(self._learner, size, model, start, kept)

@@ -116,11 +116,20 @@ _payload = lru_cache(maxsize=256, typed=True)(Payload)  # most messages are like
 
 
 def payloads(contents: Contents, sizes: WireSizes) -> tuple[Payload, ...]:
-    """The parts of a message whose bytes are counted; ``SimulationError`` if a content cannot be
-    sent.
+    """The parts of a message whose bytes are counted.
+
+    Args:
+        contents: the contents by name.
+        sizes: sizes of models on the wire.
+
+    Raises:
+        SimulationError: a content that cannot be sent.
     """
-    counted = [(name, value) for name, value in contents.items() if type(value) is not Header]
-    return tuple([_payload(name, _bytes(name, value, sizes)) for name, value in counted])
+    parts = []
+    for name, value in contents.items():
+        if type(value) is not Header:
+            parts.append(_payload(name, _bytes(name, value, sizes)))
+    return tuple(parts)
 
 
 def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
@@ -145,22 +154,21 @@ def _bytes(name: str, value: Any, sizes: WireSizes) -> float:
 
 def has_model(contents: Contents) -> bool:
     """Whether contents have a model, or tensors of one."""
-    items = (
-        item
-        for value in contents.values()
-        for item in (value if isinstance(value, list | tuple) else (value,))
-    )
-    return any(
-        isinstance(item.value if type(item) is Opaque else item, Ref | Partial) for item in items
-    )
+    for value in contents.values():
+        items = value if isinstance(value, list | tuple) else (value,)
+        for item in items:
+            content = item.value if type(item) is Opaque else item
+            if isinstance(content, Ref | Partial):
+                return True
+    return False
 
 
 def received(contents: Contents) -> dict[str, Any]:
-    """Contents as the receiver has them: the values themselves."""
-    return {
-        name: value.value if type(value) in (Header, Opaque) else value
-        for name, value in contents.items()
-    }
+    """Contents as the receiver has them: the values of headers and opaque contents themselves."""
+    values: dict[str, Any] = {}
+    for name, value in contents.items():
+        values[name] = value.value if type(value) in (Header, Opaque) else value
+    return values
 
 
 class _WithContents:

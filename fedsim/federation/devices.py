@@ -19,8 +19,8 @@ from fedsim.world.network.endpoints import Direction
 
 if TYPE_CHECKING:
     from fedsim.learning import Learner
+    from fedsim.world.energy.batteries import Batteries
     from fedsim.world.population import Population
-    from fedsim.world.task import Power
 
 
 class Device:
@@ -172,7 +172,7 @@ class Devices:
         self.sizes = sizes
         self.clock: Callable[[], float]  # these four are set when they are known
         self.model_s: Callable[[int, Direction], float]
-        self.batteries: Power | None = None
+        self.batteries: Batteries | None = None
         self.link_of: Callable[[int], str | None] = lambda _: None
         self.states: dict[int, dict[str, Any]] = {}  # each device's state
         # of its data, on which each last computed for a task; absent: the first

@@ -1,5 +1,7 @@
-"""The way of a message: from the server half by the world to the client half (``client_side``),
-and of the answer back.
+"""Messages between the two halves of a strategy, through the world.
+
+A request goes from the server half to a task of the world; ``client_side`` calls the client half
+there; the end of the task, and of any other message, is posted to the server half.
 """
 
 import math
@@ -15,7 +17,6 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.streams import Streams
 from fedsim.federation.client import Client
 from fedsim.federation.client_side import ClientSide
-from fedsim.federation.codecs import Wire
 from fedsim.federation.contents import (
     Carried,
     Contents,
@@ -23,9 +24,11 @@ from fedsim.federation.contents import (
     PeerMessage,
     TaskEnd,
     has_model,
+    payloads,
     received,
 )
 from fedsim.federation.costs import ServerSpec, cost_s
+from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, Measured
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import SERVER, Direction
@@ -39,16 +42,44 @@ if TYPE_CHECKING:
 
 
 # the server does not learn why a device vanishes
-_SEEN: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
-_KEPT = (
-    *("busy_until", "unnoticed", "unrecorded", "finished"),
-    *("_untold", "_sent", "_kept_at", "_bases_at"),
+_VISIBLE: dict[Outcome, Outcome] = {"left": "lost", "battery": "lost"}
+_SAVED = (
+    "busy_until",
+    "unnoticed",
+    "unrecorded",
+    "finished",
+    "untold",
+    "sent",
+    "kept_at",
+    "bases_at",
 )
-"""Keys of a snapshot, after the attributes."""
+"""Attributes that a snapshot holds under their own names."""
 
 
 class Dispatch:
-    """Carries the messages between the two halves of a strategy."""
+    """Carries the messages between the two halves of a strategy.
+
+    Args:
+        simulation: the clock.
+        population: the devices.
+        learner: trains and tests models.
+        streams: random streams of the seed.
+        evaluator: measures rounds.
+        server: ``[server]`` of the scenario.
+        envelopes: builds the messages of tasks.
+        client_side: calls the client half.
+
+    Attributes:
+        busy_until: end of the server's present computations (s).
+        unnoticed: task -> end of each lost task of which the server does not know yet.
+        unrecorded: task -> its round and the serials of its refs, for each update that no record
+            ``aggregate`` has named.
+        finished: device -> its last task and the round of that task, if it was done in a round.
+        untold: kind and device of each notification about a device that is switched off.
+        sent: message outside of tasks -> contents that arrive, and residuals of the sender.
+        kept_at: edge server -> residuals of lossy codecs.
+        bases_at: edge servers that have the model's frozen tensors.
+    """
 
     tasks: "TaskRunner"
     messages: "Messages"
@@ -62,9 +93,8 @@ class Dispatch:
         learner: "Learner",
         streams: Streams,
         evaluator: Evaluator,
-        own: ServerSpec,
-        down: Wire,
-        up: Wire,
+        server: ServerSpec,
+        envelopes: Envelopes,
         client_side: ClientSide,
     ) -> None:
         self.simulation = simulation
@@ -72,28 +102,27 @@ class Dispatch:
         self.learner = learner
         self.streams = streams
         self.evaluator = evaluator
-        self._own = own
-        self.down = down
-        self.up = up
+        self._spec = server
+        self._envelopes = envelopes
+        self.down = envelopes.wire("down")
+        self.up = envelopes.wire("up")
         self.client_side = client_side
         self.devices = client_side.devices
-        self.busy_until = 0.0  # end of the server's current computations (s)
-        # lost tasks of which the server does not know yet, by their numbers
+        self.busy_until = 0.0
         self.unnoticed: dict[int, TaskEnd] = {}
         self.unrecorded: dict[int, tuple[int, list[int]]] = {}
-        """Updates that no ``aggregate`` names so far: task -> its round, and the serials of its
-        refs.
-        """
         self.finished: dict[int, tuple[int, int]] = {}
-        """Devices whose last task was done in a round: device -> that task and its round."""
+        self.untold: list[tuple[str, int]] = []
+        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
+        self.kept_at: dict[int, dict[str, Any]] = {}
+        self.bases_at: dict[int, bool] = {}
         self._timers: dict[str, Alarm] = {}
         self._timer_count = 0
-        # alarms about devices that are switched off: kind and device
-        self.untold: list[tuple[str, int]] = []
-        # of messages outside of tasks: what arrives, is kept
-        self.sent: dict[int, tuple[Contents, dict[str, Any]]] = {}
-        self.kept_at: dict[int, dict[str, Any]] = {}  # errors of lossy codecs at edge servers
-        self.bases_at: dict[int, bool] = {}  # edge servers that have the model's frozen tensors
+        self._timer_names: dict[int, str] = {}  # of a snapshot, by number
+        simulation.env.declare_alarm("timer", self._rearm_timer)
+        simulation.env.declare_alarm("notice", self._set_notice)
+        for kind in ("return", "newcomer", "shift"):
+            simulation.env.declare_alarm(kind, partial(self.tell_at, kind))
 
     def connect(
         self,
@@ -103,45 +132,111 @@ class Dispatch:
         client: Client[Any],
         begin_round: Callable[[int], None] | None,
     ) -> None:
-        """Join the sides that need this object.
+        """Join the sides, which need this object themselves.
 
-        ``begin_round`` is called with each round's number.
+        Args:
+            tasks: the tasks on the devices.
+            messages: the messages outside of tasks.
+            strategy: the server half.
+            client: the client half.
+            begin_round: called with the number of each round; None if nothing happens then.
         """
         self.tasks = tasks
         self.messages = messages
         self.strategy = strategy
         self.begin_round = begin_round
         self.client_side.client = client
+        self.devices.model_s = self._model_s
 
-        def model_s(device: int, way: Direction) -> float:
-            wire = self.down if way == "down" else self.up
-            return (
-                tasks.network.nominal_s(device, way, wire.model_bytes + self.learner.state_bytes)
-                + wire.model_s
-            )
-
-        self.devices.model_s = model_s
+    def _model_s(self, device: int, direction: Direction) -> float:
+        """Time (s) of a message with a model on the device's own link, and of its coding."""
+        wire = self._envelopes.wire(direction)
+        size = wire.model_bytes + self.learner.state_bytes
+        return self.tasks.network.nominal_s(device, direction, size) + wire.model_s
 
     # From the server half to the world.
 
+    def ask(
+        self,
+        device: int,
+        contents: Contents,
+        job: str,
+        round_number: int | None,
+        group: int | None,
+        continues: bool,
+        at_edge: bool,
+    ) -> int:
+        """Send an idle device a request, as ``Server.ask`` does; returns the task's number."""
+        request = self._envelopes.request(device, contents, job, round_number)
+        if continues:
+            self.continue_task(device, round_number)
+        self.finished.pop(device, None)
+        edge = self.messages.edge_of(device) if at_edge else None
+        task = self.tasks.start(
+            device,
+            request.steps,
+            round_number,
+            group,
+            continues=continues,
+            edge=edge,
+            context=request.context,
+        )
+        if self.simulation.executor.workers > 1:
+            self.client_side.begin_real(device, request.context)
+        return task.id
+
+    def send_to_peers(
+        self, sender: int, receivers: Sequence[int], contents: Contents, round_number: int
+    ) -> None:
+        """Send the same contents from a device to others at once."""
+        parts = payloads(contents, self.up)
+        arriving, _ = self.up.through(contents, {}, {})
+        for device in receivers:
+            message = self.messages.send(sender, device, parts, round_number, self.on_message_end)
+            self.sent[message.id] = arriving, {}
+
+    def carry(
+        self,
+        edge: int,
+        contents: Contents,
+        direction: Direction,
+        round_number: int | None,
+        start: Ref | None,
+    ) -> None:
+        """Send a message between the server and an edge server, as ``ServerEdges.carry`` does."""
+        has_base = direction == "up" or edge in self.bases_at
+        parts = self._envelopes.parts(contents, direction, has_base=has_base)
+        message = self.messages.carry(edge, direction, parts, round_number, self.on_message_end)
+        bases: dict[Ref, Ref] = {}
+        if start is not None:
+            models = [value for value in contents.values() if isinstance(value, Ref)]
+            bases = dict.fromkeys(models, start)
+        residuals = self.kept_at.get(edge, {}) if direction == "up" else {}
+        wire = self._envelopes.wire(direction)
+        self.sent[message.id] = wire.through(contents, bases, residuals)
+
     def compute(self, what: str, n: int, d: int, m: int) -> None:
-        """The server begins an operation (``costs``); it does one after the other."""
-        if self._own.speed is not None:
-            seconds = cost_s(what, n, d, m) / self._own.speed
+        """Begin an operation of the server (see ``costs``), after its present computations."""
+        if self._spec.speed is not None:
+            seconds = cost_s(what, n, d, m) / self._spec.speed
             self.busy_until = on_grid_after(max(self.busy_until, self.simulation.now) + seconds)
 
     def set_timer(self, name: str, when: float) -> float:
         """Set the timer of a name again; returns ``when`` (s, on the grid)."""
         self.cancel_timer(name)
         self._timer_count += 1
-        self._timers[name] = self.simulation.wake(
-            ("timer", self._timer_count), when, partial(self._ring, name)
-        )
+        self._set_timer(name, self._timer_count, when)
         return when
+
+    def _set_timer(self, name: str, number: int, when: float) -> None:
+        self._timers[name] = self.simulation.wake(
+            ("timer", number), when, partial(self._ring, name)
+        )
 
     def cancel_timer(self, name: str) -> None:
         """Forget a timer; harmless when there is none."""
-        if (alarm := self._timers.pop(name, None)) is not None:
+        alarm = self._timers.pop(name, None)
+        if alarm is not None:
             alarm.cancel()
 
     def _ring(self, name: str) -> None:
@@ -157,32 +252,38 @@ class Dispatch:
     # From the world to the server half.
 
     def on_task_end(self, task: Task) -> None:
-        """Tell the strategy that a task has ended, of a lost device after the server's
-        ``patience`` (s).
-        """
+        """Tell the strategy that a task has ended; of a lost device, after ``server.patience``."""
         instruction = task.context.instruction
         outcome = task.outcome or "done"
-        contents = self.client_side.arrived(task) if outcome == "done" else {}
-        seen = _SEEN.get(outcome, outcome)
-        if outcome == "done" and task.round is not None:
-            self._note_update(task, task.round, contents)
+        visible_outcome = _VISIBLE.get(outcome, outcome)
+        contents: Contents = {}
+        if outcome == "done":
+            contents = self.client_side.arrived(task)
+            if task.round is not None:
+                self._note_update(task, task.round, contents)
         end = TaskEnd(
             task.id,
             task.device,
             task.round,
             task.group,
             instruction.job,
-            seen,
+            visible_outcome,
             instruction.contents,
             contents,
         )
-        if seen != "lost" or not self._own.patience:
+        if visible_outcome == "lost" and self._spec.patience:
+            self._notice_later(end)
+        else:
             self.simulation.post(partial(self.strategy.on_task_end, end))
-            return
-        self.unnoticed[task.id] = end
+
+    def _notice_later(self, end: TaskEnd) -> None:
+        """Let the server notice a lost task when its patience ends, or the device is back."""
+        self.unnoticed[end.task] = end
         now = self.simulation.now
-        there = math.inf if task.device in self.tasks.off else self.tasks.next_on(task.device, now)
-        self.rearm("notice", task.id, min(on_grid_after(now + self._own.patience), there))
+        notice = on_grid_after(now + self._spec.patience)
+        if end.device not in self.tasks.off:
+            notice = min(notice, self.tasks.next_on(end.device, now))
+        self._set_notice(end.task, notice)
 
     def _note_update(self, task: Task, round_number: int, contents: Contents) -> None:
         self.finished[task.device] = task.id, round_number
@@ -219,24 +320,22 @@ class Dispatch:
         for task, (_, serials) in self.unrecorded.items():
             for serial in serials:
                 tasks.setdefault(serial, []).append(task)
-        found: dict[int, tuple[int, int, float]] = {}
+        weights: dict[int, float] = {}
         for update in updates:
-            left = [each for each in tasks.get(update.update.serial, ()) if each not in found]
-            if left:
-                found[left[0]] = left[0], self.unrecorded[left[0]][0], update.weight
-        return list(found.values())
+            candidates = tasks.get(update.update.serial, ())
+            task = next((task for task in candidates if task not in weights), None)
+            if task is not None:
+                weights[task] = update.weight
+        return [(task, self.unrecorded[task][0], weight) for task, weight in weights.items()]
 
     def _notice(self, task: int) -> None:
-        """The server gives up a lost task, as its patience ends, it needs the task no more, or
-        the device is back.
-        """
-        if (end := self.unnoticed.pop(task, None)) is not None:
+        """Let the server notice that a task is lost."""
+        end = self.unnoticed.pop(task, None)
+        if end is not None:
             self.simulation.post(partial(self.strategy.on_task_end, end))
 
     def end(self, task: int, cause: Cause) -> None:
-        """See ``Server.end``; a task that was lost without the server noticing stays recorded as
-        lost.
-        """
+        """End a task, as ``Server.end`` does; one that is lost already stays recorded as lost."""
         if task in self.unnoticed:
             self._notice(task)
         else:
@@ -244,36 +343,40 @@ class Dispatch:
 
     def is_idle(self, device: int) -> bool:
         """Whether a device can be reached and, as far as the server knows, has nothing to do."""
-        return self.tasks.is_idle(device) and all(
-            end.device != device for end in self.unnoticed.values()
-        )
+        if not self.tasks.is_idle(device):
+            return False
+        return device not in self._silent_devices()
 
     def idle(self, devices: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Vectorised ``is_idle``, of different devices; bool [len(devices)]."""
         idle = self.tasks.idle(devices)
-        return (
-            idle & ~np.isin(devices, [end.device for end in self.unnoticed.values()])
-            if self.unnoticed
-            else idle
-        )
+        if not self.unnoticed:
+            return idle
+        return idle & ~np.isin(devices, self._silent_devices())
+
+    def _silent_devices(self) -> list[int]:
+        """Devices whose tasks are lost without the server knowing."""
+        return [end.device for end in self.unnoticed.values()]
 
     def on_message_end(self, message: "Message", outcome: Outcome) -> None:
-        """Tell the strategy that a message of an edge server, or from device to device, has
-        ended.
-        """
-        contents, keeping = self.sent.pop(message.id)
-        arrived = received(contents) if outcome == "done" else {}
-        up = message.destination == SERVER
-        if not up and message.source != SERVER:
-            ended = PeerMessage(message.source, message.destination, outcome, arrived)
+        """Tell the strategy that a message of an edge server, or between devices, has ended."""
+        contents, residuals = self.sent.pop(message.id)
+        is_done = outcome == "done"
+        arrived = received(contents) if is_done else {}
+        source = message.source
+        destination = message.destination
+        if SERVER not in (source, destination):
+            ended = PeerMessage(source, destination, outcome, arrived)
             self.simulation.post(partial(self.strategy.on_peer_message, ended))
             return
-        edge = (message.source if up else message.destination) - len(self.population.speed)
-        if outcome == "done" and keeping and up:
-            self.kept_at[edge] = dict(keeping)
-        if outcome == "done" and not up and has_model(contents):
+        direction: Direction = "up" if destination == SERVER else "down"
+        endpoint = source if direction == "up" else destination
+        edge = endpoint - len(self.population.speed)
+        if is_done and direction == "up" and residuals:
+            self.kept_at[edge] = dict(residuals)
+        if is_done and direction == "down" and has_model(contents):
             self.bases_at[edge] = True
-        carried = Carried(edge, "up" if up else "down", message.round, outcome, arrived)
+        carried = Carried(edge, direction, message.round, outcome, arrived)
         self.simulation.post(partial(self.strategy.on_carried, carried))
 
     def on_edge_lost(self, edge: int) -> None:
@@ -283,24 +386,28 @@ class Dispatch:
         self.simulation.post(partial(self.strategy.on_edge_lost, edge))
 
     def on_switched_on(self, device: int) -> None:
-        """Send the messages about a device that waited until it was switched on."""
-        for task in [task for task, end in self.unnoticed.items() if end.device == device]:
+        """Notify the server of what it missed while a device was switched off."""
+        lost_tasks = [task for task, end in self.unnoticed.items() if end.device == device]
+        for task in lost_tasks:
             self._notice(task)
         kinds = [kind for kind, number in self.untold if number == device]
-        self.untold = [told for told in self.untold if told[1] != device]
+        self.untold = [(kind, number) for kind, number in self.untold if number != device]
         for kind in kinds:
-            self.rearm(kind, device, self.tasks.next_on(device, self.simulation.now))
+            self.tell_at(kind, device, self.tasks.next_on(device, self.simulation.now))
 
     def tell(self, kind: str, device: int) -> None:
-        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``; later, if the device is
-        switched off, or flat.
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift``.
+
+        If the device is switched off or flat, the strategy is told later.
         """
+        now = self.simulation.now
         if device in self.tasks.off:
             self.untold.append((kind, device))
-        elif (
-            self.tasks.batteries is None
-            or (when := self.tasks.next_on(device, self.simulation.now)) <= self.simulation.now
-        ):
+            return
+        when = now
+        if self.tasks.batteries is not None:
+            when = self.tasks.next_on(device, now)
+        if when <= now:
             handlers = {
                 "return": self.strategy.on_return,
                 "newcomer": self.strategy.on_arrival,
@@ -308,7 +415,7 @@ class Dispatch:
             }
             self.simulation.post(partial(handlers[kind], device))
         elif when < math.inf:
-            self.rearm(kind, device, when)
+            self.tell_at(kind, device, when)
 
     def on_shift(self, device: int) -> None:
         """Tell a device that its data have changed, now or when it can be reached again."""
@@ -316,12 +423,13 @@ class Dispatch:
         if when <= self.simulation.now:
             self.tell("shift", device)
         elif when < math.inf:
-            self.rearm("shift", device, when)
+            self.tell_at("shift", device, when)
 
     async def tell_shift(self, device: int) -> None:
         """Let a device whose data have changed send its message (``Client.on_shift``)."""
-        if (told := self.client_side.client.on_shift(self.devices.of(device))) is not None:
-            await self.strategy.on_shift(device, received(told))
+        contents = self.client_side.client.on_shift(self.devices.of(device))
+        if contents is not None:
+            await self.strategy.on_shift(device, received(contents))
 
     async def start(self) -> None:
         """The run begins."""
@@ -335,31 +443,30 @@ class Dispatch:
     # Snapshots, between two instants.
 
     def snapshot(self) -> dict[str, Any]:
-        """All that must be remembered beside the alarms; ``restore`` takes it back."""
-        timers = {alarm.name[1]: name for name, alarm in self._timers.items()}
-        kept = {"timers": timers, "count": self._timer_count, "devices": self.devices.snapshot()}
-        return {name: getattr(self, name.removeprefix("_")) for name in _KEPT} | kept
+        """The state beside the alarms, for ``restore``."""
+        state: dict[str, Any] = {name: getattr(self, name) for name in _SAVED}
+        state["timers"] = {alarm.name[1]: name for name, alarm in self._timers.items()}
+        state["count"] = self._timer_count
+        state["devices"] = self.devices.snapshot()
+        return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from ``snapshot``. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``. Alarms follow."""
         self._timers = {}
         self._timer_names = dict[int, str](state["timers"])
         self._timer_count = state["count"]
         self.devices.restore(state["devices"])
-        vars(self).update({name.removeprefix("_"): state[name] for name in _KEPT})
+        for name in _SAVED:
+            setattr(self, name, state[name])
         for number in self.sent:
             self.messages.under_way[number].on_end = self.on_message_end
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm: a ``timer`` of the snapshot, the ``notice`` of a lost task, or one that
-        tells of a device.
-        """
-        if kind == "notice":
-            self.simulation.wake((kind, number), when, partial(self._notice, number))
-        elif kind == "timer":
-            name = self._timer_names[number]
-            self._timers[name] = self.simulation.wake(
-                (kind, number), when, partial(self._ring, name)
-            )
-        else:
-            self.simulation.wake((kind, number), when, partial(self.tell, kind, number))
+    def _rearm_timer(self, number: int, when: float) -> None:
+        self._set_timer(self._timer_names[number], number, when)
+
+    def _set_notice(self, task: int, when: float) -> None:
+        self.simulation.wake(("notice", task), when, partial(self._notice, task))
+
+    def tell_at(self, kind: str, device: int, when: float) -> None:
+        """Tell the strategy of a ``return``, ``newcomer`` or ``shift`` at a time (s)."""
+        self.simulation.wake((kind, device), when, partial(self.tell, kind, device))

@@ -94,8 +94,12 @@ class Measured(NamedTuple):
 
 
 class WorldView(NamedTuple):
-    """The evaluator's view of all devices: who is present (None: all), the true groups (None:
-    unknown), data versions.
+    """The evaluator's view of all devices.
+
+    Attributes:
+        present: returns the devices that are present, bool [devices]; None for all.
+        truth: returns the true group of each device, int64 [devices]; None if unknown.
+        version: returns the version of each device's data, int64 [devices].
     """
 
     present: Callable[[], NDArray[np.bool_] | None]
@@ -104,7 +108,20 @@ class WorldView(NamedTuple):
 
 
 class Evaluator:
-    """Measures models when a test is due, and decides when the run ends."""
+    """Measures models when a test is due, and decides when the run ends.
+
+    Args:
+        learner: tests models.
+        stop: ``[stop]`` of the scenario.
+        spec: ``[evaluation]`` of the scenario.
+        world: the present devices and their data.
+        metrics: further metrics of tests.
+
+    Attributes:
+        last: the last evaluation; None before the first.
+        ever: name of a model -> devices that it has ever served, ascending; None for all. Kept for
+            ``score = "historical"`` alone.
+    """
 
     def __init__(
         self,
@@ -120,7 +137,6 @@ class Evaluator:
         self._world = world
         self._metrics = metrics
         self.last: Evaluation | None = None
-        # devices that each model has served, ascending (``historical``); None: all
         self.ever: dict[str, list[int] | None] = {}
 
     def is_last(self, number: int) -> bool:
@@ -129,17 +145,17 @@ class Evaluator:
 
     def reason_to_stop(self, number: int, figures: Mapping[str, float | None]) -> str | None:
         """Why the run ends after round ``number``; None if it goes on."""
-        accuracy = figures.get("accuracy")
-        most = {metric.name for metric in self._metrics if metric.more_is_better}
+        maximised = {metric.name for metric in self._metrics if metric.more_is_better}
         for name, goal in self.stop.metrics.items():
             value = figures.get(name)
-            if value is not None and (value >= goal if name in most else value <= goal):
+            if value is None:
+                continue
+            is_reached = value >= goal if name in maximised else value <= goal
+            if is_reached:
                 return f"{name} {value:.4g} reached"
-        if (
-            self.stop.accuracy is not None
-            and accuracy is not None
-            and accuracy >= self.stop.accuracy
-        ):
+        accuracy = figures.get("accuracy")
+        goal_accuracy = self.stop.accuracy
+        if goal_accuracy is not None and accuracy is not None and accuracy >= goal_accuracy:
             return f"accuracy {accuracy:.4f} reached"
         return f"{number + 1} rounds" if self.is_last(number) else None
 
@@ -174,61 +190,79 @@ class Evaluator:
         updates: Sequence[Measured],
         strategy: "Handlers",
     ) -> Figures:
-        """Accuracy, losses, discrepancies after a round, None where no test is due; agreement
-        where true groups are known.
+        """Measures of a round: accuracy, losses, discrepancies, agreement of groups.
+
+        Args:
+            number: the round, from 0.
+            models: the strategy's models.
+            updates: the updates of the round's aggregation.
+            strategy: the server half.
+
+        Returns:
+            Values of columns of ``rounds.parquet``; None if no test is due. Agreement is there if
+            true groups are known.
         """
         row: Figures = dict(NOT_MEASURED) | dict.fromkeys(metric.name for metric in self._metrics)
         if self._spec.score == "historical":
-            for name, (_, served) in models.items():
-                ever = self.ever.get(name, [])
-                self.ever[name] = (
-                    None if served is None or ever is None else sorted({*ever, *served})
-                )
+            self._note_served(models)
         if self._is_due(number):
-            row |= await self._figures(models, updates, self._how(strategy.score))
+            row |= await self._figures(models, updates, self._score(strategy.score))
         return row | self._agreement(strategy)
 
+    def _note_served(self, models: ModelAssignment) -> None:
+        for name, (_, served) in models.items():
+            ever = self.ever.get(name, [])
+            if served is None or ever is None:
+                self.ever[name] = None
+            else:
+                self.ever[name] = sorted({*ever, *served})
+
     def _is_due(self, number: int) -> bool:
-        spec = self._spec
-        return self.is_last(number) or (
-            number >= spec.from_round and (number + 1) % spec.every == 0
-        )
+        if self.is_last(number):
+            return True
+        return number >= self._spec.from_round and (number + 1) % self._spec.every == 0
 
     async def _figures(
-        self, models: ModelAssignment, updates: Sequence[Measured], how: str
+        self, models: ModelAssignment, updates: Sequence[Measured], score: str
     ) -> Figures:
         learner = self._learner
         row = Figures()
         trained = [(entry.update, entry.weight) for entry in updates]
         if self._spec.train_loss == "first":  # before updates are computed, which forgets how
             trained = [(learner.first_epoch(update), weight) for update, weight in trained]
-        evaluation = await learner.evaluate(self._here(models))
+        evaluation = await learner.evaluate(self._present(models))
         if evaluation is None:
             return row
         self.last = evaluation
         if self._spec.score == "historical":
             ever = {name: (ref, self.ever[name]) for name, (ref, _) in models.items()}
-            evaluation = await learner.evaluate(self._here(ever)) or evaluation
-        row["accuracy"], row["loss"] = evaluation.score(how)
-        row |= {metric.name: evaluation.figure(metric, how) for metric in self._metrics}
-        if updates:
-            row["train_loss"] = await learner.train_loss(trained)
-            # trainers may report them with updates
-            for name in [metric.name for metric in self._metrics]:
-                told = [
-                    (entry.update.numbers[name], entry.weight)
-                    for entry in updates
-                    if name in entry.update.numbers
-                ]
-                if total := sum(weight for _, weight in told):
-                    row[name] = sum(value * weight for value, weight in told) / total
-            pairs = [(entry.update, entry.center) for entry in updates if entry.center is not None]
-            starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
-            row |= {
-                "discrepancy": await self.discrepancy(pairs),
-                "discrepancy_start": await self.discrepancy(starts),
-            }
+            evaluation = await learner.evaluate(self._present(ever)) or evaluation
+        row["accuracy"], row["loss"] = evaluation.score(score)
+        row |= {metric.name: evaluation.figure(metric, score) for metric in self._metrics}
+        if not updates:
+            return row
+        row["train_loss"] = await learner.train_loss(trained)
+        row |= self._reported(updates)
+        centers = [(entry.update, entry.center) for entry in updates if entry.center is not None]
+        starts = [(entry.update, entry.start) for entry in updates if entry.start is not None]
+        row["discrepancy"] = await self.discrepancy(centers)
+        row["discrepancy_start"] = await self.discrepancy(starts)
         return row
+
+    def _reported(self, updates: Sequence[Measured]) -> Figures:
+        """Weighted means of the metrics that trainers report with their updates."""
+        means = Figures()
+        for metric in self._metrics:
+            name = metric.name
+            reports = [
+                (entry.update.numbers[name], entry.weight)
+                for entry in updates
+                if name in entry.update.numbers
+            ]
+            total = sum(weight for _, weight in reports)
+            if total:
+                means[name] = sum(value * weight for value, weight in reports) / total
+        return means
 
     async def _changes(self, pairs: Sequence[tuple[Ref, Ref]]) -> Iterator[NDArray[np.float64]]:
         """update - start of each pair, float64 [d]."""
@@ -239,8 +273,13 @@ class Evaluator:
         )
 
     async def discrepancy(self, pairs: Sequence[tuple[Ref, Ref]]) -> float | None:
-        """The mean of ||update - center||_2 (FlexCFL, Eq. 3) over the pairs in which both are
-        finite; None if there is none.
+        """The mean of ||update - center||_2 over pairs of finite models (FlexCFL, Eq. 3).
+
+        Args:
+            pairs: updates and centers.
+
+        Returns:
+            The mean; None if no pair is finite.
         """
         with np.errstate(all="ignore"):
             lengths = [
@@ -250,46 +289,55 @@ class Evaluator:
             ]
         return sum(lengths) / len(lengths) if lengths else None
 
-    def _how(self, usual_score: str) -> str:
-        return "pooled" if self._spec.score == "historical" else self._spec.score or usual_score
+    def _score(self, usual_score: str) -> str:
+        """The score of the scenario, or the strategy's usual score."""
+        if self._spec.score == "historical":
+            return "pooled"
+        return self._spec.score or usual_score
 
-    def _here(self, models: ModelAssignment) -> ModelAssignment:
-        """The models with those of their devices that have arrived and not left."""
+    def _present(self, models: ModelAssignment) -> ModelAssignment:
+        """The models, each with the devices served that have arrived and not left."""
         present = self._world.present()
         if present is None:
             return models
-        every: list[int] = np.flatnonzero(present).tolist()
-        return {
-            name: (
-                ref,
-                every if served is None else [device for device in served if present[device]],
-            )
-            for name, (ref, served) in models.items()
-        }
+        all_present: list[int] = np.flatnonzero(present).tolist()
+        assigned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
+        for name, (ref, served) in models.items():
+            if served is None:
+                assigned[name] = ref, all_present
+            else:
+                assigned[name] = ref, [device for device in served if present[device]]
+        return assigned
 
     async def cosines(
         self, number: int, updates: Sequence[Measured], strategy: "Handlers"
     ) -> dict[str, list[float]]:
-        """Least, mean and largest cosine of two updates with known starts, by kind of pair,
-        rounded to six digits.
+        """Least, mean and largest cosine of two updates, by kind of pair, rounded to six digits.
 
-        Kinds where the true groups are known: ``alike`` and ``unlike``, of one or of two true
-        groups but in one group of the strategy's, ``settled``, of one true group in a group that
-        has no other, and ``across`` groups. Where they are not: ``within`` and ``across``. The
-        strategy's groups are those after the round; without groups all are in one. Empty where
-        cosines are not wanted, or no test is due.
+        If true groups are known, the kinds are ``alike`` and ``unlike`` (of the same or of two true
+        groups, in one group of the strategy), ``settled`` (of the same true group, in a group of
+        the strategy without another true group), and ``across`` groups of the strategy. Otherwise
+        the kinds are ``within`` and ``across`` groups of the strategy. These groups are the ones
+        after the round; without groups all devices are in one.
+
+        Args:
+            number: the round, from 0.
+            updates: the round's updates; an update without a start or a device is left out.
+            strategy: the server half.
+
+        Returns:
+            Kind -> least, mean and largest cosine; empty without ``evaluation.cosines``, or if no
+            test is due.
         """
-        known = [
-            ((one.update, one.start), one.device)
-            for one in updates
-            if one.start is not None and one.device is not None
-        ]
-        if (
-            not (self._spec.cosines and self._learner.learns and self._is_due(number))
-            or len(known) < 2
-        ):
+        is_due = self._spec.cosines and self._learner.learns and self._is_due(number)
+        pairs: list[tuple[Ref, Ref]] = []
+        devices: list[int] = []
+        for entry in updates:
+            if entry.start is not None and entry.device is not None:
+                pairs.append((entry.update, entry.start))
+                devices.append(entry.device)
+        if not is_due or len(pairs) < 2:
             return {}
-        pairs, devices = map(list, zip(*known, strict=True))
         with np.errstate(all="ignore"):
             units = np.array(
                 [change / np.linalg.norm(change) for change in await self._changes(pairs)]
@@ -298,37 +346,40 @@ class Evaluator:
         groups = self._groups(strategy)
         truth = self._world.truth()
         together = groups[devices][:, None] == groups[devices]
-        of_two = np.triu(np.isfinite(cosines), 1)
+        is_pair = np.triu(np.isfinite(cosines), 1)
         kinds = {"within": together}
         if truth is not None:
-            own = truth[devices]
+            true_groups = truth[devices]
             mixed = np.array(
                 [len({*truth[groups == group]} - {-1}) > 1 for group in groups[devices]], dtype=bool
             )
-            same = own[:, None] == own
+            same = true_groups[:, None] == true_groups
             kinds = {
                 "alike": together & same & mixed,
                 "unlike": together & ~same,
                 "settled": together & same & ~mixed,
             }
-            of_two &= (own >= 0) & (own[:, None] >= 0)
-        told = {
-            kind: cosines[of_two & chosen]
-            for kind, chosen in (kinds | {"across": ~together}).items()
-        }
-        return {
-            kind: np.round([own.min(), own.mean(), own.max()], 6).tolist()
-            for kind, own in told.items()
-            if len(own)
-        }
+            is_pair &= (true_groups >= 0) & (true_groups[:, None] >= 0)
+        kinds["across"] = ~together
+        figures: dict[str, list[float]] = {}
+        for kind, is_kind in kinds.items():
+            values = cosines[is_pair & is_kind]
+            if len(values):
+                extremes = [values.min(), values.mean(), values.max()]
+                figures[kind] = np.round(extremes, 6).tolist()
+        return figures
 
     async def agreement(self, number: int, models: Sequence[Ref]) -> dict[str, float]:
-        """Agreement of the models of all devices, where there is no server; nothing where no
-        test is due.
+        """Agreement of the devices' models in a strategy without a server.
 
-        ``mean_accuracy`` is that of the mean of all finite models on the pooled test samples of all
-        devices, ``consensus`` the root of the mean squared Euclidean distance of the models from
-        that mean (Kong et al. 2021).
+        Args:
+            number: the round, from 0.
+            models: the model of each device.
+
+        Returns:
+            ``mean_accuracy``, the accuracy of the mean of all finite models on the pooled test
+            samples of all devices, and ``consensus``, the root of the mean squared Euclidean
+            distance of the models from that mean (Kong et al. 2021). Empty if no test is due.
         """
         if not (self._learner.learns and models and self._is_due(number)):
             return {}
@@ -338,18 +389,17 @@ class Evaluator:
         mean: NDArray[np.float64] = np.asarray(np.mean(values, axis=0, dtype=np.float64))
         squares = [np.square(value - mean).sum() for value in values]
         accuracy = await self.test(self._learner.given(mean), None)
-        found = {} if accuracy is None else {"mean_accuracy": accuracy}
-        return found | {"consensus": float(np.sqrt(np.mean(squares)))}
+        figures = {} if accuracy is None else {"mean_accuracy": accuracy}
+        figures["consensus"] = float(np.sqrt(np.mean(squares)))
+        return figures
 
     def _groups(self, strategy: "Handlers") -> NDArray[np.int64]:
-        """Each device's group, or -1, int64 [devices]."""
-        found = strategy.groups_of(range(len(self._world.version())))
-        return np.array([-1 if group is None else group for group in found], dtype=np.int64)
+        """Each device's group in the strategy, or -1; int64 [devices]."""
+        groups = strategy.groups_of(range(len(self._world.version())))
+        return np.array([-1 if group is None else group for group in groups], dtype=np.int64)
 
     def _agreement(self, strategy: "Handlers") -> Figures:
-        """Agreement of the strategy's groups with the true ones, over the present devices for
-        which both are known.
-        """
+        """Agreement of the strategy's groups with the true groups, over present devices."""
         truth = self._world.truth()
         if truth is None:
             return {}
@@ -358,37 +408,49 @@ class Evaluator:
         groups[truth < 0] = -1
         if present is not None:
             groups[~present] = -1
-        return (
-            at("fedsim.toolbox.clustering.agreement:measures", "agreement")(groups, truth)
-            if (groups >= 0).any()
-            else {}
-        )
+        if not (groups >= 0).any():
+            return {}
+        measures = at("fedsim.toolbox.clustering.agreement:measures", "agreement")
+        agreement: Figures = measures(groups, truth)
+        return agreement
 
     async def fine_tuned(
         self, models: ModelAssignment, number: int, usual_score: str
     ) -> float | None:
-        """Accuracy when each device has trained its own model further, from round ``number`` on;
-        None if it is not wanted.
+        """Accuracy after each device has trained its own model further.
+
+        Args:
+            models: the strategy's models.
+            number: the round, which names the shuffles.
+            usual_score: the strategy's score.
+
+        Returns:
+            The accuracy; None without ``evaluation.fine_tune_epochs``.
         """
         epochs = self._spec.fine_tune_epochs
         version = self._world.version()
         if not epochs:
             return None
         train = partial(self._learner.train, key=_FINE_TUNING, round=number)
-        tuned = {
-            f"{name}/{device}": (
-                train(Training(ref, epochs), device, version=int(version[device])),
-                [device],
-            )
-            for name, (ref, served) in self._here(models).items()
-            for device in (range(len(version)) if served is None else served)
-        }
+        tuned: dict[str, tuple[Ref, Sequence[int] | None]] = {}
+        for name, (ref, served) in self._present(models).items():
+            devices = range(len(version)) if served is None else served
+            for device in devices:
+                training = Training(ref, epochs)
+                model = train(training, device, version=int(version[device]))
+                tuned[f"{name}/{device}"] = model, [device]
         evaluation = await self._learner.evaluate(tuned)
-        return None if evaluation is None else evaluation.score(self._how(usual_score))[0]
+        return None if evaluation is None else evaluation.score(self._score(usual_score))[0]
 
     async def test(self, model: Ref, devices: Sequence[int] | None) -> float | None:
-        """A model's accuracy on the pooled test samples of devices (None: all); None where
-        nothing is measured.
+        """A model's accuracy on the pooled test samples of devices.
+
+        Args:
+            model: the model.
+            devices: numbers of the devices; None for all.
+
+        Returns:
+            The accuracy; None if nothing is measured.
         """
-        evaluation = await self._learner.evaluate(self._here({"test": (model, devices)}))
+        evaluation = await self._learner.evaluate(self._present({"test": (model, devices)}))
         return None if evaluation is None else evaluation.score("pooled")[0]

@@ -1,7 +1,7 @@
-"""The server's API for the server half of a strategy: messages, and nothing of the world behind
-them (data, speed, labels).
+"""The server's API for the server half of a strategy.
 
-Its handlers begin and end in one instant; they may await values (real work), never simulated time.
+The server half sees messages, and nothing of the world behind them (data, speeds, labels). Its
+handlers begin and end in one instant; they may await values (real work), never simulated time.
 """
 # ruff: noqa: A002 - a round is called ``round``
 
@@ -13,24 +13,14 @@ import numpy as np
 
 from fedsim.clock.simulation import on_grid
 from fedsim.common.errors import SimulationError, shown
-from fedsim.federation.client import Instruction, RunInfo
-from fedsim.federation.client_side import TaskContext
+from fedsim.federation.client import RunInfo
 from fedsim.federation.clients import Clients
-from fedsim.federation.contents import (
-    BASE,
-    STATE,
-    Contents,
-    Header,
-    Partial,
-    has_model,
-    payloads,
-    received,
-)
+from fedsim.federation.contents import Contents, Header, Partial, payloads
 from fedsim.federation.devices import Device
 from fedsim.federation.evaluator import NOT_MEASURED, Measured, ModelAssignment
 from fedsim.federation.server_models import ServerEdges, ServerModels
 from fedsim.learning.refs import Ref
-from fedsim.world.task import Cause, Download, Payload, TaskStep
+from fedsim.world.steps import Cause
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
@@ -39,9 +29,7 @@ T = TypeVar("T")
 
 
 class Peer(Device):
-    """A device in a strategy without a server: it trains, sends to other devices, and has a
-    timer.
-    """
+    """A device in a strategy without a server, which trains and sends to other devices."""
 
     __slots__ = ("_dispatch", "_server")
 
@@ -57,38 +45,39 @@ class Peer(Device):
 
     @property
     def online(self) -> bool:
-        """Whether it can be reached; its half acts only while it can."""
+        """Whether the device can be reached; its half acts only while it can."""
         return self._dispatch.tasks.reachable_until(self.number) > self.now
 
     def train(self, model: Ref, number: int) -> None:
-        """Train from ``model`` in the round ``number``, as a task that moves no bytes;
-        ``on_trained`` tells its end.
+        """Train from a model, as a task that moves no bytes; ``on_trained`` follows.
+
+        Args:
+            model: the model from which the training starts.
+            number: the round.
         """
         self._server.ask(self.number, {"model": Header(model)}, round=number)
 
     def send(self, devices: Sequence[int], contents: Contents, number: int) -> None:
-        """Send contents, encoded by ``messages.up``, to devices at once; then ``on_message``
-        there, or ``on_lost`` on both.
+        """Send contents, encoded by ``messages.up``, to several devices at once.
+
+        ``on_message`` follows at each receiver, or ``on_lost`` at the sender and the receiver.
+
+        Args:
+            devices: numbers of the receivers.
+            contents: what is sent, by name.
+            number: the round.
         """
-        dispatch = self._dispatch
-        parts = payloads(contents, self._dispatch.up)
-        contents, _ = dispatch.up.through(contents, {}, {})
-        for device in devices:
-            message = dispatch.messages.send(
-                self.number, device, parts, number, dispatch.on_message_end
-            )
-            dispatch.sent[message.id] = contents, {}
+        self._dispatch.send_to_peers(self.number, devices, contents, number)
 
     def written(self, value: Ref | Partial) -> tuple[Ref, float]:
-        """A model, or a part of one, as others read it after ``messages.up``, and its bytes."""
+        """A model or a part of one as receivers decode it (``messages.up``), and its bytes."""
         up = self._dispatch.up
         contents = {"part": value}
-        return up.through(contents, {}, {})[0]["part"], sum(
-            part.bytes for part in payloads(contents, up)
-        )
+        arriving, _ = up.through(contents, {}, {})
+        return arriving["part"], sum(part.bytes for part in payloads(contents, up))
 
     def timer(self, seconds: float) -> None:
-        """Call ``on_timer`` so many seconds from now; a new timer replaces the one before."""
+        """Call ``on_timer`` after a time (s); replaces the device's earlier timer."""
         self._server.timer(f"device/{self.number}", self.now + seconds)
 
     def cancel_timer(self) -> None:
@@ -96,8 +85,11 @@ class Peer(Device):
         self._server.cancel_timer(f"device/{self.number}")
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A generator named by a purpose and counts, the same for all devices, as from a common
-        seed.
+        """A random generator of a common seed, the same for all devices.
+
+        Args:
+            purpose: name of the stream.
+            ids: further numbers that name it.
         """
         return self._server.rng(purpose, *ids)
 
@@ -115,6 +107,9 @@ class Server:
 
     def __init__(self, dispatch: "Dispatch", setting: RunInfo) -> None:
         self._dispatch = dispatch
+        self._simulation = dispatch.simulation
+        self._streams = dispatch.streams
+        self._evaluator = dispatch.evaluator
         self.setting = setting
         self.devices = setting.devices
         self.clients = Clients(dispatch, setting.devices)
@@ -126,17 +121,17 @@ class Server:
     @property
     def now(self) -> float:
         """The simulated time (s)."""
-        return self._dispatch.simulation.now
+        return self._simulation.now
 
     def timer(self, name: str, when: float) -> float:
         """Call ``Strategy.on_timer`` with a name, in place of the name's earlier timer.
 
-        It waits until the server has computed (``compute``).
+        The call waits until the server has computed (``compute``).
 
         Args:
             name: any name; a strategy tells its timers apart by it.
-            when: the absolute time (s). At ``now``, or before, it follows the messages that are
-                already there.
+            when: the absolute time (s). At ``now``, or before, the call follows the messages that
+                have arrived already.
 
         Returns:
             The time of the call (s), on the clock's grid.
@@ -149,10 +144,10 @@ class Server:
         return self._dispatch.busy_until > self.now
 
     def compute(self, what: str, n: int, d: int = 0, m: int = 1) -> None:
-        """Let an operation of the server take time, if ``[server] speed`` is given; timers wait
-        for it.
+        """Let an operation of the server take time, if ``[server] speed`` is given.
 
-        ``ServerModels.mix`` and ``apply`` call this themselves.
+        Timers wait for the operation. ``ServerModels.mix`` and ``apply`` call this method
+        themselves.
 
         Args:
             what: ``mix``, ``products``, ``distances``, ``k-means``, ``linkage``, ``medoids`` or
@@ -167,16 +162,15 @@ class Server:
         self._dispatch.compute(what, n, d, m)
 
     def cancel_timer(self, name: str) -> None:
-        """Forget a timer; harmless when there is none.
+        """Cancel a timer; no effect if there is none.
 
         Args:
-            name: that of ``timer``.
+            name: name of the timer.
         """
         self._dispatch.cancel_timer(name)
 
     def look_again(self, name: str, delay: float, at_least: int = 1) -> None:
-        """With too few devices to ask: set a timer, or end the run if so many devices will never
-        be there.
+        """Wait for more devices: set a timer, or end the run if too few will ever be there.
 
         Args:
             name: name of the timer, as in ``timer``.
@@ -204,6 +198,7 @@ class Server:
         at_edge: bool = False,
     ) -> int:
         """Send an idle device a message; its client half does the job and answers.
+
         ``Strategy.on_task_end`` follows once.
 
         A task with a ``round`` counts among the round's selected and valid ones, and its update has
@@ -217,57 +212,31 @@ class Server:
             job: name of the job, which the client half reads as ``Instruction.job``.
             round: the round for which the device works; None: for none.
             group: the group for which it works, in the records; None without groups.
-            continues: this task goes on with the device's last one, which was asked in the same
-                round and is done: both count as one, and the answer of the last one is no update.
+            continues: whether this task goes on with the device's last task, which was asked in the
+                same round and is done. Both count as one task, and the last task's answer is no
+                update.
             at_edge: whether its edge server asks, and gets the answer.
 
         Returns:
             The task's number, ``TaskEnd.task``.
 
         Raises:
-            SimulationError: no such device, it still works, ``continues`` without such a last task,
-                or contents that cannot be sent.
+            SimulationError: no such device, a device that still works, ``continues`` without such
+                a last task, or contents that cannot be sent.
         """
         if not self.clients.exists(device):
             raise SimulationError(
                 f"device {device!r} was asked; allowed are 0 to {self.devices - 1}"
             )
-        dispatch = self._dispatch
-        parts = payloads(contents, self._dispatch.down)
-        if continues:
-            dispatch.continue_task(device, round)
-        dispatch.finished.pop(device, None)
-        learner = dispatch.learner
-        down = dispatch.down
-        brings_base = (
-            bool(learner.base_bytes)
-            and device not in dispatch.devices.bases
-            and has_model(contents)
-        )
-        if brings_base:
-            parts = (Payload(BASE, learner.base_bytes), *parts)
-        if learner.state_bytes and job == "train" and contents["model"].state is not None:
-            parts = (*parts, Payload(STATE, learner.state_bytes))
-        steps: tuple[TaskStep, ...] = (Download(parts),) if parts else ()
-        if parts and down.model_s:
-            steps += down.work_on(contents, "decode")
-        edge = dispatch.messages.edge_of(device) if at_edge else None
-        contents, _ = down.through(contents, {}, {})
-        context = TaskContext(Instruction(job, received(contents), round), brings_base=brings_base)
-        task = dispatch.tasks.start(
-            device, steps, round, group, continues=continues, edge=edge, context=context
-        )
-        if dispatch.simulation.executor.workers > 1:
-            dispatch.client_side.begin_real(device, context)
-        return task.id
+        return self._dispatch.ask(device, contents, job, round, group, continues, at_edge)
 
     def end(self, task: int, cause: Cause = "late") -> None:
-        """End a task that still runs; harmless on one that has just ended.
+        """End a task that still runs; no effect on a task that has ended.
 
         Args:
             task: the number that ``ask`` returned. ``Strategy.on_task_end`` follows in this
                 instant.
-            cause: the outcome that the task gets, unless it is done by now.
+            cause: the outcome of the task, unless the task is done by now.
         """
         self._dispatch.end(task, cause)
 
@@ -288,19 +257,18 @@ class Server:
         Returns:
             Its result.
         """
-        return await self._dispatch.simulation.join(work)  # type: ignore[no-any-return]
+        return await self._simulation.join(work)  # type: ignore[no-any-return]
 
     # Randomness, records, the end.
 
     def rng(self, purpose: str, *ids: int) -> np.random.Generator:
-        """A generator of the strategy's own; two calls with the same name return generators of
-        the same numbers.
+        """A random generator of the strategy, which its name and the run's seed determine.
 
         Args:
             purpose: name of the stream (``strategy/purpose``).
-            ids: further numbers that name it, such as the round and the device.
+            ids: further numbers that name the stream, such as the round and the device.
         """
-        return self._dispatch.streams.generator(f"strategy/{purpose}", *ids)
+        return self._streams.generator(f"strategy/{purpose}", *ids)
 
     def emit(self, kind: str, **data: Any) -> None:
         """Record something that the strategy decided, as a row of ``events.parquet``.
@@ -316,11 +284,10 @@ class Server:
         """
         if kind in ("aggregate", "updates-lost"):
             self._dispatch.record_tasks(data.get("tasks", ()))
-        self._dispatch.simulation.emit(kind, **data)
+        self._simulation.emit(kind, **data)
 
     def exchange(self, contents: Contents, sender: str, receiver: str) -> None:
-        """Record that contents went from one part of the server's side to another, on no
-        device's link and at once.
+        """Record that contents went from one part of the server's side to another, at once.
 
         Args:
             contents: what was sent, by name; its bytes are in the ledger.
@@ -337,8 +304,9 @@ class Server:
             )
 
     def begin_round(self, number: int) -> None:
-        """Shift the data of a round that begins, if the scenario has a shift then. Call it once
-        for each round, from 0.
+        """Begin a round: shift the data, if the scenario has a shift then.
+
+        Call this once for each round, from 0.
 
         Args:
             number: the round. Devices send their messages about it (``Strategy.on_shift``) in this
@@ -353,7 +321,7 @@ class Server:
         Args:
             reason: a few words, ``stopped`` in the summary.
         """
-        self._dispatch.simulation.stop(reason)
+        self._simulation.stop(reason)
 
     async def finish_round(
         self,
@@ -362,8 +330,9 @@ class Server:
         updates: Sequence[Measured] = (),
         **counts: float,
     ) -> bool:
-        """Record the end of a round, measured at no cost when a test is due; end the run at a
-        stop condition.
+        """Record the end of a round, with its measures, and end the run at a stop condition.
+
+        Measuring takes no simulated time, and is done when a test is due.
 
         Updates of tasks with a round that no record ``aggregate`` of the strategy's own has named
         are recorded so first, with their shares of the weights: the audit checks that every update
@@ -383,30 +352,34 @@ class Server:
         Returns:
             Whether the run goes on; if it does not, no further round may begin.
         """
-        evaluator = self._dispatch.evaluator
+        evaluator = self._evaluator
         strategy = self._dispatch.strategy
-        _refuse_what_is_no_model(models, strategy)
+        _check_models(models, strategy)
         self._record_aggregate(number, updates)
         row = await evaluator.measure(number, models, updates, strategy)
-        if cosines := await evaluator.cosines(number, updates, strategy):
+        cosines = await evaluator.cosines(number, updates, strategy)
+        if cosines:
             self.emit("cosines", round=number, **cosines)
         return self.note_round(number, row, **counts)
 
     def _record_aggregate(self, number: int, updates: Sequence[Measured]) -> None:
         """Record the updates that the strategy has not recorded itself."""
-        found = self._dispatch.tasks_of(updates)
-        if not found:
+        unrecorded = self._dispatch.tasks_of(updates)
+        if not unrecorded:
             return
-        tasks = [task for task, _, _ in found]
-        total = sum(weight for _, _, weight in found)
-        weights = [weight / total if total else 1 / len(found) for _, _, weight in found]
-        ages = [number - asked for _, asked, _ in found]
-        staleness = {"staleness": ages} if any(ages) else {}
-        self.emit("aggregate", round=number, tasks=tasks, weights=weights, **staleness)
+        total = sum(weight for _, _, weight in unrecorded)
+        fields: dict[str, Any] = {"tasks": [task for task, _, _ in unrecorded]}
+        if total:
+            fields["weights"] = [weight / total for _, _, weight in unrecorded]
+        else:
+            fields["weights"] = [1 / len(unrecorded)] * len(unrecorded)
+        staleness = [number - task_round for _, task_round, _ in unrecorded]
+        if any(staleness):
+            fields["staleness"] = staleness
+        self.emit("aggregate", round=number, **fields)
 
     def note_round(self, number: int, figures: Mapping[str, float | None], **counts: float) -> bool:
-        """Record the end of a round as ``finish_round`` does, with figures that were measured
-        elsewhere.
+        """Record the end of a round as ``finish_round`` does, with figures measured elsewhere.
 
         Args:
             number: the round, from 0.
@@ -417,12 +390,14 @@ class Server:
             Whether the run goes on.
         """
         self.emit("round", round=number, **{**NOT_MEASURED, **figures}, **counts)
-        if (reason := self._dispatch.evaluator.reason_to_stop(number, figures)) is not None:
+        reason = self._evaluator.reason_to_stop(number, figures)
+        if reason is not None:
             self.stop(reason)
-        return self._dispatch.simulation.stopped is None
+        return self._simulation.stopped is None
 
 
-def _refuse_what_is_no_model(models: ModelAssignment, strategy: object) -> None:
+def _check_models(models: ModelAssignment, strategy: object) -> None:
+    """Raise ``SimulationError`` for a value of ``Strategy.models`` that is no model."""
     for name, assigned in models.items():
         is_pair = isinstance(assigned, tuple) and len(assigned) == 2
         model = assigned[0] if is_pair else assigned

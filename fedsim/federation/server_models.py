@@ -9,11 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.common.errors import SimulationError, shown
-from fedsim.federation.contents import BASE, Contents, Lazy, has_model, payloads
+from fedsim.federation.contents import Contents, Lazy
 from fedsim.learning.functions import Function
 from fedsim.learning.refs import Ref
 from fedsim.world.network.endpoints import Direction
-from fedsim.world.task import Payload
 
 if TYPE_CHECKING:
     from fedsim.federation.dispatch import Dispatch
@@ -306,22 +305,4 @@ class ServerEdges:
             SimulationError: there is no such edge server, or it has a message in this direction
                 under way.
         """
-        dispatch = self._dispatch
-        wire = dispatch.down if direction == "down" else dispatch.up
-        parts = payloads(contents, wire)
-        base_bytes = dispatch.learner.base_bytes
-        if (
-            direction == "down"
-            and edge not in dispatch.bases_at
-            and base_bytes
-            and has_model(contents)
-        ):
-            parts = (Payload(BASE, base_bytes), *parts)
-        message = dispatch.messages.carry(edge, direction, parts, round, dispatch.on_message_end)
-        bases = (
-            {}
-            if start is None
-            else {value: start for value in contents.values() if isinstance(value, Ref)}
-        )
-        kept = dispatch.kept_at.get(edge, {}) if direction == "up" else {}
-        dispatch.sent[message.id] = wire.through(contents, bases, kept)
+        self._dispatch.carry(edge, contents, direction, round, start)

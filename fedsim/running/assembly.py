@@ -1,7 +1,7 @@
 """Puts a scenario into a simulation: the one place where world, learning and strategy meet."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Collection
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,36 +9,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.clock.simulation import Simulation
-from fedsim.common.errors import ScenarioError
 from fedsim.common.streams import Streams
+from fedsim.common.training import CutBy
 from fedsim.federation.client import RunInfo
 from fedsim.federation.client_side import ClientSide
 from fedsim.federation.codecs import Wire
 from fedsim.federation.devices import Devices
 from fedsim.federation.dispatch import Dispatch
+from fedsim.federation.envelopes import Envelopes
 from fedsim.federation.evaluator import Evaluator, WorldView
 from fedsim.federation.server import Server
 from fedsim.learning import Learner
-from fedsim.learning.architecture import LoRA, Tensor
-from fedsim.learning.models import SizeOnly
+from fedsim.learning.architecture import LoRA
 from fedsim.records.schema import DEVICES, ROUNDS, with_columns
 from fedsim.running.drift import Drift
+from fedsim.running.learning import LearningBuilder
 from fedsim.strategies import strategy_class
 from fedsim.strategies.round_params import RoundParams
 from fedsim.world import columns
 from fedsim.world.availability import Spans, changes, one_by_one
-from fedsim.world.compute import Compute
+from fedsim.world.build import WorldBuilder
 from fedsim.world.device_kinds import Capacity, Rooflines, estimates
-from fedsim.world.energy.batteries import Powered
-from fedsim.world.life import TaskRunner
-from fedsim.world.lifetimes import Lifetimes, bounded
-from fedsim.world.messages import Messages
+from fedsim.world.energy.batteries import Batteries
 from fedsim.world.meters.base import Column, MeterContext
 from fedsim.world.network import Network
-from fedsim.world.processes import Processes
 
 if TYPE_CHECKING:
-    from fedsim.learning.data.federated import FederatedData
     from fedsim.running.sections import Sections
 
 
@@ -47,8 +43,15 @@ _MOST_CHANGES = 200_000  # takes a second or two to compute, and is more than pi
 
 
 class Run:
-    """The components of one run on the clock ``simulation``; ``learner`` replaces the scenario's
-    learning.
+    """The components of one run of a scenario.
+
+    Args:
+        scenario: the scenario.
+        simulation: the clock.
+        learner: replaces the scenario's learning; None to keep it.
+
+    Raises:
+        ScenarioError, DataError: the run cannot be built.
     """
 
     def __init__(
@@ -56,186 +59,178 @@ class Run:
     ) -> None:
         self.scenario = scenario
         self.simulation = simulation
-        spec = scenario.population
-        root = scenario.data.own_folder()
-        streams = Streams(scenario.seed)
-        capacity = spec.capacities(streams, root)
-        # given rates take precedence
-        links = None if scenario.network.has_device_rates and capacity.kinds else capacity.links
-        self.network: Network = scenario.network.build(
-            simulation, streams, spec.devices, links, root
+        simulation.env.declare_alarm("stop", self.stop_at)
+        self._root = scenario.data.own_folder()
+        self._streams = Streams(scenario.seed)
+        self._world = WorldBuilder(
+            simulation, self._streams, scenario.population, scenario.network, self._root
         )
-        self._build_learning(streams, learner)
-        malicious = scenario.malicious
-        members = [] if malicious is None else malicious.members(streams, spec.devices)
-        if self.data is not None and malicious is not None and malicious.attack.flips_labels:
-            self.data.flipping = frozenset(members)
-        rooflines = self._rooflines(capacity)
-        flops = self.learner.flops_per_sample
-        self.population = spec.build(
-            streams, capacity.speed, self.samples, flops, root, rooflines, capacity.flops()
+        self.network: Network = self._world.network
+        self.capacity = self._world.capacity
+        self._build_learning(learner)
+        self._choose_malicious()
+        self._build_devices()
+        self._build_meters()
+        self._build_batteries()
+        self._build_evaluator()
+        self._build_messages()
+        self._build_tasks()
+        self._build_strategy()
+        self._build_changes()
+        self._connect()
+        self._check()
+
+    # The stages of building, in order.
+
+    def _choose_malicious(self) -> None:
+        scenario = self.scenario
+        self._malicious: Collection[int] = []
+        self._attack: Any = None
+        if scenario.malicious is None:
+            return
+        self._attack = scenario.malicious.attack
+        self._malicious = scenario.malicious.members(self._streams, scenario.population.devices)
+        if self.data is not None and self._attack.flips_labels:
+            self.data.flipping = frozenset(self._malicious)
+
+    def _build_devices(self) -> None:
+        scenario = self.scenario
+        self._world.build_devices(
+            self.samples, self.learner.flops_per_sample, self._rooflines(self.capacity)
         )
+        self.population = self._world.population
         self.population.batching = scenario.training.batching
         if not scenario.strategy.brings_learning:
-            self.population.share_of = cache(
-                lambda by, size: (
-                    scenario.model.cut(by, size).flops(*self._shape_and_classes)
-                    / self.learner.flops_per_sample
-                )
-            )
-        paths = spec.paths(streams, root)
-        lifetimes = self.population.arrival, self.population.departure
-        availability = bounded(paths, *lifetimes)
-        self._past: Spans = availability.spans  # the realised availability, for the run folder
-        self._some_come_or_go = availability is not paths
-        places = scenario.network.edge_servers or scenario.network.places
+            self.population.share_of = cache(self._share_of)
+        # the realised availability, for the run folder
+        self._past: Spans = self._world.availability.spans
+
+    def _share_of(self, by: CutBy, size: float) -> float:
+        """Cost of a sample of a smaller model, relative to the whole model."""
+        smaller = self.scenario.model.cut(by, size)
+        return smaller.flops(*self._shape_and_classes) / self.learner.flops_per_sample
+
+    def _build_meters(self) -> None:
+        scenario = self.scenario
         context = MeterContext(
-            spec.devices, places, streams, self.network.overhead, root, capacity.powers()
+            scenario.population.devices,
+            scenario.network.edge_servers or scenario.network.places,
+            self._streams,
+            self.network.overhead,
+            self._root,
+            self.capacity.powers(),
         )
         self.meters = scenario.meters_in(context)
         metrics = scenario.figures
-        of_metrics = [Column(one.name, "", "a metric") for one in metrics]
+        metric_columns = [Column(metric.name, "", "a metric") for metric in metrics]
         # refuses a duplicate column name
-        with_columns(ROUNDS, [*of_metrics, *self.meters.columns("round")])
+        with_columns(ROUNDS, [*metric_columns, *self.meters.columns("round")])
         with_columns(DEVICES, self.meters.columns("device"))
-        batteries = None
-        if scenario.energy is not None:
-            meter = self.meters.of_sections["energy"]
-            batteries = scenario.energy.batteries(
-                meter, simulation, streams, self.population.arrival, root
-            )
-        if batteries is not None:
-            availability = powered = Powered(availability, batteries)
-            self._past = one_by_one(powered.past)
         self.metrics = metrics if self.learner.learns else []
+
+    def _build_batteries(self) -> None:
+        self._batteries: Batteries | None = None
+        energy = self.scenario.energy
+        if energy is None:
+            return
+        self._batteries = energy.batteries(
+            self.meters.of_sections["energy"],
+            self.simulation,
+            self._streams,
+            self.population.arrival,
+            self._root,
+        )
+        if self._batteries is not None:
+            powered = self._world.add_batteries(self._batteries)
+            self._past = one_by_one(powered.past)
+
+    def _build_evaluator(self) -> None:
+        scenario = self.scenario
         view = WorldView(self.present, self.truth, lambda: self.population.version)
         self.evaluator = Evaluator(
             self.learner, scenario.stop, scenario.evaluation, view, self.metrics
         )
-        down, up = (
-            Wire(codec, self.learner) for codec in (scenario.messages.down, scenario.messages.up)
-        )
+
+    def _build_messages(self) -> None:
+        """Build the sides of the server and of the devices, and the messages between both."""
+        scenario = self.scenario
+        down = Wire(scenario.messages.down, self.learner)
+        up = Wire(scenario.messages.up, self.learner)
         devices = Devices(self.population, self.learner, self._label_counts, up)
-        devices.clock = lambda: simulation.now
-        devices.batteries = batteries
-        if scenario.energy is not None and scenario.energy.preset is not None:
-            names = scenario.energy.preset
-            which = scenario.energy.preset_places(streams, spec.devices)
-            devices.link_of = lambda device: names[which.item(device)]
-        attack = None if malicious is None else malicious.attack
-        added_up = scenario.strategy.added_up
-        client_side = ClientSide(
-            simulation, self.learner, up, devices, scenario.training, added_up, attack, members
+        devices.clock = lambda: self.simulation.now
+        devices.batteries = self._batteries
+        energy = scenario.energy
+        if energy is not None and energy.preset is not None:
+            names = energy.preset
+            places = energy.preset_places(self._streams, scenario.population.devices)
+            devices.link_of = lambda device: names[places.item(device)]
+        envelopes = Envelopes(self.learner, down, up, devices, scenario.strategy.added_up)
+        self._client_side = ClientSide(
+            self.simulation,
+            self.learner,
+            envelopes,
+            devices,
+            scenario.training,
+            self._attack,
+            self._malicious,
         )
-        self.dispatch = dispatch = Dispatch(
-            simulation,
+        self.dispatch = Dispatch(
+            self.simulation,
             self.population,
             self.learner,
-            streams,
+            self._streams,
             self.evaluator,
             scenario.server,
-            down,
-            up,
-            client_side,
+            envelopes,
+            self._client_side,
         )
-        self.messages = Messages(
-            simulation, self.network, scenario.network.edge_servers, dispatch.on_edge_lost
+
+    def _build_tasks(self) -> None:
+        dispatch = self.dispatch
+        self._world.build_tasks(
+            dispatch.on_edge_lost, self._client_side.next_steps, dispatch.on_task_end
         )
-        compute = Compute(streams, spec.jitters(streams, root), spec.slow_phases, spec.devices)
-        here = (self.messages, self.population, availability, compute)
-        self.tasks = TaskRunner(
-            *here, client_side.next_steps, dispatch.on_task_end, batteries, spec.host
-        )
-        setting = self._setting(capacity)
-        strategy = strategy_class(scenario.strategy.kind)
-        self.server = Server(dispatch, setting)
-        self.strategy = strategy(scenario.strategy, self.server)
-        client = strategy.client_half(scenario.strategy, setting)
-        self.lifetimes = Lifetimes(
-            simulation, *lifetimes, availability, partial(self.dispatch.tell, "newcomer")
-        )
+        self.messages = self._world.messages
+        self.tasks = self._world.tasks
+
+    def _build_strategy(self) -> None:
+        params = self.scenario.strategy
+        setting = self._setting(self.capacity)
+        strategy = strategy_class(params.kind)
+        self.server = Server(self.dispatch, setting)
+        self.strategy = strategy(params, self.server)
+        self._client = strategy.client_half(params, setting)
+
+    def _build_changes(self) -> None:
+        """Build what changes the world meanwhile: turnover of devices, data shifts, processes."""
+        scenario = self.scenario
+        dispatch = self.dispatch
+        self.lifetimes = self._world.build_lifetimes(partial(dispatch.tell, "newcomer"))
         self.drift: Drift | None = None
         if scenario.drift is not None and self.data is not None:
             scenario.drift.check(self.data)
             self.drift = Drift(scenario.drift, self.data, dispatch, self.present)
         self.check_sizes(self.learner)
-        self.capacity = capacity
-        self.processes = Processes(
-            scenario.world.processes, streams, capacity, self.tasks, dispatch.on_switched_on
+        self.processes = self._world.build_processes(
+            scenario.world.processes, dispatch.on_switched_on
         )
+
+    def _connect(self) -> None:
         begin_round = None if self.drift is None else self.drift.begin_round
-        dispatch.connect(self.tasks, self.messages, self.strategy, client, begin_round)
-        scenario.strategy.check_samples(int(self.samples.max()))
-        scenario.strategy.check_deadline(self._fastest_download_s())
+        self.dispatch.connect(self.tasks, self.messages, self.strategy, self._client, begin_round)
 
-    def _build_learning(self, streams: Streams, learner: type[Learner] | None) -> None:
-        self.data: FederatedData | None
-        self.learner: Learner
-        self._tensors: Callable[[], Sequence[Tensor]] = tuple
-        scenario = self.scenario
-        root = self.scenario.data.own_folder()
-        devices = self.scenario.population.devices
-        # a sample costs as much as one of the reference model
-        if scenario.strategy.brings_learning:
-            self.data = None
-            sizes = scenario.population.samples is not None
-            self.samples = (
-                scenario.population.sizes(streams, root)
-                if sizes
-                else np.zeros(devices, dtype=np.int64)
-            )
-            flops = scenario.population.reference_flops or 1.0
-            model = SizeOnly.model_validate(
-                {"kind": "size", "bytes": "4 B", "flops_per_sample": flops}
-            )
-            self.learner = Learner(model, (1,), 1)
-            return
-        if scenario.learning == "on" or scenario.population.samples is None:
-            data = scenario.data.build(devices, streams)
-            mapped = any(shard.label_map is not None for shard in data.shards)
-            if mapped and (
-                scenario.objective.kind != "classification" or data.pool.targets is not None
-            ):
-                kind = scenario.data.partition.kind
-                raise ScenarioError(
-                    f"data.partition.kind is {kind!r}, which maps labels, and models learn "
-                    "other targets here"
-                )
-            if scenario.strategy.needs_labels and not data.pool.labelled:
-                raise ScenarioError(
-                    f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
-                    "the data have none; allowed with "
-                    "data.column"
-                )
-            data.pool = scenario.objective.fitted(data.pool, streams)
-            self.data = data
-            self.samples = data.train_sizes()
-            shape = data.pool.shape
-            classes = data.pool.outputs or data.pool.classes
-        else:
-            self.data = None
-            self.samples = scenario.population.sizes(streams, root)
-            shape, classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
-        self._shape_and_classes = shape, classes
-        self._tensors = cache(partial(scenario.model.tensors, shape, classes))
-        if scenario.learning == "on" and learner is None:
-            from fedsim.learning.engine import Learning  # loads torch
+    def _check(self) -> None:
+        """Raise ``ScenarioError`` for parameters of the strategy that do not fit this world."""
+        self.scenario.strategy.check_samples(int(self.samples.max()))
+        self.scenario.strategy.check_deadline(self._fastest_download_s())
 
-            self.learner = Learning(
-                self.simulation,
-                scenario.model,
-                scenario.training,
-                data,
-                streams,
-                root,
-                scenario.objective,
-            )
-        else:
-            self.learner = (learner or Learner)(scenario.model, shape, classes)
-        if scenario.training.state == "sent":
-            trained = {one.name: one.shape for one in self._tensors() if not one.is_buffer}
-            shapes = trained or {"": (int(self.learner.parameters),)}
-            self.learner.state_bytes = 4.0 * scenario.training.state_numbers(shapes)
+    def _build_learning(self, learner: type[Learner] | None) -> None:
+        learning = LearningBuilder(self.scenario, self.simulation, self._streams)
+        self.data = learning.data
+        self.samples = learning.samples
+        self.learner = learning.learner(learner)
+        self._tensors = learning.tensors
+        self._shape_and_classes = learning.shape_and_classes
 
     def _rooflines(self, capacity: Capacity) -> Rooflines | None:
         """Roofline model of training times for the scenario's model; None where devices have no
@@ -245,13 +240,14 @@ class Run:
             return None
         model = self.scenario.model
         training = self.scenario.training
-        asked = (*self._shape_and_classes, training, self.scenario.objective)
-        costs = (
-            model.cost(*asked),
+        setting = (*self._shape_and_classes, training, self.scenario.objective)
+        return Rooflines(
+            capacity.kinds,
+            capacity.which,
+            model.cost(*setting),
             training.batching,
-            lambda by, size: model.cut(by, size).cost(*asked),
+            lambda by, size: model.cut(by, size).cost(*setting),
         )
-        return Rooflines(capacity.kinds, capacity.which, *costs)
 
     def _setting(self, capacity: Capacity) -> RunInfo:
         scenario = self.scenario
@@ -287,20 +283,26 @@ class Run:
             learner.check_sizes(dict(enumerate(data.train_sizes().tolist())))
             return
         streams = Streams(self.scenario.seed)
-        stays = not self._some_come_or_go
         for sizes in drift.foreseen(
-            data, streams, stop.rounds, stop.simulated_time, all_present=stays
+            data,
+            streams,
+            stop.rounds,
+            stop.simulated_time,
+            all_present=self._world.all_stay,
         ):
             learner.check_sizes(sizes)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        self.simulation.wake((kind, number), when, lambda: self.simulation.stop("simulated time"))
+    def stop_at(self, number: int, when: float) -> None:
+        """Set the alarm ``number`` that ends the run at a simulated time (s)."""
+        self.simulation.wake(("stop", number), when, lambda: self.simulation.stop("simulated time"))
 
     def present(self) -> NDArray[np.bool_] | None:
         """Devices that have arrived and not left, bool [devices]; None if all are present
         throughout.
         """
-        return self.lifetimes.present(self.simulation.now) if self._some_come_or_go else None
+        if self._world.all_stay:
+            return None
+        return self.lifetimes.present(self.simulation.now)
 
     def truth(self) -> NDArray[np.int64] | None:
         """The true group of the data that each device holds now, int64 [devices], where the
@@ -333,8 +335,13 @@ class Run:
         network = self.network
         devices = self._devices_with(columns.MANY)
         numbers = devices.tolist()
-        measured = {} if self.evaluator.last is None else self.evaluator.last.device_accuracy()
-        shards = None if self.data is None else [self.data.current(device) for device in numbers]
+        accuracy: list[float | None] = [None] * len(devices)
+        if self.evaluator.last is not None:
+            measured = self.evaluator.last.device_accuracy()
+            accuracy = [measured.get(device) for device in numbers]
+        test_samples: Any = columns.alike(0, len(devices))
+        if self.data is not None:
+            test_samples = [len(self.data.current(device).test) for device in numbers]
         return {
             "device": devices,
             "speed": population.speed[devices],
@@ -342,16 +349,12 @@ class Run:
             "link_up": network.access["up"][devices],
             "latency": network.latencies[devices],
             "samples": population.samples[devices],
-            "test_samples": columns.alike(0, len(devices))
-            if shards is None
-            else [len(shard.test) for shard in shards],
+            "test_samples": test_samples,
             "arrival": population.arrival[devices],
             "departure": population.departure[devices],
             "group": self.strategy.groups_of(numbers),
             "selected": [self.tasks.times_selected.get(device, 0) for device in numbers],
-            "accuracy": [measured.get(device) for device in numbers]
-            if measured
-            else [None] * len(devices),
+            "accuracy": accuracy,
         }
 
     @property
@@ -359,11 +362,10 @@ class Run:
         """Text that names the unmeasured figures of device kinds on which times or joules
         depend.
         """
-        given = self.scenario
-        energy = given.energy is not None and given.energy.preset is None
-        return estimates(
-            self.capacity.names, links=not given.network.has_device_rates, energy=energy
-        )
+        energy = self.scenario.energy
+        estimates_links = not self.scenario.network.has_device_rates
+        estimates_energy = energy is not None and energy.preset is None
+        return estimates(self.capacity.names, links=estimates_links, energy=estimates_energy)
 
     @property
     def at_once(self) -> int:
@@ -380,23 +382,23 @@ class Run:
         error of each.
         """
         network = self.scenario.network
-        rooflines = self.population.rooflines
-        of_training = [] if rooflines is None else rooflines.rules()
-        return [*network.rules(), *network.protocol.rules(), *of_training]
+        lines = [*network.rules(), *network.protocol.rules()]
+        if self.population.rooflines is not None:
+            lines += self.population.rooflines.rules()
+        return lines
 
     @property
     def outside_of_rules(self) -> list[str]:
         """Lines about what lies outside of the domain in which such a rule was fitted."""
         network = self.scenario.network
-        rooflines = self.population.rooflines
-        of_training = []
-        if rooflines is not None:
-            of_training = rooflines.outside_of_rules(math.prod(self._shape_and_classes[0]))
-        return [
+        lines = [
             *network.outside_of_rules(),
             *network.protocol.outside_of_rules(self.at_once),
-            *of_training,
         ]
+        if self.population.rooflines is not None:
+            inputs = math.prod(self._shape_and_classes[0])
+            lines += self.population.rooflines.outside_of_rules(inputs)
+        return lines
 
     @property
     def tells_all_devices(self) -> bool:
@@ -405,8 +407,9 @@ class Run:
     def _devices_with(self, most: int) -> NDArray[np.int64]:
         """All devices if there are at most ``most``, else those ever asked; int64, ascending."""
         count = self.scenario.population.devices
-        asked = self.tasks.times_asked
-        return np.arange(count) if count <= most else np.array(sorted(asked), dtype=np.int64)
+        if count <= most:
+            return np.arange(count)
+        return np.array(sorted(self.tasks.times_asked), dtype=np.int64)
 
     def availability_columns(self, end: float) -> dict[str, NDArray[Any]]:
         """The content of ``availability.parquet`` up to ``end`` (s); for large populations, of
@@ -433,7 +436,7 @@ def assemble(
     run = Run(scenario, simulation, learner)
     if (stop_at := scenario.stop.simulated_time) is not None:
         simulation.end = stop_at
-        run.rearm("stop", 0, stop_at)
+        run.stop_at(0, stop_at)
     simulation.at_end(lambda: run.tasks.end_all("stopped"))
     simulation.at_end(run.messages.end_all)
     if run.tasks.batteries is not None:

@@ -1,6 +1,4 @@
-"""Timing of data shifts during a run, and the notification of devices; ``learning.data.shifts``
-implements the shifts.
-"""
+"""Timing of data shifts during a run; ``learning.data.shifts`` implements the shifts."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -36,12 +34,11 @@ class Drift:
         self._present = present
         self._candidates_before: list[NDArray[np.int64]] = []
         self._begun = -1
+        dispatch.simulation.env.declare_alarm("drift", self._set_alarm)
         self._arm(0)
 
     def begin_round(self, number: int) -> None:
-        """Apply the shift of round ``number``, if any; a second call for the same round has no
-        effect.
-        """
+        """Apply the shift of round ``number``, if any, once a round."""
         if number > self._begun:
             self._begun = number
             if self._spec.at.has_round(number):
@@ -50,57 +47,51 @@ class Drift:
     def _arm(self, index: int) -> None:
         when = self._spec.at.time(index)
         if when is not None:
-            self.rearm("drift", index, on_grid(when))
+            self._set_alarm(index, on_grid(when))
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        self._dispatch.simulation.wake((kind, number), when, partial(self._ring, number))
+    def _set_alarm(self, index: int, when: float) -> None:
+        self._dispatch.simulation.wake(("drift", index), when, partial(self._ring, index))
 
     def _ring(self, index: int) -> None:
         self._shift()
         self._arm(index + 1)
 
     def _shift(self) -> None:
-        sides = self._dispatch
+        dispatch = self._dispatch
         occasion = len(self._candidates_before)
         candidates = self._candidates()
         self._candidates_before.append(candidates)
-        changed = self._spec.apply(self._data, occasion, candidates, self._dispatch.streams)
-        for change in changed:
+        changes = self._spec.apply(self._data, occasion, candidates, dispatch.streams)
+        for change in changes:
             shard = self._data.shard(change.device, change.version)
-            sides.learner.check_sizes({change.device: len(shard.train)})
-            sides.population.shift(change.device, change.version, len(shard.train))
-            sides.learner.shift(change.device, change.version)
-            partner = {} if change.partner is None else {"partner": change.partner}
-            sides.simulation.emit(
-                "shift", device=change.device, what=self._spec.kind, occasion=occasion, **partner
-            )
-        for change in changed:
-            sides.on_shift(change.device)
+            dispatch.learner.check_sizes({change.device: len(shard.train)})
+            dispatch.population.shift(change.device, change.version, len(shard.train))
+            dispatch.learner.shift(change.device, change.version)
+            fields: dict[str, Any] = {"what": self._spec.kind, "occasion": occasion}
+            if change.partner is not None:
+                fields["partner"] = change.partner
+            dispatch.simulation.emit("shift", device=change.device, **fields)
+        for change in changes:
+            dispatch.on_shift(change.device)
 
     def _candidates(self) -> NDArray[np.int64]:
-        """Devices that may shift: all present ones, or those of them selected before; int64,
-        ascending.
-        """
+        """Devices that may shift: all present devices, or the selected ones; int64, ascending."""
+        candidates = np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
         present = self._present()
-        may = (
-            np.ones(len(self._dispatch.population.speed), dtype=np.bool_)
-            if present is None
-            else present.copy()
-        )
+        if present is not None:
+            candidates = present.copy()
         if self._spec.among == "selected":
-            selected = np.zeros_like(may)
+            selected = np.zeros_like(candidates)
             selected[list(self._dispatch.tasks.times_selected)] = True
-            may &= selected
-        return np.flatnonzero(may)
+            candidates &= selected
+        return np.flatnonzero(candidates)
 
     def snapshot(self) -> dict[str, Any]:
         """The candidates of each shift so far; with the seed they determine the shifted data."""
         return {"begun": self._begun, "candidates": self._candidates_before}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Repeat past shifts on the data without notifying anyone; ``rearm`` restores the
-        alarms.
-        """
+        """Repeat past shifts on the data without notifying anyone. Alarms follow."""
         self._begun = state["begun"]
         self._candidates_before = state["candidates"]
         for occasion, candidates in enumerate(self._candidates_before):

@@ -1,5 +1,4 @@
-"""TOML tables before validation: reading, ``extends``, ``--set``, and the changes of a study's
-variants.
+"""TOML tables before validation: reading, ``extends``, ``--set``, and changes of variants.
 
 A change is merged into the base key by key; a dotted key denotes nested tables. A change of
 ``kind`` drops the base's other keys of that table, except in ``strategy``: keys that the new
@@ -26,8 +25,12 @@ Tables = dict[str, Any]
 
 @dataclass(frozen=True)
 class SetChange:
-    """A change given by ``--set``: its text, its key as a path, and the new value; None removes
-    the key.
+    """A change given by ``--set``.
+
+    Attributes:
+        text: the argument of ``--set``.
+        keys: the path of the key.
+        value: the new value; None removes the key.
     """
 
     text: str
@@ -35,6 +38,7 @@ class SetChange:
     value: Any
 
     def holds_in(self, sections: Mapping[str, Any]) -> bool:
+        """Whether tables have the new value."""
         return _holds(self.value, at(sections, self.keys))
 
 
@@ -45,45 +49,49 @@ def at(tables: Any, keys: Sequence[str]) -> Any:
     return tables
 
 
-def _holds(said: Any, there: Any) -> bool:
-    """Whether ``there`` contains ``said``; the name of a kind may have become a table with that
-    ``kind``.
+def _holds(change: Any, present: Any) -> bool:
+    """Whether a present value contains a change; a table contains the name of its ``kind``."""
+    if isinstance(present, Mapping) and isinstance(change, Mapping):
+        return all(_holds(value, present.get(key)) for key, value in change.items())
+    if isinstance(present, Mapping) and isinstance(change, str):
+        present = present.get("kind")
+    return bool(change == present)
+
+
+def read_toml(path: str | Path, role: str, descendants: Sequence[Path] = ()) -> Tables:
+    """The tables of a TOML file, merged into the tables of the file that it ``extends``.
+
+    Args:
+        path: the file.
+        role: what the file is, in messages, such as ``scenario``.
+        descendants: the files that extend this one.
+
+    Raises:
+        ScenarioError: the file cannot be read, is empty, or extends itself.
     """
-    if isinstance(there, Mapping) and isinstance(said, Mapping):
-        return all(_holds(value, there.get(key)) for key, value in said.items())
-    return bool(
-        said
-        == (there.get("kind") if isinstance(there, Mapping) and isinstance(said, str) else there)
-    )
-
-
-def read_toml(path: str | Path, what: str, of: Sequence[Path] = ()) -> Tables:
-    """The tables of a TOML file merged into those it ``extends``.
-
-    ``what``: its name in messages; ``of``: its descendants.
-    """
-    here = Path(path)
-    name = f"the {what} {str(path)!r}"
+    file = Path(path)
+    name = f"the {role} {str(path)!r}"
     try:
-        own = files.read_toml(here)
+        tables = files.read_toml(file)
     except FileNotFoundError:
         raise ScenarioError(f"{name} does not exist") from None
     except OSError as error:
         raise ScenarioError(f"{name} cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise ScenarioError(f"{name} is not valid TOML: {error}") from None
-    if not own:
+    if not tables:
         raise ScenarioError(
             f"{name} is empty; 'fedsim init quickstart' copies a scenario to begin from"
         )
-    other = own.pop("extends", None)
-    if other is None:
-        return own
-    if not isinstance(other, str):
-        raise ScenarioError(f"{name} extends {shown(other)}; allowed is the name of a file")
-    if here.resolve() in of:
+    base = tables.pop("extends", None)
+    if base is None:
+        return tables
+    if not isinstance(base, str):
+        raise ScenarioError(f"{name} extends {shown(base)}; allowed is the name of a file")
+    if file.resolve() in descendants:
         raise ScenarioError(f"{name} extends itself")
-    return changed(read_toml(here.parent / other, what, [*of, here.resolve()]), own)
+    base_tables = read_toml(file.parent / base, role, [*descendants, file.resolve()])
+    return changed(base_tables, tables)
 
 
 def apply_changes(
@@ -92,48 +100,79 @@ def apply_changes(
     root: type[Spec],
     tell: Callable[[str], object] = lambda _: None,
 ) -> list[SetChange]:
-    """Apply changes (``key.path=value``) to the tables of scenarios; the order of the changes
-    does not matter.
+    """Apply changes (``key.path=value``) to the tables of scenarios, in any order.
 
-    Whole tables are set before keys in them, and a ``kind`` before the other keys of its table.
-    Where a change alters the ``kind`` of a table, keys that the new kind lacks are dropped, each
-    with a message to ``tell``. Keys given by a change are never dropped: validation refuses them by
-    name. ``root`` is the spec of a scenario.
+    Whole tables are set before keys in them, and a ``kind`` before the other keys of its table. If
+    a change alters the ``kind`` of a table, keys that the new kind lacks are dropped. Keys given by
+    a change are never dropped: validation refuses them by name.
+
+    Args:
+        scenarios: the tables of each scenario, which are altered.
+        changes: the changes as text.
+        root: the spec of a scenario.
+        tell: gets a message for each dropped key.
+
+    Returns:
+        The changes.
+
+    Raises:
+        ScenarioError: a change is malformed, removes a key that is not given, or is undone by
+            another change.
     """
-    read = [read_change(change) for change in changes]
-    given = {change.keys for change in read}
-    for change in sorted(read, key=lambda one: (len(one.keys), one.keys[-1] != "kind")):
-        if change.value is not None:
-            for sections in scenarios:
-                _set(sections, change)
-                if change.keys[-1] == "kind":
-                    _drop_strangers(sections, change.keys[:-1], root, given, tell)
-        elif not sum([_unset(sections, change.keys) for sections in scenarios]):
-            hint = nearest(
-                ".".join(change.keys), [key for sections in scenarios for key in flat(sections)]
-            )
-            raise ScenarioError(f"--set {change.text!r} takes away a key that is not given{hint}")
-    for change in read:
-        within = any(one != change.keys and one[: len(change.keys)] == change.keys for one in given)
+    parsed = [read_change(text) for text in changes]
+    changed_keys = {change.keys for change in parsed}
+    for change in sorted(parsed, key=_order):
+        if change.value is None:
+            _remove_key(scenarios, change)
+            continue
         for sections in scenarios:
-            # a table may be removed and given anew
-            if not (change.holds_in(sections) or (change.value is None and within)):
-                raise ScenarioError(
-                    f"--set {change.text!r} is undone by another change; give one of the two"
-                )
-    return read
+            _set(sections, change)
+            if change.keys[-1] == "kind":
+                _drop_strangers(sections, change.keys[:-1], root, changed_keys, tell)
+    for change in parsed:
+        # a table may be removed and given anew
+        is_renewed = change.value is None and _is_given_within(change.keys, changed_keys)
+        if is_renewed:
+            continue
+        if not all(change.holds_in(sections) for sections in scenarios):
+            raise ScenarioError(
+                f"--set {change.text!r} is undone by another change; give one of the two"
+            )
+    return parsed
+
+
+def _order(change: SetChange) -> tuple[int, bool]:
+    """Sorts whole tables before keys in them, and a ``kind`` before other keys."""
+    return len(change.keys), change.keys[-1] != "kind"
+
+
+def _is_given_within(table: tuple[str, ...], changed_keys: Collection[tuple[str, ...]]) -> bool:
+    """Whether a key within a table is given by a change."""
+    return any(keys != table and keys[: len(table)] == table for keys in changed_keys)
+
+
+def _remove_key(scenarios: Sequence[Tables], change: SetChange) -> None:
+    """Remove a key from all scenarios; ``ScenarioError`` if none has it."""
+    removals = [_unset(sections, change.keys) for sections in scenarios]
+    if any(removals):
+        return
+    present_keys = [key for sections in scenarios for key in flat(sections)]
+    hint = nearest(".".join(change.keys), present_keys)
+    raise ScenarioError(f"--set {change.text!r} takes away a key that is not given{hint}")
 
 
 def read_change(text: str) -> SetChange:
-    """A ``key.path=value`` text; ``ScenarioError`` if it is none."""
+    """The change of a text ``key.path=value``; ``ScenarioError`` for another text."""
     path, equals, value = (part.strip() for part in text.partition("="))
     keys = tuple(key.strip() for key in path.split("."))
     if not equals or not all(keys):
         raise ScenarioError(
             f"--set {text!r} is not of the form key.path=value, such as training.lr=0.01"
         )
+    if not value:
+        return SetChange(text, keys, None)
     try:
-        return SetChange(text, keys, tomllib.loads(f"value = {value}")["value"] if value else None)
+        return SetChange(text, keys, tomllib.loads(f"value = {value}")["value"])
     except ValueError as error:
         if value[0] in "{[\"'":
             raise ScenarioError(
@@ -152,13 +191,15 @@ def _set(sections: Tables, change: SetChange) -> None:
             table[key] = {}  # replaces the bare name of a kind
         table = table.setdefault(key, {})
         if not isinstance(table, dict):
-            said = f"{key!r} is {table!r} in the scenario, not a table"
-            raise ScenarioError(f"--set {change.text!r}: {said}; set the whole of it")
+            raise ScenarioError(
+                f"--set {change.text!r}: {key!r} is {table!r} in the scenario, not a table; set "
+                "the whole of it"
+            )
     table[keys[-1]] = deepcopy(change.value)
 
 
 def _unset(sections: Tables, keys: Sequence[str]) -> bool:
-    """Remove a key; returns whether it was there."""
+    """Remove a key; returns whether the tables had the key."""
     table = at(sections, keys[:-1])
     return isinstance(table, dict) and table.pop(keys[-1], None) is not None
 
@@ -167,10 +208,10 @@ def _drop_strangers(
     sections: Tables,
     keys: tuple[str, ...],
     root: type[Spec],
-    given: Collection[tuple[str, ...]],
+    changed_keys: Collection[tuple[str, ...]],
     tell: Callable[[str], object],
 ) -> None:
-    """Drop the keys that a table's kind does not take, except those that a change gives."""
+    """Drop the keys that a table's kind does not take, except keys given by a change."""
     spec: type[Spec] | None = root
     table: Any = sections
     for depth, key in enumerate(keys):
@@ -181,12 +222,14 @@ def _drop_strangers(
             spec = spec_of(field, kind) if field and isinstance(kind, str) else None
         except ScenarioError as error:
             raise ScenarioError(f"{'.'.join(keys[: depth + 1])}.{error}") from None
-    given = {one[: len(keys) + 1] for one in given}
-    for key in [
-        key for key in table if spec and key not in spec.takes() and (*keys, key) not in given
-    ]:
+    if not spec:
+        return
+    given = {path[: len(keys) + 1] for path in changed_keys}
+    strangers = [key for key in table if key not in spec.takes() and (*keys, key) not in given]
+    for key in strangers:
+        value = table.pop(key)
         tell(
-            f"{'.'.join([*keys, key])} = {shown(table.pop(key))} is dropped: {table['kind']!r} "
+            f"{'.'.join([*keys, key])} = {shown(value)} is dropped: {table['kind']!r} "
             "has no such key"
         )
 
@@ -210,42 +253,48 @@ def spread_out(changes: Mapping[str, Any]) -> Tables:
 
 def _add(tables: Tables, more: Tables, above: str) -> None:
     for key, value in more.items():
-        known = tables.setdefault(key, value)
-        if known is value:
+        first = tables.setdefault(key, value)
+        if first is value:
             continue
-        if not (isinstance(known, dict) and isinstance(value, dict)):
-            raise ScenarioError(f"{above}{key} is given twice, as {known!r} and as {value!r}")
-        _add(known, value, f"{above}{key}.")
+        if not (isinstance(first, dict) and isinstance(value, dict)):
+            raise ScenarioError(f"{above}{key} is given twice, as {first!r} and as {value!r}")
+        _add(first, value, f"{above}{key}.")
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> Tables:
     """The base's tables with changes (spread out) merged into them; neither is altered."""
-    return {**base, **{key: _merged(base.get(key), value, key) for key, value in changes.items()}}
+    tables = dict(base)
+    for key, value in changes.items():
+        tables[key] = _merge(base.get(key), value, key)
+    return tables
 
 
-def _merged(there: Any, change: Any, path: str) -> Any:
-    if not (isinstance(there, Mapping) and isinstance(change, Mapping)):
+def _merge(base: Any, change: Any, path: str) -> Any:
+    """A value with a change merged into it."""
+    if not (isinstance(base, Mapping) and isinstance(change, Mapping)):
         return change
     kind = change.get("kind")
-    if path == "strategy" and kind is not None and kind != there.get("kind", STRATEGIES.usual):
-        if not isinstance(kind, str):
-            raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
-        known = params_class(kind).takes()
-        there = {key: value for key, value in there.items() if key in known}
-    elif path != "strategy" and "kind" in change and kind != there.get("kind"):
+    if path == "strategy":
+        if kind is not None and kind != base.get("kind", STRATEGIES.usual):
+            if not isinstance(kind, str):
+                raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
+            accepted = params_class(kind).takes()
+            base = {key: value for key, value in base.items() if key in accepted}
+    elif "kind" in change and kind != base.get("kind"):
         return dict(change)
-    return {
-        **there,
-        **{key: _merged(there.get(key), value, f"{path}.{key}") for key, value in change.items()},
-    }
+    table = dict(base)
+    for key, value in change.items():
+        table[key] = _merge(base.get(key), value, f"{path}.{key}")
+    return table
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first key in which two scenarios differ, for people; empty if in none."""
+    """The first difference of two scenarios as text; empty if they are the same."""
     old = flat(before)
     new = flat(now)
     for key in {**old, **new}:
         if old.get(key) != new.get(key):
-            was, is_now = (repr(side[key]) if key in side else "not given" for side in (old, new))
-            return f"{key} was {was}, and is {is_now} now"
+            old_text = repr(old[key]) if key in old else "not given"
+            new_text = repr(new[key]) if key in new else "not given"
+            return f"{key} was {old_text}, and is {new_text} now"
     return ""

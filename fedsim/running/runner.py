@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from math import inf
 from pathlib import Path
@@ -49,12 +50,20 @@ class EndedRun(NamedTuple):
 
 
 class Job:
-    """One run, from building it to the closed run folder; ``over``: it has ended, and its files
-    are closed.
+    """One run, from building it to the closed run folder.
 
     The constructor validates everything before it makes the folder, and locks the folder until the
-    run is over. The job closes ``executor``. ``live_every_s``: interval at which intermediate
-    results are written (s of real time).
+    run is over. The job closes ``executor``.
+
+    Args:
+        scenario: the scenario.
+        out: the run folder; None for none.
+        executor: where real work runs.
+        resume: whether to go on from the newest checkpoint of the folder.
+        live_every_s: interval at which intermediate results are written (s of real time).
+
+    Attributes:
+        over: whether the run has ended, and its files are closed.
 
     Raises:
         ScenarioError, DataError, RunFolderError: nothing was written.
@@ -74,51 +83,62 @@ class Job:
         self.over = False
         self.scenario = scenario
         self.out = out
-        lost = scenario.not_restorable
-        if resume and lost:
-            raise CheckpointError(f"the run cannot be resumed: {lost}")
-        with ExitStack() as held:  # releases the folder's lock if the run is refused
+        obstacle = scenario.not_restorable
+        if resume and obstacle:
+            raise CheckpointError(f"the run cannot be resumed: {obstacle}")
+        self.checkpointer: snapshot.Checkpointer | None = None
+        with ExitStack() as lock:  # releases the folder's lock if the run is refused
             if out is not None and resume:
-                files.refuse_other_run(out, scenario.to_toml())
-                held.enter_context(locked(out))
-                # another process may have ended it meanwhile
-                files.refuse_other_run(out, scenario.to_toml())
+                self._reopen(out, lock)
             elif out is not None:
                 files.refuse_unusable(out)
             self.simulation = Simulation(scenario, executor=executor)
             self.run: Run = self.simulation.installed
             if out is not None and not resume:
-                files.make(out)
-                held.enter_context(locked(out))
-                files.refuse_unusable(out)  # another process may have used it meanwhile
-                files.write_text(out / files.SCENARIO, scenario.to_toml())
+                self._make_folder(out, lock)
             columns = [Column(metric.name, "", "a metric") for metric in self.run.metrics]
             self.recorder = Recorder(out, self.run.meters, columns)
-            self.checkpointer: snapshot.Checkpointer | None = None
             if out is not None:
-                origins = snapshot.Origins(self.run)
-                if resume:
-                    snapshot.resume(out, self.run, self.recorder, origins)
-                    files.reopen(
-                        out, self.recorder.parts, [name for name, *_ in self.run.meters.files()]
-                    )
-                files.write_network(out, self.run.network.layout())
-                if lost is None:
-                    self.checkpointer = snapshot.Checkpointer(
-                        scenario.checkpoint, out, self.run, self.recorder, origins
-                    )
-            self.simulation.listen(self.recorder.take)
-            if self.checkpointer is not None:
-                self.simulation.listen(
-                    self.checkpointer.watch,
-                    kinds=("round",) if scenario.checkpoint.time is None else (),
-                )
-            if out is not None:
-                self.simulation.listen(
-                    Live(self.simulation, out, self._copy_to, live_every_s).watch,
-                    kinds=("task-end",),
-                )
-            self._held = held.pop_all()
+                self._prepare_checkpoints(out, resume=resume)
+            self._listen(live_every_s)
+            self._lock = lock.pop_all()
+
+    def _reopen(self, out: Path, lock: ExitStack) -> None:
+        """Lock the folder of a run that is resumed."""
+        files.refuse_other_run(out, self.scenario.to_toml())
+        lock.enter_context(locked(out))
+        # another process may have ended it meanwhile
+        files.refuse_other_run(out, self.scenario.to_toml())
+
+    def _make_folder(self, out: Path, lock: ExitStack) -> None:
+        """Make and lock the folder of a new run."""
+        files.make(out)
+        lock.enter_context(locked(out))
+        files.refuse_unusable(out)  # another process may have used it meanwhile
+        files.write_text(out / files.SCENARIO, self.scenario.to_toml())
+
+    def _prepare_checkpoints(self, out: Path, *, resume: bool) -> None:
+        """Restore the newest checkpoint if the run is resumed; prepare to save the run."""
+        origins = snapshot.Origins(self.run)
+        if resume:
+            snapshot.resume(out, self.run, self.recorder, origins)
+            meter_files = [name for name, *_ in self.run.meters.files()]
+            files.reopen(out, self.recorder.parts, meter_files)
+        files.write_network(out, self.run.network.layout())
+        if self.scenario.not_restorable is None:
+            self.checkpointer = snapshot.Checkpointer(
+                self.scenario.checkpoint, out, self.run, self.recorder, origins
+            )
+
+    def _listen(self, live_every_s: float) -> None:
+        """Let the recorder, the checkpoints and the intermediate results take records."""
+        self.simulation.listen(self.recorder.take)
+        if self.checkpointer is not None:
+            kinds = ("round",) if self.scenario.checkpoint.time is None else ()
+            self.simulation.listen(self.checkpointer.watch, kinds=kinds)
+        if self.out is not None:
+            live_results = Live(self.simulation, self.out, self._copy_to, live_every_s)
+            self.simulation.listen(live_results.watch, kinds=("task-end",))
 
     def interrupt(self) -> None:
         """End the run after the current instant; a run with a folder is saved so that it can be
@@ -139,7 +159,7 @@ class Job:
                 result = await self._close(status)
             finally:
                 self.over = True
-                self._held.close()
+                self._lock.close()
                 self.simulation.executor.close()
         return result
 
@@ -150,55 +170,55 @@ class Job:
         tensors = await self.run.model_tensors() if status != FAILED else {}
         summary = self._summary(status, models_digest(tensors))
         if status != FAILED and summary["accuracy"]["final"] is None:
-            why = strategy.why_no_accuracy() or evaluator.why_no_accuracy(
-                summary["rounds"], strategy.models()
-            )
-            summary["no_accuracy"] = why
-        wrong = [
-            name
-            for name, model in tensors.items()
-            if not all(bool((abs(one) < inf).all()) for one in model.values())
-        ]
-        if wrong:  # caused by the strategy: updates with such numbers never enter a model
-            summary["not_finite"] = f"{', '.join(wrong)}{home_of(type(strategy))}"
+            reason = strategy.why_no_accuracy()
+            if not reason:
+                reason = evaluator.why_no_accuracy(summary["rounds"], strategy.models())
+            summary["no_accuracy"] = reason
+        not_finite = [name for name, model in tensors.items() if not _is_finite(model)]
+        if not_finite:  # caused by the strategy: updates with such numbers never enter a model
+            summary["not_finite"] = f"{', '.join(not_finite)}{home_of(type(strategy))}"
         if status == "done" and self.scenario.evaluation.fine_tune_epochs:
             tuned = await evaluator.fine_tuned(strategy.models(), summary["rounds"], strategy.score)
             summary["accuracy"]["fine_tuned"] = tuned
         if self.out is not None:
-            files.write_models(self.out, tensors)
-            self._write_devices(self.out)
-            available = self.run.availability_columns(summary["simulated_s"])
-            parquet.write_columns(self.out / files.AVAILABILITY, available, AVAILABILITY)
-            live.remove(self.out)
-            not_needed = self.recorder.parts if status == "done" else []
-            files.write_summary(
-                self.out, summary | {"files_sha256": files.fingerprints(self.out, but=not_needed)}
-            )
-            # only now: without a summary, a killed run could still be resumed
-            for part in not_needed:
-                part.unlink()
+            self._close_folder(self.out, status, tensors, summary)
         return EndedRun(summary, self.recorder.rounds, self.out)
+
+    def _close_folder(
+        self, out: Path, status: str, tensors: dict[str, Any], summary: dict[str, Any]
+    ) -> None:
+        files.write_models(out, tensors)
+        self._write_devices(out)
+        available = self.run.availability_columns(summary["simulated_s"])
+        parquet.write_columns(out / files.AVAILABILITY, available, AVAILABILITY)
+        live.remove(out)
+        obsolete_parts = self.recorder.parts if status == "done" else []
+        fingerprints = files.fingerprints(out, but=obsolete_parts)
+        files.write_summary(out, summary | {"files_sha256": fingerprints})
+        # only now: without a summary, a killed run could still be resumed
+        for part in obsolete_parts:
+            part.unlink()
 
     def _metrics(self) -> dict[str, Any]:
         """Last and best value of each metric, and whether the best is the most or the least."""
-        found: dict[str, Any] = {}
+        entries: dict[str, Any] = {}
         for metric in self.run.metrics:
-            values = [
-                row[metric.name] for row in self.recorder.rounds if row[metric.name] is not None
-            ]
-            best, name = (max, "most") if metric.more_is_better else (min, "least")
-            told = (
-                {"final": values[-1], "best": best(values)}
-                if values
-                else {"final": None, "best": None}
-            )
-            found[metric.name] = told | {"best_is": name}
-        return {"metrics": found} if found else {}
+            values = [row[metric.name] for row in self.recorder.rounds]
+            values = [value for value in values if value is not None]
+            best = max if metric.more_is_better else min
+            entries[metric.name] = {
+                "final": values[-1] if values else None,
+                "best": best(values) if values else None,
+                "best_is": "most" if metric.more_is_better else "least",
+            }
+        return {"metrics": entries} if entries else {}
 
     def _acts(self) -> dict[str, Any]:
         """The number of records of the world's processes, by kind."""
         acts = self.run.processes.acts
-        return {"acts": dict(sorted(acts.items()))} if acts or self.scenario.world.processes else {}
+        if not acts and not self.scenario.world.processes:
+            return {}
+        return {"acts": dict(sorted(acts.items()))}
 
     def _copy_to(self, folder: Path) -> None:
         self.recorder.copy_to(folder)
@@ -210,9 +230,11 @@ class Job:
         parquet.write_devices(out, self.run.device_columns(), self.run.meters)
 
     def _summary(self, status: str, models_sha256: str | None = None) -> dict[str, Any]:
+        """The entries of ``summary.json``, in their order."""
         recorder = self.recorder
+        run = self.run
         accuracies = [row["accuracy"] for row in recorder.rounds if row["accuracy"] is not None]
-        return {
+        summary: dict[str, Any] = {
             "fedsim": __version__,
             "name": self.scenario.name,
             "seed": self.scenario.seed,
@@ -220,24 +242,28 @@ class Job:
             "status": status,
             "stopped": self._reason(status),
             "rounds": len(recorder.rounds),
-            **({} if self.run.tells_all_devices else {"device_rows": ASKED}),
-            "simulated_s": recorder.last_time,
-            "accuracy": {
-                "final": accuracies[-1] if accuracies else None,
-                "best": max(accuracies) if accuracies else None,
-            },
-            **self._metrics(),
-            "bytes": recorder.ledger.summary(),
-            **recorder.meters.summary(),
-            **self._acts(),
-            **self.run.strategy.facts(),
-            **({"estimates": guessed} if (guessed := self.run.estimates) else {}),
-            **({"outside_of_rules": outside} if (outside := self.run.outside_of_rules) else {}),
-            "events": recorder.chain.count,
-            "events_sha256": recorder.chain.hexdigest(),
-            "models_sha256": models_sha256,
-            "wall_s": time.perf_counter() - self._started,
         }
+        if not run.tells_all_devices:
+            summary["device_rows"] = ASKED
+        summary["simulated_s"] = recorder.last_time
+        summary["accuracy"] = {
+            "final": accuracies[-1] if accuracies else None,
+            "best": max(accuracies) if accuracies else None,
+        }
+        summary |= self._metrics()
+        summary["bytes"] = recorder.ledger.summary()
+        summary |= recorder.meters.summary()
+        summary |= self._acts()
+        summary |= run.strategy.facts()
+        if run.estimates:
+            summary["estimates"] = run.estimates
+        if run.outside_of_rules:
+            summary["outside_of_rules"] = run.outside_of_rules
+        summary["events"] = recorder.chain.count
+        summary["events_sha256"] = recorder.chain.hexdigest()
+        summary["models_sha256"] = models_sha256
+        summary["wall_s"] = time.perf_counter() - self._started
+        return summary
 
     def _reason(self, status: str) -> str:
         """The entry ``stopped`` of the summary."""
@@ -246,6 +272,11 @@ class Job:
         if status == FAILED:
             return "an error ended it"
         return self.simulation.stopped or "nothing left to happen"
+
+
+def _is_finite(model: Mapping[str, Any]) -> bool:
+    """Whether all weights of a model are finite."""
+    return all(bool((abs(values) < inf).all()) for values in model.values())
 
 
 def end_soon(job: Job, number: int) -> None:

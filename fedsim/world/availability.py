@@ -1,5 +1,4 @@
-"""Availability of devices: always, in random phases, by day and night, as recorded, or from a
-table of the user's.
+"""Availability of devices: when each device can be reached.
 
 A path is a pure function of (seed, device): ``span(device, time)`` may be called for any time in
 any order, and the answer never depends on earlier calls.
@@ -26,8 +25,7 @@ _GOLDEN = (5**0.5 - 1) / 2
 
 
 class Availability(Protocol):
-    """The paths of a population. Only ``span`` is needed; the other methods may be overridden
-    for speed.
+    """The paths of a population; a class needs ``span``, the other methods are for speed.
 
     ``on`` is called when a strategy looks at many devices, ``spans`` when the run folder is
     written.
@@ -35,22 +33,19 @@ class Availability(Protocol):
 
     @abstractmethod
     def span(self, device: int, time: float) -> Span:
-        """The phase that ``device`` is in at ``time`` (s): it begins then or before, and ends
-        later.
-        """
+        """The phase of a device at a time (s), which begins then or before, and ends later."""
 
     def next_on(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` at which ``device`` is on; ``inf`` if it never
-        comes back.
-        """
-        while time < math.inf and not (span := self.span(device, time)).on:
+        """The first time (s) from ``time`` on at which a device is on; infinity for never."""
+        while time < math.inf:
+            span = self.span(device, time)
+            if span.on:
+                return time
             time = span.end
         return time
 
     def on(self, devices: Ints, time: float) -> Flags:
-        """Vectorised ``span(device, time).on`` for ``devices``, all different, at ``time`` (s);
-        bool, as many.
-        """
+        """Vectorised ``span(device, time).on`` of different devices; bool [len(devices)]."""
         return np.array([self.span(device, time).on for device in devices.tolist()], dtype=np.bool_)
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
@@ -75,8 +70,12 @@ class AvailabilityModel(Spec):
     kind: str
 
     def build(self, streams: Streams, devices: int, root: Path | None) -> Availability:
-        """The paths of so many devices; draws from streams ``world/...``, files are sought under
-        ``root``.
+        """The paths of all devices.
+
+        Args:
+            streams: random streams; draws are from ``world/...``.
+            devices: number of devices.
+            root: folder of data files; None for the working directory.
         """
         raise NotImplementedError
 
@@ -147,23 +146,26 @@ def one_by_one(span: Callable[[int, float], Span]) -> Spans:
     """``span`` of many devices, one after another."""
 
     def spans(devices: Ints, times: Floats) -> tuple[Flags, Floats]:
-        found = [
-            span(device, time)
-            for device, time in zip(devices.tolist(), times.tolist(), strict=True)
-        ]
-        return np.array([on for on, _, _ in found], dtype=np.bool_), np.array(
-            [end for _, _, end in found], dtype=np.float64
-        )
+        pairs = zip(devices.tolist(), times.tolist(), strict=True)
+        phases = [span(device, time) for device, time in pairs]
+        on = np.array([phase.on for phase in phases], dtype=np.bool_)
+        ends = np.array([phase.end for phase in phases], dtype=np.float64)
+        return on, ends
 
     return spans
 
 
 def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDArray[Any]]:
-    """Each device's state at 0 s and its changes up to ``end`` (s): ``device`` int64, ``time``
-    (s), ``on`` bool; [rows] each.
+    """Each device's state at 0 s, and its changes up to a time, by device and time.
 
-    In order of devices and times. Above ``most`` rows whole devices are left out, evenly over
-    their numbers.
+    Args:
+        spans: the availability of different devices.
+        devices: numbers of the devices, int64 [n].
+        end: the last time (s).
+        most: number of rows above which whole devices are left out, evenly over their numbers.
+
+    Returns:
+        ``device`` int64, ``time`` (s) float64 and ``on`` bool; [rows] each.
     """
     count = len(devices)
     # any beginning of it is spread evenly
@@ -171,20 +173,20 @@ def changes(spans: Spans, devices: Ints, end: float, most: int) -> dict[str, NDA
     time = np.zeros(count)
     last = np.full(count, -1)
     rows = np.zeros(count, dtype=np.int64)
-    found = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
+    columns = [(np.empty(0, dtype=np.int64), np.empty(0), np.empty(0, dtype=np.bool_))]
     fitting = count
     going = np.arange(count)
     while len(going):
         now = time[going]
         on, until = spans(devices[going], now)
         new = last[going] != on  # an off phase may follow another one
-        found.append((going[new], now[new], on[new]))
+        columns.append((going[new], now[new], on[new]))
         last[going], time[going] = on, until
         rows[going] += new
         fitting = int(np.searchsorted(np.cumsum(rows), most, side="right"))
         # a path of the user's own may not move on
         going = going[(now < until) & (until <= end) & (going < fitting)]
-    place, times, states = (np.concatenate(column) for column in zip(*found, strict=True))
-    kept = np.flatnonzero(place < fitting)
-    kept = kept[np.argsort(devices[place[kept]], kind="stable")]
-    return {"device": devices[place[kept]], "time": times[kept], "on": states[kept]}
+    place, times, states = (np.concatenate(column) for column in zip(*columns, strict=True))
+    rows = np.flatnonzero(place < fitting)
+    rows = rows[np.argsort(devices[place[rows]], kind="stable")]
+    return {"device": devices[place[rows]], "time": times[rows], "on": states[rows]}

@@ -1,25 +1,139 @@
-"""A world alone: devices, their availability, a network and processes, without any learning or
-strategy.
+"""The parts of a world in the order in which they are built, and a world without any learning.
+
+A world has devices, their availability, a network, tasks and processes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from pydantic import Field, ValidationError
 
 from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Ints
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
 from fedsim.common.wording import explain
+from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute
+from fedsim.world.device_kinds import Rooflines
+from fedsim.world.energy.batteries import Batteries, Powered
 from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.messages import Messages
-from fedsim.world.network import NetworkSpec, StarSpec
-from fedsim.world.population import PopulationSpec
+from fedsim.world.network import Network, NetworkSpec, StarSpec
+from fedsim.world.population import Population, PopulationSpec
 from fedsim.world.processes import Processes, World, WorldSpec
+from fedsim.world.task import Task, TaskStep
+
+
+class WorldBuilder:
+    """Builds the parts of a world, stage after stage, in the order of the methods.
+
+    Args:
+        simulation: the clock.
+        streams: random streams of the seed.
+        spec: the devices.
+        network: the network.
+        root: folder of data files; None for the working directory.
+
+    Attributes:
+        capacity: kinds of devices with their speeds and links.
+        network: the network.
+        population: the devices; after ``build_devices``.
+        availability: when devices can be reached; after ``build_devices``.
+        all_stay: whether all devices are present throughout; after ``build_devices``.
+        messages, tasks: messages outside of tasks, and the tasks; after ``build_tasks``.
+    """
+
+    population: Population
+    availability: Availability
+    all_stay: bool
+    messages: Messages
+    tasks: TaskRunner
+
+    def __init__(
+        self,
+        simulation: Simulation,
+        streams: Streams,
+        spec: PopulationSpec,
+        network: NetworkSpec,
+        root: Path | None,
+    ) -> None:
+        self._simulation = simulation
+        self._streams = streams
+        self._spec = spec
+        self._root = root
+        self._edges = network.edge_servers
+        self._batteries: Batteries | None = None
+        self.capacity = spec.capacities(streams, root)
+        links = self.capacity.links
+        if network.has_device_rates and self.capacity.kinds:
+            links = None  # given rates take precedence
+        self.network: Network = network.build(simulation, streams, spec.devices, links, root)
+
+    def build_devices(self, samples: Ints, flops: float, rooflines: Rooflines | None) -> None:
+        """Build the devices and their availability.
+
+        Args:
+            samples: training samples of each device; int64 [devices].
+            flops: FLOPs of a training step on a sample.
+            rooflines: training times of kinds of devices; None without.
+        """
+        capacity = self.capacity
+        self.population = self._spec.build(
+            self._streams, capacity.speed, samples, flops, self._root, rooflines, capacity.flops()
+        )
+        paths = self._spec.paths(self._streams, self._root)
+        self.availability = bounded(paths, self.population.arrival, self.population.departure)
+        self.all_stay = self.availability is paths
+
+    def add_batteries(self, batteries: Batteries) -> Powered:
+        """Cut the availability to the times at which batteries are not flat, and return it."""
+        self._batteries = batteries
+        powered = Powered(self.availability, batteries)
+        self.availability = powered
+        return powered
+
+    def build_tasks(
+        self,
+        on_edge_lost: Callable[[int], None],
+        next_steps: Callable[[Task], tuple[TaskStep, ...]],
+        on_task_end: Callable[[Task], None],
+    ) -> None:
+        """Build the messages and the tasks; see ``Messages`` and ``TaskRunner``."""
+        spec = self._spec
+        self.messages = Messages(self._simulation, self.network, self._edges, on_edge_lost)
+        jitter = spec.jitters(self._streams, self._root)
+        compute = Compute(self._streams, jitter, spec.slow_phases, spec.devices)
+        self.tasks = TaskRunner(
+            self.messages,
+            self.population,
+            self.availability,
+            compute,
+            next_steps,
+            on_task_end,
+            self._batteries,
+            spec.host,
+        )
+
+    def build_lifetimes(self, on_arrival: Callable[[int], None]) -> Lifetimes:
+        """Build the arrivals and departures; ``on_arrival`` is called with each newcomer."""
+        return Lifetimes(
+            self._simulation,
+            self.population.arrival,
+            self.population.departure,
+            self.availability,
+            on_arrival,
+        )
+
+    def build_processes(
+        self, specs: Sequence[Any], on_switched_on: Callable[[int], None]
+    ) -> Processes:
+        """Build and start the processes of the world; see ``Processes``."""
+        return Processes(specs, self._streams, self.capacity, self.tasks, on_switched_on)
 
 
 class _WorldSections(Spec):
@@ -41,39 +155,27 @@ def build_world(
     Arguments have the form of a scenario's sections, ``processes`` that of ``[world]``; the same
     seed gives the same world.
     """
-    world = {"processes": [*processes]}
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "population": population or {},
         "network": network or {},
         "seed": seed,
-        "world": world,
+        "world": {"processes": [*processes]},
     }
     try:
-        sections = _WorldSections(**given)
+        sections = _WorldSections(**values)
     except ValidationError as error:
-        raise ScenarioError(explain(error, given, "the world")) from None
+        raise ScenarioError(explain(error, values, "the world")) from None
     simulation = Simulation()
-    streams = Streams(seed)
     spec = sections.population
-    capacity = spec.capacities(streams, None)
-    links = None if sections.network.has_device_rates and capacity.kinds else capacity.links
-    net = sections.network.build(simulation, streams, spec.devices, links, None)
-    samples = (
-        np.zeros(spec.devices, dtype=np.int64)
-        if spec.samples is None
-        else spec.sizes(streams, None)
-    )
-    devices = spec.build(
-        streams, capacity.speed, samples, spec.reference_flops or 1.0, None, None, capacity.flops()
-    )
-    availability = bounded(spec.paths(streams, None), devices.arrival, devices.departure)
-    messages = Messages(simulation, net, sections.network.edge_servers, _ignore)
-    compute = Compute(streams, spec.jitters(streams, None), spec.slow_phases, spec.devices)
-    tasks = TaskRunner(
-        messages, devices, availability, compute, lambda task: (), _ignore, None, spec.host
-    )
-    Lifetimes(simulation, devices.arrival, devices.departure, availability, _ignore)
-    return Processes(sections.world.processes, streams, capacity, tasks, _ignore).world
+    streams = Streams(seed)
+    world = WorldBuilder(simulation, streams, spec, sections.network, None)
+    samples = np.zeros(spec.devices, dtype=np.int64)
+    if spec.samples is not None:
+        samples = spec.sizes(streams, None)
+    world.build_devices(samples, spec.reference_flops or 1.0, None)
+    world.build_tasks(_ignore, lambda task: (), _ignore)
+    world.build_lifetimes(_ignore)
+    return world.build_processes(sections.world.processes, _ignore).world
 
 
 def _ignore(_: object) -> None:  # there is no server to notify

@@ -1,8 +1,7 @@
-"""Time that a device computes: samples x cost / speed, with jitter per epoch and phases in which
-it is slow.
+"""Computing times of devices: samples x cost / speed, with jitter of epochs, and slow phases.
 
 An epoch's jitter is named by the device and the instant at which the epoch begins, so that every
-strategy has the same delay; that of other work by the device and the number of its task.
+strategy has the same delay. The jitter of other work is named by the device and its task.
 
 Devices may share hosts, whose workers take tasks in turn. Each of k computations on a host runs at
 throughput(k) / k of its speed alone (processor sharing), so a computation ends when the host has
@@ -27,7 +26,8 @@ from fedsim.common.streams import Streams
 from fedsim.common.units import Bytes, PositiveSeconds, Seconds
 from fedsim.world.columns import alike, distinct, each
 from fedsim.world.phases import Phases
-from fedsim.world.task import Pause, Queue, Task, TaskStep, in_line
+from fedsim.world.steps import Pause, Queue, TaskStep
+from fedsim.world.task import Task, in_line
 
 _TICKS_PER_SECOND = 1 << 30
 _PHASES_AHEAD = 4_000  # a walk of some 10 ms
@@ -36,9 +36,7 @@ _TIE_S = 2 / _TICKS_PER_SECOND
 
 
 class SlowPhases(Spec):
-    """Phases in which a device computes at ``factor`` of its speed (another app runs, the phone
-    is hot).
-    """
+    """Phases in which a device is slow, because another app runs or the phone is hot."""
 
     factor: float = Field(ge=1e-6, le=1.0)
     mean_normal: PositiveSeconds
@@ -46,20 +44,29 @@ class SlowPhases(Spec):
 
 
 class Compute:
-    """Times of epochs; ``jitter``: their coefficient of variation (lognormal, mean 1), one for
-    all or float64 [devices].
+    """Times of epochs.
+
+    Args:
+        streams: random streams.
+        jitter: coefficient of variation of epochs' times (lognormal, mean 1), one for all or
+            float64 [devices].
+        slow: phases in which devices are slow; None without.
+        devices: number of devices.
+
+    Attributes:
+        reach_s: how far ahead epochs are computed (s).
     """
 
     def __init__(
         self, streams: Streams, jitter: float | Floats, slow: SlowPhases | None, devices: int
     ) -> None:
         self._streams = streams
-        values, which = distinct(
-            alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
-        )
+        by_device = alike(jitter, devices) if np.ndim(jitter) == 0 else np.asarray(jitter)
+        values, which = distinct(by_device)
         sigmas = np.array([math.sqrt(math.log1p(value**2)) for value in values.tolist()])
         self._sigma = each(lambda place: sigmas[place], which)
-        self._factor = self._mean_rate = 1.0
+        self._factor = 1.0
+        self._mean_rate = 1.0
         self._phases = None  # on while a device is not slow
         self.reach_s = math.inf
         if slow is not None:
@@ -79,13 +86,23 @@ class Compute:
         horizon: float = math.inf,
         task: int | None = None,
     ) -> list[float]:
-        """Ends (s, on the grid) of ``epochs`` epochs of ``epoch_s`` at full speed, back to back
-        from ``start`` (s).
+        """Ends of epochs that follow one another.
 
-        Epochs that would begin at or after ``limit`` (s) are left out, and all but one that would
-        begin after ``horizon`` (s). An end beyond either is only a lower bound. ``task``, the
-        number of the device's task, names the jitter instead of the instants at which epochs begin.
-        ``SimulationError``: too many slow phases on the way.
+        Args:
+            device: number of the device.
+            start: begin of the first epoch (s).
+            epoch_s: time of an epoch at full speed (s).
+            epochs: number of epochs.
+            limit: time (s) from which on no epoch begins.
+            horizon: time (s) after which at most one epoch begins.
+            task: number of the device's task, which names the jitter instead of the instants at
+                which epochs begin; None for these instants.
+
+        Returns:
+            The ends (s, on the grid). An end beyond the limit or horizon is only a lower bound.
+
+        Raises:
+            SimulationError: too many slow phases on the way.
         """
         horizon = min(limit, horizon)
         if self._sigma.item(device) == 0.0 and self._phases is None:
@@ -103,11 +120,14 @@ class Compute:
 
     @staticmethod
     def adapt(start: float, ends: list[float], limit: float) -> list[float]:
-        """The ``ends`` (s) of the epochs that a device begins which watches its own clock
-        (CATA-Fed's Eq. 8).
+        """The ends of the epochs that a device begins if it watches its clock (CATA-Fed, Eq. 8).
 
-        The first begins at ``start`` (s) in any case, another one only if the mean epoch so far
-        fits in before ``limit`` (s).
+        The first epoch begins in any case, another one only if the mean epoch so far fits in.
+
+        Args:
+            start: begin of the first epoch (s).
+            ends: ends of all epochs (s).
+            limit: the time limit (s).
         """
         begun = min(1, len(ends))
         while (
@@ -118,18 +138,15 @@ class Compute:
         return ends[:begun]
 
     def jitter(self, device: int, start: float, task: int | None) -> float:
-        """Factor of the time of an epoch that begins at ``start`` (s), or of ``task``; see
-        ``epoch_ends``.
-        """
+        """Factor of the time of an epoch that begins at ``start`` (s), or of a task."""
         sigma = self._sigma.item(device)
         if sigma == 0.0:
             return 1.0
-        named = (
-            ("world/jitter", int(start * _TICKS_PER_SECOND))
-            if task is None
-            else ("world/jitter/task", task)
-        )
-        normal = self._streams.normal(named[0], device, named[1])
+        if task is None:
+            instant = int(start * _TICKS_PER_SECOND)
+            normal = self._streams.normal("world/jitter", device, instant)
+        else:
+            normal = self._streams.normal("world/jitter/task", device, task)
         return math.exp(sigma * normal - sigma**2 / 2)
 
     def _finish(self, device: int, start: float, work_s: float, horizon: float) -> float:
@@ -202,15 +219,15 @@ class HostSpec(Spec):
     @property
     def slots(self) -> float:
         """The number of tasks that run at once on a host; infinity for all."""
-        fit = (
-            self.memory // self.task_memory
-            if self.memory is not None and self.task_memory
-            else math.inf
-        )
-        return min(fit, math.inf if self.workers is None else self.workers)
+        slots = math.inf
+        if self.memory is not None and self.task_memory:
+            slots = self.memory // self.task_memory
+        if self.workers is not None:
+            slots = min(slots, self.workers)
+        return slots
 
     def rate(self, busy: int) -> float:
-        """The speed of each of ``busy`` computations, as a share of that of a single one."""
+        """The speed of each of ``busy`` computations, as a share of a single one's speed."""
         if self.throughput is None:
             return min(1.0, (self.cores or 1) / busy)
         counts, work = zip([1.0, 1.0], *self.throughput, strict=True)
@@ -219,8 +236,11 @@ class HostSpec(Spec):
 
 @dataclass(slots=True)
 class _Computing:
-    """A running computation: begin and end in seconds of full speed that its host has ``served``
-    each.
+    """A running computation.
+
+    Attributes:
+        task: its task.
+        begun, end: its begin and end, in seconds that the host has ``served`` each computation.
     """
 
     task: Task
@@ -230,8 +250,13 @@ class _Computing:
 
 @dataclass(slots=True)
 class _Cores:
-    """A host's cores: ``served`` until the time ``at`` (s), to each of the running ``jobs``, by
-    their tasks' numbers.
+    """The cores of a host.
+
+    Attributes:
+        at: time up to which ``served`` is known (s).
+        served: seconds of full speed that each running computation has had.
+        jobs: number of a task -> its running computation.
+        alarm: rings when the next computation ends.
     """
 
     at: float = 0.0
@@ -241,32 +266,35 @@ class _Cores:
 
 
 class Hosts:
-    """Cores and workers of all hosts; ``through`` is called for a task when its computation
-    ends.
+    """Cores and workers of all hosts.
+
+    Args:
+        simulation: the clock.
+        spec: ``population.host`` of the scenario.
+        on_end: called with a task when its computation ends.
     """
 
     def __init__(
-        self, simulation: Simulation, spec: HostSpec, through: Callable[[Task], None]
+        self, simulation: Simulation, spec: HostSpec, on_end: Callable[[Task], None]
     ) -> None:
         self._simulation = simulation
         self._spec = spec
-        self._through = through
+        self._on_end = on_end
         self._cores: dict[int, _Cores] = {}
         # seconds of a core that running steps have had in computations that are through
         self._used: dict[int, float] = {}
         self._changed: dict[int, None] = {}
         self._pools: dict[int, simpy.Resource] = {}
+        simulation.env.declare_alarm("host", self._set_alarm)
 
     def admit(self, task: Task) -> tuple[TaskStep, ...]:
-        """Request a worker; returns the steps before the task's own: the queue for the worker,
-        and its start-up.
-        """
-        start_up = (Pause("start-up", self._spec.start_up),) if self._spec.start_up else ()
-        return (
-            start_up
-            if self._spec.slots == math.inf or self._take_worker(task)
-            else (Queue(), *start_up)
-        )
+        """Request a worker for a task; returns the queue and start-up before the task's steps."""
+        steps: tuple[TaskStep, ...] = ()
+        if self._spec.slots < math.inf and not self._take_worker(task):
+            steps = (Queue(),)
+        if self._spec.start_up:
+            steps = (*steps, Pause("start-up", self._spec.start_up))
+        return steps
 
     def _take_worker(self, task: Task) -> bool:
         host = self._host(task)
@@ -281,12 +309,12 @@ class Hosts:
 
     def is_due(self, task: Task) -> bool:
         """Whether the running computation ends now, but for the rounding of times."""
-        if (job := self._job(task)) is None:
+        job = self._job(task)
+        if job is None:
             return False
         cores = self._advanced(self._host(task))
-        return job.end - cores.served <= self._spec.rate(len(cores.jobs)) * tie_s(
-            self._simulation.now
-        )
+        rate = self._spec.rate(len(cores.jobs))
+        return job.end - cores.served <= rate * tie_s(self._simulation.now)
 
     def stop(self, task: Task) -> bool:
         """End the running computation; returns whether there was one."""
@@ -316,9 +344,7 @@ class Hosts:
         return None if cores is None else cores.jobs.get(task.id)
 
     def _advanced(self, host: int, *, changes: bool = False) -> _Cores:
-        """The cores of a host as of now; if something ``changes`` the alarm is set after this
-        instant.
-        """
+        """The cores of a host as of now; ``changes``: set their alarm after this instant."""
         if changes:
             if not self._changed:
                 self._simulation.unsettle(self._solve)
@@ -339,9 +365,8 @@ class Hosts:
                 cores.alarm = None
             if cores.jobs:
                 left = max(0.0, min(job.end for job in cores.jobs.values()) - cores.served)
-                self.rearm(
-                    "host", host, on_grid_after(cores.at + left / self._spec.rate(len(cores.jobs)))
-                )
+                rate = self._spec.rate(len(cores.jobs))
+                self._set_alarm(host, on_grid_after(cores.at + left / rate))
             else:
                 cores.served = 0.0
 
@@ -352,7 +377,7 @@ class Hosts:
         for _, job in sorted(cores.jobs.items()):
             if job.end <= limit:
                 self.stop(job.task)
-                self._through(job.task)
+                self._on_end(job.task)
 
     def snapshot(self, running: Mapping[int, Task]) -> dict[str, Any]:
         pools = {host: in_line("worker", pool, running) for host, pool in self._pools.items()}
@@ -365,7 +390,7 @@ class Hosts:
         return {"cores": cores, "jobs": jobs, "used": self._used, "pools": pools}
 
     def restore(self, state: Mapping[str, Any], running: Mapping[int, Task]) -> None:
-        """Restore the state from ``snapshot``, after the tasks. Alarms follow by ``rearm``."""
+        """Restore the state from ``snapshot``, after the tasks. Alarms follow."""
         self._used = state["used"]
         self._cores = {host: _Cores(*saved) for host, saved in state["cores"].items()}
         for task_id, saved in state["jobs"].items():
@@ -375,7 +400,8 @@ class Hosts:
             for task_id in waiting:
                 self._take_worker(running[task_id])
 
-    def rearm(self, kind: str, host: int, when: float) -> None:
+    def _set_alarm(self, host: int, when: float) -> None:
+        """Set the alarm at which the next computation on a host ends (s)."""
         self._cores[host].alarm = self._simulation.wake(
-            (kind, host), when, partial(self._ring, host)
+            ("host", host), when, partial(self._ring, host)
         )

@@ -412,9 +412,9 @@ class Rooflines:
     def speeds(self) -> Floats:
         """Samples/s of every device in full batches, float64 [devices]."""
         size = self._batching.size
-        return np.array(
-            [size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))]
-        )[self.which]  # type: ignore[no-any-return]
+        speeds = [size / self._batch_s(kind, size, True) for kind in range(len(self.kinds))]
+        by_device: Floats = np.array(speeds)[self.which]
+        return by_device
 
     def needed(self, training: Training | None, samples: int) -> float:
         """Bytes that training on so many samples, or with None testing on them, takes up."""

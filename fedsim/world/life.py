@@ -1,7 +1,8 @@
 """The life of a device at work: one SimPy process a task, ``TaskRunner.life``, which carries out
 one step after another.
 
-A process exists while a device works; idle devices are rows of the population.
+A process exists while a device works; idle devices are rows of the population. The kinds of steps
+are in ``fedsim.world.steps``.
 
 A step ends once: it completes, or the process is interrupted, with one cause. A step that completes
 in the same instant has completed, and the next one is interrupted as it begins. Completions up to
@@ -17,24 +18,37 @@ from typing import Any
 import numpy as np
 import simpy
 
-from fedsim.clock.environment import CUT, NORMAL, ProcessGenerator
+from fedsim.clock.environment import CUT, ProcessGenerator
 from fedsim.common.arrays import Flags, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.world.availability import Availability
 from fedsim.world.compute import Compute, HostSpec
+from fedsim.world.computing import Computing
+from fedsim.world.energy.batteries import Batteries
+from fedsim.world.energy.watch import BatteryWatch
 from fedsim.world.messages import Messages
 from fedsim.world.population import Population
-from fedsim.world.steps import StepRunner
-from fedsim.world.task import Cause, Power, Queue, Task, TaskStep
+from fedsim.world.slots import MessageSlots
+from fedsim.world.task import Cause, Queue, Task, TaskStep
 
 
-class TaskRunner(StepRunner):
-    """Carries out tasks on the devices of a population.
+class TaskRunner:
+    """Carries out tasks on the devices of a population, and has the services that steps use.
 
-    ``availability`` is cut to lifetimes. ``next_steps`` returns the steps that follow a task's,
-    if any. ``on_end`` is called once with each task that has ended.
+    Args:
+        messages: messages outside of tasks.
+        population: the devices.
+        availability: when devices can be reached, cut to their lifetimes.
+        compute: times of epochs.
+        next_steps: returns the steps that follow when a task has carried out its steps; empty at
+            the task's end.
+        on_end: called once with each task that has ended.
+        batteries: the devices' batteries; None if no device has one.
+        host: machines whose cores devices share; None if each device has its own.
 
     Attributes:
+        running: number -> each task that has not ended.
+        computing, charge, slots: computations, batteries and queues of messages of the tasks.
         times_asked, times_selected: device -> number of its tasks, and of its selections for a
             round.
         off: devices that are switched off, whatever their availability.
@@ -48,10 +62,23 @@ class TaskRunner(StepRunner):
         compute: Compute,
         next_steps: Callable[[Task], tuple[TaskStep, ...]],
         on_end: Callable[[Task], None],
-        batteries: Power | None = None,
+        batteries: Batteries | None = None,
         host: HostSpec | None = None,
     ) -> None:
-        super().__init__(messages, population, compute, batteries, host)
+        self.messages = messages
+        self.population = population
+        self.compute = compute
+        self.batteries = batteries
+        self.network = messages.network
+        self.simulation = messages.simulation
+        self._env = self.simulation.env
+        self._env.declare_alarm("step", self._set_step_end)
+        self._env.declare_alarm("vanish", self._set_vanish)
+        self.running: dict[int, Task] = {}
+        self._working: dict[int, Task] = {}  # by device
+        self.computing = Computing(self, compute, host)
+        self.charge = BatteryWatch(self, batteries)
+        self.slots = MessageSlots(self.running)
         self._availability = availability
         self._next_steps = next_steps
         self._on_end = on_end
@@ -62,14 +89,14 @@ class TaskRunner(StepRunner):
         self.times_asked: Counter[int] = Counter()
         self.times_selected: Counter[int] = Counter()
 
+    # The story of a task.
+
     def life(self, task: Task) -> ProcessGenerator:
-        """Process of a device that carries out a task, from the step that had begun if it was
-        saved.
-        """
+        """Process of a device that carries out a task, from the present step if it has begun."""
         if not task.begun:
             self._begin(task)
         cause: Cause | None = None
-        while cause is None and (task.position < len(task.steps) or self._asks_for_more(task)):
+        while cause is None and (task.position < len(task.steps) or self._add_steps(task)):
             if not task.begun:
                 self._begin_step(task)
             try:
@@ -80,33 +107,33 @@ class TaskRunner(StepRunner):
         self._end(task, cause)
 
     def _begin(self, task: Task) -> None:
-        self._simulation.record(
-            "task-start", task.fields | ({"continues": True} if task.continues else {})
-        )
-        if (battery := self._battery_of(task)) is not None:
-            battery.start(task.device)
-        if not task.steps and not self._asks_for_more(task):
+        fields: dict[str, Any] = dict(task.fields)
+        if task.continues:
+            fields["continues"] = True
+        self.simulation.record("task-start", fields)
+        self.charge.begin_task(task)
+        if not task.steps and not self._add_steps(task):
             raise SimulationError(f"a task for device {task.device} has no steps")
-        if self.hosts is not None:
-            task.steps = (*self.hosts.admit(task), *task.steps)
+        if self.computing.hosts is not None:
+            task.steps = (*self.computing.hosts.admit(task), *task.steps)
 
-    def _asks_for_more(self, task: Task) -> bool:
+    def _add_steps(self, task: Task) -> bool:
+        """Add the steps that follow; returns whether there are any."""
         following = self._next_steps(task)
         task.steps += following
         return bool(following)
 
     def _begin_step(self, task: Task) -> None:
         step = task.step
-        if self.queues and self._has_to_queue(task, step):
+        if self.slots.must_wait(task, step):
             step = Queue()
             task.steps = (*task.steps[: task.position], step, *task.steps[task.position :])
         task.begun = True
-        task.step_start = self._simulation.now
+        task.step_start = self.simulation.now
         task.done = simpy.Event(self._env)
-        self._simulation.record("step-start", {**task.fields, "step": step.name})
-        if (battery := self._battery_of(task)) is not None:
-            battery.begin(task.device, step)
-        self._ways[type(step)][0](task, step)
+        self.simulation.record("step-start", {**task.fields, "step": step.name})
+        self.charge.begin_step(task, step)
+        step.begin(task, self)
 
     def _end_step(self, task: Task, cause: Cause | None) -> Cause | None:
         """End the running step; returns the cause for which the task ends with it, if any."""
@@ -114,17 +141,14 @@ class TaskRunner(StepRunner):
         flow = task.flow
         was_cut = cause is not None
         task.cancel("alarm")
-        cause, facts = self._ways[type(step)][1](task, step, cause)
-        self._simulation.record(
+        cause, facts = step.end(task, self, cause)
+        self.simulation.record(
             "step-end", {**task.fields, "step": step.name, "outcome": cause or "done", **facts}
         )
         task.begun = False
         task.done = None
-        if (battery := self._battery_of(task)) is not None:
-            task.cancel("battery")
-            self.scarce.pop(task.id, None)
-            task.dry = math.inf
-            battery.end(task.device, 0.0 if flow is None else flow.sent, dry=cause == "battery")
+        sent = 0.0 if flow is None else flow.sent
+        self.charge.end_step(task, sent, is_flat=cause == "battery")
         if cause is None:
             task.position += 1
             if was_cut:
@@ -137,14 +161,41 @@ class TaskRunner(StepRunner):
         del self.running[task.id], self._working[task.device]
         self._busy[task.device] = False
         task.outcome = cause or "done"
-        self._simulation.record("task-end", {**task.fields, "outcome": task.outcome})
-        if (battery := self._battery_of(task)) is not None:
-            battery.stop(task.device)
+        self.simulation.record("task-end", {**task.fields, "outcome": task.outcome})
+        self.charge.end_task(task)
         self._on_end(task)
+
+    # Services for steps.
+
+    def end_step_at(self, task: Task, end: float) -> None:
+        """Set the alarm for the end of the running step, or for an earlier flat battery.
+
+        Sets none if the device disconnects first.
+
+        Args:
+            task: the task of the step.
+            end: when the step is carried out (s); infinity for never.
+        """
+        off = max(task.off, self.simulation.now)
+        if self.charge.runs_dry(task, min(end, off)) and task.dry < end:
+            self.charge.set_alarm(task.id, task.dry)
+        elif end <= off:
+            self._set_step_end(task.id, end)
+
+    def note_data(self, task: Task) -> None:
+        """Note the samples that the device holds now, and their version, in the task."""
+        task.samples = self.population.samples.item(task.device)
+        task.version = self.population.version.item(task.device)
+
+    def task_of(self, device: int) -> Task | None:
+        """The task on which a device works; None if it does not work."""
+        return self._working.get(device)
+
+    # The devices.
 
     def is_idle(self, device: int) -> bool:
         """Whether the device can be reached now and has nothing to do."""
-        return device not in self._working and self.reachable_until(device) > self._simulation.now
+        return device not in self._working and self.reachable_until(device) > self.simulation.now
 
     def idle(self, devices: Ints) -> Flags:
         """Vectorised ``is_idle`` of different devices; bool [len(devices)]."""
@@ -156,14 +207,14 @@ class TaskRunner(StepRunner):
         """Devices of ``devices``, all different, that can be reached now, working or not; bool
         [len(devices)].
         """
-        on = self._availability.on(devices, self._simulation.now)
+        on = self._availability.on(devices, self.simulation.now)
         return on & ~np.isin(devices, sorted(self.off)) if self.off else on
 
     def reachable_until(self, endpoint: int) -> float:
         """When a device disconnects next, or another endpoint is lost (s); now if it cannot be
         reached, infinity for never.
         """
-        now = self._simulation.now
+        now = self.simulation.now
         if 0 <= endpoint < self.network.devices:
             span = self._availability.span(endpoint, now)
             return span.end if span.on and endpoint not in self.off else now
@@ -173,11 +224,11 @@ class TaskRunner(StepRunner):
         """First time (s) from ``time`` on at which the device is available, or infinity;
         ``time`` after the run's end.
         """
-        return self._availability.next_on(device, time) if time <= self._simulation.end else time
+        return self._availability.next_on(device, time) if time <= self.simulation.end else time
 
     def anyone_ever(self) -> bool:
         """Whether some device is on now or will be at some time."""
-        now = self._simulation.now
+        now = self.simulation.now
         departure = self.population.departure
         staying = (device for device in range(len(departure)) if departure.item(device) > now)
         return any(self._availability.next_on(device, now) < math.inf for device in staying)
@@ -202,17 +253,17 @@ class TaskRunner(StepRunner):
                 f"device {device} still works on task {other.id}; it does one thing at a time"
             )
         count = self.times_asked.get(device, 0)
-        spent_s = self._spent.pop(device, 0.0)
+        spent_s = self.computing.take_budget(device)
         task = Task(self._asked, device, steps, round, group, count, continues, edge, context)
         task.spent_s = spent_s if continues else 0.0
-        self._note_data(task)
+        self.note_data(task)
         self._asked += 1
         self.times_asked[device] = count + 1
         if round is not None and not continues:  # not for a message outside of any round
             self.times_selected[device] += 1
         lost = edge in self.messages.lost
         # now if it is away, or its edge server is
-        task.off = self._simulation.now if lost else self.reachable_until(device)
+        task.off = self.simulation.now if lost else self.reachable_until(device)
         self._put_to_work(task)
         self._watch(task)
         return task
@@ -220,7 +271,7 @@ class TaskRunner(StepRunner):
     def _put_to_work(self, task: Task) -> None:
         self.running[task.id] = self._working[task.device] = task
         self._busy[task.device] = True
-        task.process = self._simulation.process(self.life(task))
+        task.process = self.simulation.process(self.life(task))
 
     def end(self, task_id: int, cause: Cause) -> None:
         """Interrupt a running task in this instant; a task that has ended, or is due, stays as
@@ -228,12 +279,26 @@ class TaskRunner(StepRunner):
         """
         if (task := self.running.get(task_id)) is None:
             return
-        if cause == "late" and task.waits and self._is_due(task):
+        if cause == "late" and task.waits and task.step.is_due(task, self):
             task.carried_out()
             # its remaining steps are late then
             self._env.call(partial(self.end, task_id, cause), CUT)
         else:
             self._interrupt(task, cause)
+
+    def cut(self, task: Task) -> None:
+        """Interrupt a task whose device leaves, is flat, or disconnects at this instant."""
+        now = self.simulation.now
+        if now >= self.population.departure[task.device]:
+            self._interrupt(task, "left")
+        elif now >= task.dry:
+            self._interrupt(task, "battery")
+        else:
+            self._interrupt(task, "lost")
+
+    def _interrupt(self, task: Task, cause: Cause) -> None:
+        if task.waits and task.process is not None and task.process.target is task.done:
+            task.process.interrupt(cause)
 
     def end_all(self, cause: Cause) -> None:
         for task_id in list(self.running):
@@ -242,9 +307,7 @@ class TaskRunner(StepRunner):
     def _watch(self, task: Task) -> None:
         task.cancel("vanish")
         if task.off < math.inf:
-            task.vanish = self._env.at(
-                ("vanish", task.id), max(task.off, self._env.now), partial(self._cut, task), CUT
-            )
+            self._set_vanish(task.id, max(task.off, self._env.now))
 
     def switch_off(self, device: int) -> None:
         self.off.add(device)
@@ -258,26 +321,25 @@ class TaskRunner(StepRunner):
                 self._lose(task)
 
     def _lose(self, task: Task) -> None:
-        task.off = self._simulation.now
+        task.off = self.simulation.now
         self._watch(task)
 
+    # Snapshots, between two instants.
+
     def snapshot(self) -> dict[str, Any]:
-        counts = {"times_asked": self.times_asked, "times_selected": self.times_selected}
-        arrays = {
-            name: np.array(list(of.items()), dtype=np.int64).reshape(-1, 2)
-            for name, of in counts.items()
-        }
-        batteries = None if self.batteries is None else self.batteries.snapshot()
-        running = {
+        return {
+            "asked": self._asked,
+            "times_asked": _to_array(self.times_asked),
+            "times_selected": _to_array(self.times_selected),
             "running": list(self.running.values()),
             "off": sorted(self.off),
-            "batteries": batteries,
+            **self.charge.snapshot(),
+            **self.computing.snapshot(),
+            **self.slots.snapshot(),
         }
-        return {"asked": self._asked, **arrays, **running, **super().snapshot()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if self.batteries is not None:
-            self.batteries.restore(state["batteries"])
+        self.charge.restore_batteries(state)
         self._asked = state["asked"]
         self.times_asked = Counter(dict(state["times_asked"].tolist()))
         self.times_selected = Counter(dict(state["times_selected"].tolist()))
@@ -288,22 +350,19 @@ class TaskRunner(StepRunner):
             if task.flow is not None:
                 task.flow.done = task.carried_out
             self._put_to_work(task)
-        super().restore(state)
+        self.charge.restore_tasks(state)
+        self.computing.restore(state)
+        self.slots.restore(state)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        owner: Any = {"flat": self.batteries, "host": self.hosts}.get(kind)
-        if owner is not None:
-            owner.rearm(kind, number, when)
-            return
-        rings: dict[str, Callable[[Task], object]] = {
-            "step": Task.carried_out,
-            "look-ahead": self._look_ahead,
-            "vanish": self._cut,
-            "battery": self._look_at_battery,
-        }
+    def _set_step_end(self, number: int, when: float) -> None:
         task = self.running[number]
-        cuts = kind in ("vanish", "battery")
-        alarm = self._env.at(
-            (kind, number), when, partial(rings[kind], task), CUT if cuts else NORMAL
-        )
-        setattr(task, kind if cuts else "alarm", alarm)
+        task.alarm = self._env.at(("step", number), when, task.carried_out)
+
+    def _set_vanish(self, number: int, when: float) -> None:
+        task = self.running[number]
+        task.vanish = self._env.at(("vanish", number), when, partial(self.cut, task), CUT)
+
+
+def _to_array(counts: Mapping[int, int]) -> Ints:
+    """Counts by device as rows of device and count; int64 [devices with a count, 2]."""
+    return np.array(list(counts.items()), dtype=np.int64).reshape(-1, 2)

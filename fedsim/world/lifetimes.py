@@ -1,6 +1,4 @@
-"""Arrivals and departures; a device is there from its arrival up to but not including its
-departure.
-"""
+"""Arrivals and departures; a device is present from its arrival until before its departure."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -25,15 +23,22 @@ class Turnover(Spec):
     kind: str
 
     def check(self, key: str, devices: int) -> None:
-        """Raise ``ScenarioError`` if this does not fit a population of so many devices."""
+        """Raise ``ScenarioError`` if this does not fit a population of ``devices`` devices."""
 
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
     ) -> Floats:
-        """Times of arrival, or of departure, of all devices (s), float64 [devices].
+        """Draw the times of arrival, or of departure, of all devices.
 
-        ``arrival`` are arrivals that are known, [devices]; ``usual`` is the time of a device of
-        which nothing is said.
+        Args:
+            key: the key of the scenario, in errors.
+            streams: random streams.
+            arrival: arrivals that are known (s), float64 [devices].
+            usual: time of a device for which nothing is specified (s).
+            root: folder of data files.
+
+        Returns:
+            The times (s), float64 [devices].
         """
         raise NotImplementedError
 
@@ -68,8 +73,12 @@ DeparturesSpec = Annotated[Turnover, DEPARTURES]
 
 
 class Bounded:
-    """Paths cut to each device's lifetime (s, float64 [devices]); an off phase may follow
-    another one.
+    """Availability cut to lifetimes; an off phase may follow another off phase.
+
+    Args:
+        within: the availability.
+        arrival: arrival of each device (s), float64 [devices].
+        departure: departure of each device (s), float64 [devices].
     """
 
     def __init__(self, within: Availability, arrival: Floats, departure: Floats) -> None:
@@ -92,35 +101,43 @@ class Bounded:
         return when if when < self._departure[device] else math.inf
 
     def on(self, devices: Ints, time: float) -> Flags:
-        there: Flags = (self._arrival[devices] <= time) & (time < self._departure[devices])
-        there[there] = self._within.on(devices[there], time)
-        return there
+        on: Flags = (self._arrival[devices] <= time) & (time < self._departure[devices])
+        on[on] = self._within.on(devices[on], time)
+        return on
 
     def spans(self, devices: Ints, times: Floats) -> tuple[Flags, Floats]:
         arrival = self._arrival[devices]
         departure = self._departure[devices]
         on = np.zeros(len(devices), dtype=np.bool_)
         end = np.where(times < arrival, arrival, math.inf)
-        there = (arrival <= times) & (times < departure)
-        on[there], until = self._within.spans(devices[there], times[there])
-        end[there] = np.minimum(until, departure[there])
+        present = (arrival <= times) & (times < departure)
+        on[present], until = self._within.spans(devices[present], times[present])
+        end[present] = np.minimum(until, departure[present])
         return on, end
 
 
 def bounded(within: Availability, arrival: Floats, departure: Floats) -> Availability:
-    """``within``, cut to lifetimes (s, float64 [devices]); untouched if everybody is there from
-    0 and for ever.
+    """Availability cut to lifetimes; ``within`` itself if all devices are present throughout.
+
+    Args:
+        within: the availability.
+        arrival: arrival of each device (s), float64 [devices].
+        departure: departure of each device (s), float64 [devices].
     """
-    return (
-        Bounded(within, arrival, departure)
-        if arrival.any() or (departure < math.inf).any()
-        else within
-    )
+    if arrival.any() or (departure < math.inf).any():
+        return Bounded(within, arrival, departure)
+    return within
 
 
 class Lifetimes:
-    """Emits ``arrival`` (not at time 0) and ``departure``; calls ``on_arrival`` when a newcomer
-    can first be reached.
+    """Emits ``arrival`` (not at time 0) and ``departure``.
+
+    Args:
+        simulation: the clock.
+        arrival: arrival of each device (s), float64 [devices].
+        departure: departure of each device (s), float64 [devices].
+        availability: when devices can be reached.
+        on_arrival: called with a newcomer when it can first be reached.
     """
 
     def __init__(
@@ -141,6 +158,8 @@ class Lifetimes:
         self._arrived = self._left = 0
         # a heap: times at which arrived newcomers can be reached
         self._waiting: list[tuple[float, int]] = []
+        simulation.env.declare_alarm("arrival", self._set_arrival)
+        simulation.env.declare_alarm("departure", self._set_departure)
         self._await_arrival()
         self._await_departure()
 
@@ -156,19 +175,21 @@ class Lifetimes:
         self._left = state["left"]
         self._waiting = state["waiting"]
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def _set_arrival(self, number: int, when: float) -> None:
         if when < math.inf:
-            self._simulation.wake(
-                (kind, number), when, self._arrive if kind == "arrival" else self._depart
-            )
+            self._simulation.wake(("arrival", number), when, self._arrive)
+
+    def _set_departure(self, number: int, when: float) -> None:
+        if when < math.inf:
+            self._simulation.wake(("departure", number), when, self._depart)
 
     def _await_arrival(self) -> None:
         """Wake up at the next arrival, or when a waiting newcomer can be reached."""
         reached = self._waiting[0][0] if self._waiting else math.inf
-        self.rearm("arrival", self._arrived, min(reached, self._arrivals.item(self._arrived)))
+        self._set_arrival(self._arrived, min(reached, self._arrivals.item(self._arrived)))
 
     def _await_departure(self) -> None:
-        self.rearm("departure", self._left, self._departures.item(self._left))
+        self._set_departure(self._left, self._departures.item(self._left))
 
     def _arrive(self) -> None:
         now = self._simulation.now
@@ -190,10 +211,8 @@ class Lifetimes:
         self._await_departure()
 
 
-def _in_order(times: Floats, chosen: Flags) -> tuple[Ints, Floats]:
-    """The chosen devices in order of their times, then numbers; and these times, with infinity
-    at the end.
-    """
-    devices = np.flatnonzero(chosen)
+def _in_order(times: Floats, selection: Flags) -> tuple[Ints, Floats]:
+    """Selected devices by time and number, and their times (s) with infinity at the end."""
+    devices = np.flatnonzero(selection)
     devices = devices[np.argsort(times[devices], kind="stable")]
     return devices, np.append(times[devices], math.inf)

@@ -1,30 +1,41 @@
-"""Messages between any two endpoints of the network, outside of tasks: of edge servers, and
-between devices.
+"""Messages outside of tasks: of edge servers, between devices, and of processes.
 
-A message is a flow with a record of its own: ``edge-transfer`` between the server and an edge
-server, else ``message``. It is ``lost`` when one of its ends can no longer be reached, or cannot
-from the start; bytes sent until then are charged.
+A message is a flow with a record: ``edge-transfer`` between the server and an edge server, else
+``message``. A message is ``lost`` when one of its ends can no longer be reached, or cannot from the
+start; bytes sent until then are charged.
 """
 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from fedsim.clock.environment import CUT, Alarm
 from fedsim.clock.simulation import Simulation
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, ends
 from fedsim.world.network.flows import Flow, Network
-from fedsim.world.task import Outcome, Payload
+from fedsim.world.steps import Outcome, Payload
 
 
 @dataclass(slots=True, eq=False)
 class Message:
-    """A message on its way; without ``flow`` if an end could not be reached; ``alarm`` rings
-    when an end no longer can.
+    """A message on its way.
+
+    Attributes:
+        id: number of the message.
+        source, destination: numbers of the endpoints.
+        payloads: its parts.
+        round: the round for which it is sent; None for none.
+        start: time of its start (s).
+        flow: its flow; None if an end could not be reached.
+        alarm: rings when an end can no longer be reached.
+        on_end: called with the message and its outcome.
     """
+
+    not_saved: ClassVar[tuple[str, ...]] = ("alarm", "on_end")
+    """Fields that a snapshot omits: an alarm and the sender of the message bring them back."""
 
     id: int
     source: int
@@ -43,16 +54,20 @@ class Message:
 
 OnEnd = Callable[[Message, Outcome], None]
 
-NOT_SAVED = ("Message.alarm", "Message.on_end")
-"""Fields that a snapshot omits: the alarms bring back one, the sender of the message the other."""
-
 
 class Messages:
-    """Carries messages between endpoints: ``under_way``, by their numbers; ``lost``: edge
-    servers, of ``edges``, that are lost.
+    """Carries messages between endpoints.
 
-    ``on_edge_lost`` is called before a lost edge server's messages end; ``until``: when an end
-    is unreachable next (s).
+    Args:
+        simulation: the clock.
+        network: carries the flows.
+        edges: number of edge servers.
+        on_edge_lost: called with a lost edge server, before its messages end.
+
+    Attributes:
+        until: returns when an endpoint is unreachable next (s); set by ``TaskRunner``.
+        under_way: number -> each message on its way.
+        lost: edge servers that are lost.
     """
 
     def __init__(
@@ -70,6 +85,7 @@ class Messages:
         self.under_way: dict[int, Message] = {}
         self.lost: set[int] = set()
         self._sent = 0
+        simulation.env.declare_alarm("cut", self._set_cut, in_background=True)
 
     def send(
         self,
@@ -80,15 +96,20 @@ class Messages:
         on_end: OnEnd | None = None,
         waited: float = 0.0,
     ) -> Message:
-        """Send a message of the round ``number``, if any; ``on_end`` is called once, later.
+        """Send a message.
 
-        See ``Network.send``.
+        Args:
+            source: number of the sender.
+            destination: number of the receiver.
+            payloads: the parts of the message.
+            number: the round for which it is sent; None for none.
+            on_end: called once, later, with the message and its outcome.
+            waited: time behind another message on the same connection (s), see ``Network.send``.
         """
         now = self.simulation.now
         until = min(self.until(source), self.until(destination))
-        message = self.under_way[self._sent] = Message(
-            self._sent, source, destination, payloads, number, now, on_end=on_end
-        )
+        message = Message(self._sent, source, destination, payloads, number, now, on_end=on_end)
+        self.under_way[message.id] = message
         self._sent += 1
         if until <= now:
             self.simulation.env.call(partial(self._end, message, "lost"))
@@ -97,7 +118,7 @@ class Messages:
             source, destination, message.size, partial(self._end, message, "done"), waited
         )
         if until < math.inf:
-            self.rearm("cut", message.id, until)
+            self._set_cut(message.id, until)
         return message
 
     def edge_of(self, device: int) -> int:
@@ -114,37 +135,46 @@ class Messages:
         number: int | None,
         on_end: OnEnd,
     ) -> Message:
-        """Send a message of a round between an edge server and the server; one at a time in each
-        direction.
+        """Send a message between an edge server and the server.
+
+        Args:
+            edge: number of the edge server.
+            direction: ``"down"`` to the edge server, ``"up"`` from it.
+            payloads: the parts of the message.
+            number: the round for which it is sent; None for none.
+            on_end: called once, later, with the message and its outcome.
+
+        Raises:
+            SimulationError: no such edge server, or it has a message in this direction under way.
         """
         if not 0 <= edge < self.edges:
             raise SimulationError(
                 f"there is no edge server {edge}; allowed are 0 to {self.edges - 1}"
             )
-        way = ends(self.network.devices + edge, direction)
-        if any((other.source, other.destination) == way for other in self.under_way.values()):
+        route = ends(self.network.devices + edge, direction)
+        routes = {(message.source, message.destination) for message in self.under_way.values()}
+        if route in routes:
             raise SimulationError(
                 f"edge server {edge} has a message {direction} on its way; it has one at a "
                 "time each way"
             )
-        return self.send(*way, payloads, number, on_end)
+        return self.send(*route, payloads, number, on_end)
 
     def lose_edge(self, edge: int) -> None:
-        """The edge server is lost from now on, and messages to or from it that are not complete
-        at this instant.
-        """
+        """Lose an edge server, and the messages to and from it that are not complete now."""
         self.lost.add(edge)
         self._on_edge_lost(edge)
         self.lose(self.network.devices + edge)
 
     def lose(self, endpoint: int) -> None:
-        for message in [
-            one for one in self.under_way.values() if endpoint in (one.source, one.destination)
-        ]:
-            self.cut(message, "lost")
+        """Lose the messages to and from an endpoint that are not complete now."""
+        messages = list(self.under_way.values())
+        for message in messages:
+            if endpoint in (message.source, message.destination):
+                self.cut(message, "lost")
 
     def cut(self, message: Message, outcome: Outcome) -> None:
-        """End a message now; a complete one is done, for any ``outcome``."""
+        """End a message now with an outcome; a complete message is ``done``."""
         flow = message.flow
         if flow is not None and message.id in self.under_way:
             self.network.cancel(flow)
@@ -152,6 +182,7 @@ class Messages:
             self._end(message, "done" if arrived else outcome)
 
     def delivered(self, message: Message) -> float:
+        """Bytes of a message that have arrived."""
         return 0.0 if message.flow is None else self.network.sent(message.flow)
 
     def end_all(self) -> None:
@@ -171,12 +202,17 @@ class Messages:
         fields: dict[str, Any] = {"round": message.round}
         if edge is not None and SERVER in (source, destination):
             kind = "edge-transfer"
-            fields |= {"edge": edge, "direction": "down" if source == SERVER else "up"}
+            fields["edge"] = edge
+            fields["direction"] = "down" if source == SERVER else "up"
         else:
             kind = "message"
-            fields |= {"source": network.name(source), "destination": network.name(destination)}
-        fields |= {"start": message.start, "outcome": outcome, "bytes": message.size}
-        fields |= {"delivered": delivered, "payloads": message.payloads}
+            fields["source"] = network.name(source)
+            fields["destination"] = network.name(destination)
+        fields["start"] = message.start
+        fields["outcome"] = outcome
+        fields["bytes"] = message.size
+        fields["delivered"] = delivered
+        fields["payloads"] = message.payloads
         if network.overhead != 1:
             fields["wire_bytes"] = delivered * network.overhead
         self.simulation.record(kind, fields)
@@ -197,8 +233,9 @@ class Messages:
             if message.flow is not None:
                 message.flow.done = partial(self._end, message, "done")
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
+    def _set_cut(self, number: int, when: float) -> None:
+        """Set the alarm at which a message is lost (s)."""
         message = self.under_way[number]
         message.alarm = self.simulation.wake(
-            (kind, number), when, partial(self.cut, message, "lost"), CUT
+            ("cut", number), when, partial(self.cut, message, "lost"), CUT
         )

@@ -42,7 +42,7 @@ from fedsim.world.distributions import (
     SpeedDistribution,
 )
 from fedsim.world.lifetimes import ArrivalsSpec, DeparturesSpec
-from fedsim.world.task import Work
+from fedsim.world.steps import Work
 
 # a forward pass costs a third of a training step (forward, and backward at twice that)
 _FORWARD_SHARE = 1 / 3

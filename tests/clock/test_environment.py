@@ -17,6 +17,7 @@ from simpy.events import Interruption
 
 import fedsim
 from fedsim.clock.simulation import Simulation
+from fedsim.common.errors import SimulationError
 
 Trace = list[tuple[Any, ...]]
 Program = Callable[[simpy.Environment, Trace], None]
@@ -267,3 +268,25 @@ def test_what_simpy_does_in_the_quick_start(monkeypatch: pytest.MonkeyPatch) -> 
     assert (records[" task-start"], most) == (600, 20)
     assert len(made[simpy.Process]) == records[" task-start"]
     assert len(made[Interruption]) == cut > 50
+
+
+def test_an_alarm_that_nothing_sets_again_fails_when_it_is_set() -> None:
+    env = Simulation().env
+    rung: list[float] = []
+
+    def set_tick(number: int, when: float) -> None:
+        env.at(("tick", number), when, lambda: rung.append(env.now))
+
+    env.declare_alarm("tick", set_tick)
+    set_tick(0, 1.0)
+    other = env.at(("other", 0), 1.0, lambda: None)
+    with pytest.raises(SimulationError, match="'other'"):
+        env.require_rearm()
+    other.cancel()
+    env.require_rearm()
+    with pytest.raises(SimulationError, match="nothing sets an alarm of the kind 'other' again"):
+        env.at(("other", 1), 2.0, lambda: None)
+    env.call(lambda: None)  # within the instant, so no snapshot holds it
+    env.rearm("tick", 1, 3.0)
+    env.run()
+    assert rung == [1.0, 3.0]

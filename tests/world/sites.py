@@ -10,11 +10,12 @@ from fedsim.common.streams import Streams
 from fedsim.common.training import Batching
 from fedsim.world.availability import AlwaysOn, Availability
 from fedsim.world.compute import Compute, HostSpec
+from fedsim.world.energy.batteries import Batteries
 from fedsim.world.life import TaskRunner
 from fedsim.world.messages import Messages
 from fedsim.world.network import Network
 from fedsim.world.population import Population
-from fedsim.world.task import Power, Task, TaskStep
+from fedsim.world.task import Task, TaskStep
 
 
 class WorkSite:
@@ -25,7 +26,7 @@ class WorkSite:
         network: Network,
         population: Population,
         availability: Availability | None = None,
-        batteries: Power | None = None,
+        batteries: Batteries | None = None,
         host: HostSpec | None = None,
         batch_size: int = 10,
     ) -> None:

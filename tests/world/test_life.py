@@ -1,6 +1,7 @@
 """Devices at work: what each step takes, how it can end early, and who wins a tie."""
 
 import math
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, get_args
 
@@ -13,6 +14,7 @@ from fedsim.clock.simulation import Simulation, on_grid
 from fedsim.common.errors import SimulationError
 from fedsim.common.training import Batching, LastBatch, Limit, Part, Training
 from fedsim.toolbox.worlds.availability import Traces
+from fedsim.world.life import TaskRunner
 from fedsim.world.lifetimes import Lifetimes, bounded
 from fedsim.world.network import Star
 from fedsim.world.population import Population
@@ -464,3 +466,41 @@ def test_a_device_switched_off_while_the_workforce_looks_ahead(at: float, before
         )
     assert site.carried_out(Train(Training("model", 3))) == [("train", at, "lost", 0)]
     assert site.simulation.now == at
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSamples(TaskStep):
+    """A kind of step of this test: the device reads its samples, at ``rate`` (samples/s)."""
+
+    rate: float
+    name = "read"
+    power = "compute"
+
+    def begin(self, task: Task, runner: TaskRunner) -> None:
+        runner.note_data(task)
+        seconds = task.samples / self.rate
+        runner.end_step_at(task, on_grid(runner.simulation.now + seconds))
+
+
+@pytest.mark.parametrize(
+    ("off", "late", "step"),
+    [
+        (math.inf, math.inf, ("read", 12.0, "done")),
+        (11.0, math.inf, ("read", 11.0, "lost")),
+        (math.inf, 11.5, ("read", 11.5, "late")),
+        (math.inf, 12.0, ("read", 12.0, "done")),
+    ],
+)
+def test_a_kind_of_step_is_one_class(off: float, late: float, step: tuple[Any, ...]) -> None:
+    site = Site(off=off)
+    if late < math.inf:
+        site.end_at(late)
+    steps = site.carried_out(MODEL, ReadSamples(50.0), Train(Training("model", 3)))
+    assert steps[1][:3] == step
+    assert TaskStep.kinds["ReadSamples"] is ReadSamples
+    assert TaskStep.powers["read"] == "compute"
+
+
+def test_two_kinds_of_steps_have_different_class_names() -> None:
+    with pytest.raises(TypeError, match="by which a checkpoint saves them"):
+        type("Train", (TaskStep,), {})

@@ -73,7 +73,7 @@ class Course:
 
     def wake(self, kind: str, number: int, when: float) -> None:
         if kind in ("network", "latency"):
-            self.network.rearm(kind, number, when)
+            self.simulation.env.rearm(kind, number, when)
         else:
             self.simulation.wake((kind, number), when, lambda: getattr(self, kind)(number))
 

@@ -16,7 +16,7 @@ from fedsim.common.units import TICK_S
 from fedsim.lab.audit.evidence import Evidence, close, differing, findings
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
-from fedsim.world.meters.energy import COMPUTING, DAY_S, PHASES, PLACES, SETTING, TABLE
+from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, computing_steps
 
 _HOURS = np.arange(25) * 3600.0
 _NOBODY = _GOES_ON = -1  # the device of a place, and the record of the costs of every round
@@ -154,7 +154,7 @@ class _Account:
         )
         steps = steps.assign(end=steps["time"], row=steps.index)
         yield "idle", self._idle()
-        computing = steps[steps["step"].isin(COMPUTING)]
+        computing = steps[steps["step"].isin(computing_steps())]
         core_s = computing["core_s"].fillna(computing["end"] - computing["start"])
         yield "compute", computing.assign(joules=computing["compute_w"] * core_s)
         for phase, step in (("receive", "download"), ("send", "upload")):

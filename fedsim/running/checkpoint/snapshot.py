@@ -19,65 +19,44 @@ from fedsim.common.files import read_bytes, sought
 from fedsim.common.spec import Spec
 from fedsim.common.training import Contrast, Limit, Part, Training
 from fedsim.federation.client import Instruction, PreviousResult
-from fedsim.federation.client_side import TaskContext
 from fedsim.federation.contents import Header, Lazy, Opaque, Partial, TaskEnd
+from fedsim.federation.envelopes import TaskContext
 from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
 from fedsim.world.energy.batteries import Load
-from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
 from fedsim.world.network.flows import Flow
 from fedsim.world.network.star import Place, Tier
-from fedsim.world.task import (
-    NOT_SAVED,
-    Code,
-    Download,
-    Evaluate,
-    Pause,
-    Payload,
-    Queue,
-    Task,
-    Train,
-    Upload,
-    Work,
-)
+from fedsim.world.steps import Payload, TaskStep
+from fedsim.world.task import Task
 
 if TYPE_CHECKING:
     from fedsim.learning.data.federated import FederatedData
     from fedsim.records.recorder import Recorder
     from fedsim.running.assembly import Run
 
-_CLASSES: dict[str, Any] = {
-    cls.__name__: cls
-    for cls in (
-        *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
-        *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
-        *(
-            Task,
-            Code,
-            Download,
-            Evaluate,
-            Pause,
-            Payload,
-            Queue,
-            Train,
-            Upload,
-            Work,
-            Training,
-            Contrast,
-            Limit,
-            Part,
-        ),
-        *(Flow, Message, Load, Place, Tier),
-    )
-}
+_CLASSES = (
+    *(Applied, Best, Initial, Loss, Mixed, Ref, Trained, Evaluation),
+    *(TaskContext, PreviousResult, Instruction, Header, Lazy, Partial, Opaque, TaskEnd),
+    *(Task, Payload, Training, Contrast, Limit, Part),
+    *(Flow, Message, Load, Place, Tier),
+)
 
-_LEFT_OUT = ("Flow.done", *NOT_SAVED, *NOT_SAVED_OF_MESSAGES)
-"""Attributes that cannot be written and are made again: callbacks of flows, processes, slots and
-alarms.
-"""
+
+def _saved_classes() -> dict[str, Any]:
+    """Class name -> class of each object that a snapshot may hold, all kinds of steps included."""
+    classes: dict[str, Any] = dict(TaskStep.kinds)
+    classes |= {cls.__name__: cls for cls in _CLASSES}
+    return classes
+
+
+def _unsaved_fields() -> tuple[str, ...]:
+    """``Class.field`` of each field that is made again: callbacks, processes, slots, alarms."""
+    return tuple(
+        f"{cls.__name__}.{field}" for cls in (Flow, Task, Message) for field in cls.not_saved
+    )
 
 
 class Origins:
@@ -181,6 +160,7 @@ class Checkpointer:
         self.tell: Callable[[int, float], None] = lambda rounds, time: None
         self._due = False
         self._period = self._periods(recorder.last_time)
+        run.simulation.env.require_rearm()
 
     def watch(self, record: Record) -> None:
         rounds = self._spec.rounds
@@ -215,7 +195,7 @@ class Checkpointer:
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """The state of a run between two instants, as JSON-able tables and arrays."""
-    encoder = Encoder(_CLASSES, _LEFT_OUT)
+    encoder = Encoder(_saved_classes(), _unsaved_fields())
     tree = encoder.encode(
         {
             "origins": origins.fingerprints,
@@ -250,7 +230,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     ``CheckpointError``: it cannot be.
     """
     _, tree, arrays = store.read(store.latest(folder))
-    state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
+    state = decode(tree, arrays, _saved_classes(), _unsaved_fields())
     try:
         origins.refuse_others(state["origins"])
         _put_back(run, recorder, state)
@@ -272,23 +252,8 @@ def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.evaluator.last = state["last"]
     run.evaluator.ever = state["ever"]
     run.processes.restore(state["processes"], state["alarms"])
-    owners = _owners(run)
+    env = run.simulation.env
     for kind, number, when in state["alarms"]:
-        if kind not in owners:
+        if not env.can_rearm(kind):
             raise CheckpointError(f"the state has an alarm of the unknown kind {kind!r}")
-        owners[kind](kind, number, when)
-
-
-def _owners(run: "Run") -> dict[str, Callable[[str, int, float], object]]:
-    owners: dict[str, Callable[[str, int, float], object]] = {"stop": run.rearm}
-    owners |= dict.fromkeys(("network", "latency"), run.network.rearm)
-    owners |= dict.fromkeys(
-        ("step", "look-ahead", "vanish", "battery", "flat", "host"), run.tasks.rearm
-    )
-    owners |= dict.fromkeys(("arrival", "departure"), run.lifetimes.rearm)
-    owners |= dict.fromkeys(("timer", "notice", "return", "shift", "newcomer"), run.dispatch.rearm)
-    owners |= dict.fromkeys(("process", "compute"), run.processes.rearm)
-    owners["cut"] = run.messages.rearm
-    if run.drift is not None:
-        owners["drift"] = run.drift.rearm
-    return owners
+        env.rearm(kind, number, when)

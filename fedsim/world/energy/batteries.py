@@ -1,11 +1,10 @@
-"""Batteries drain by what a device does, charge while it is plugged in, and switch it off when
-they are flat.
+"""Batteries of devices: they drain by steps, charge while plugged in, and run flat.
 
 A level is a straight line between breakpoints: a charger is plugged in or out, the battery is full,
 flat or charged enough to restart, a radio falls asleep, a step begins or ends. So a battery is
 known in closed form from its last breakpoint on, without polling. Breakpoints lie on the clock's
 grid. A device draws its idle power all the time, out of reach too, unless its battery is flat: then
-it is off until it is charged to the level at which it restarts.
+the device is off until the battery is charged to the level at which it restarts.
 """
 
 import math
@@ -13,6 +12,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,23 +23,26 @@ from fedsim.common.arrays import Flags, Floats, Ints
 from fedsim.world.availability import Availability
 from fedsim.world.energy.charging import Charging
 from fedsim.world.phases import Span
-from fedsim.world.task import Code, Download, Evaluate, TaskStep, Train, Upload, Work
+from fedsim.world.steps import TaskStep
 
-_DRAWS: dict[type[TaskStep], str] = {Download: "receive", Upload: "send"}
-_DRAWS |= dict.fromkeys((Train, Evaluate, Work, Code), "compute")
 _NONE = array("d")
 _AT, _LEVEL, _FLAT, _TAIL = range(4)  # columns of the devices' points
-_LOOK_S = 3_600.0  # nobody looks further ahead while a transfer goes on, whose end is not known
+_LOOK_S = 3_600.0  # how far to look ahead during a transfer, whose end is not known
 
 
 @dataclass(slots=True)
 class Load:
-    """Draw of a device that works: ``watts`` beyond idle; of a transfer joules a ``byte``, and
-    bytes that ``moved`` and are paid.
+    """The draw of a device at work.
 
-    ``scarce``: the battery may not last for the message, so the ``rate`` (bytes/s) matters;
-    otherwise ``rate`` is 0. ``off``: the device was flat when it was asked. It draws nothing, may
-    be charging, and is cut off at once.
+    Attributes:
+        watts: power beyond idle (W).
+        moves: whether the device sends or receives.
+        byte: energy of a byte of the message (J).
+        moved: bytes of the message whose energy is subtracted.
+        scarce: whether the battery may run out during the message.
+        rate: rate of a scarce message (bytes/s); 0 for others.
+        off: whether the device was flat when its task began. It draws nothing, may be charging, and
+            is cut off at once.
     """
 
     watts: float = 0.0
@@ -57,8 +60,14 @@ class Load:
 
 @dataclass(slots=True)
 class _Point:
-    """A battery at a time (s): its joules, whether it is flat, when its radio falls asleep (s),
-    and its books so far (J).
+    """A battery at a time.
+
+    Attributes:
+        at: the time (s).
+        level: its energy (J).
+        flat: whether the battery is flat.
+        tail: when the device's radio falls asleep (s).
+        charged, idled, drawn: energy charged, drawn idle, and drawn for tasks so far (J).
     """
 
     at: float
@@ -72,8 +81,14 @@ class _Point:
 
 @dataclass(slots=True)
 class _Course:
-    """Course of a battery from a point on: end (s), net power and its parts (W), highest level
-    and level at its end (J).
+    """The straight course of a battery up to its next breakpoint.
+
+    Attributes:
+        end: time of the breakpoint (s).
+        net: net power (W).
+        charge, idle, task: power of the charger, idle power, and power of tasks (W).
+        most: highest level (J).
+        target: level at the breakpoint (J); None if it follows from the power.
     """
 
     end: float
@@ -100,15 +115,19 @@ class _Course:
 
 
 class Batteries:
-    """The batteries of all devices; one of infinite capacity is ignored.
+    """The batteries of all devices; a battery of infinite capacity is ignored.
 
     Emits ``battery`` when a task begins or ends, when a device runs flat within the tail of one,
     and at the end of all that were ever asked: ``level``, joules since it joined that were
     ``charged``, drawn ``idle``, and ``drawn`` for tasks, ``flat``, and ``path``, the breakpoints
     since the record before, [time, level] each.
 
-    ``columns`` are the energy meter's; a battery that was flat must be ``restart`` full; devices
-    join at ``arrival`` (s).
+    Args:
+        simulation: the clock.
+        columns: coefficients of the energy meter, each float64 [devices].
+        restart: share of the capacity at which a flat device restarts.
+        charging: when devices are plugged in.
+        arrival: when devices join (s), float64 [devices].
     """
 
     def __init__(
@@ -133,47 +152,46 @@ class Batteries:
         # of those that were ever asked: time and level of each breakpoint
         self._paths: dict[int, array[float]] = {}
         self._alarms: dict[int, Alarm] = {}
+        simulation.env.declare_alarm("flat", self._set_flat)
 
     def has(self, device: int) -> bool:
         """Whether the device has a battery that can be flat."""
         return self._draws(device, "capacity_j") < math.inf
 
     def up(self, devices: Ints, time: float) -> Flags:
-        """Devices of ``devices`` that are not flat at ``time`` (s); bool, as many."""
+        """Whether devices are not flat at ``time`` (s); bool [len(devices)]."""
         columns = self._columns
         points = self._points[devices]
-        # it is flat at the nearest tick, which may be before
+        # a battery is flat at the nearest tick, which may be before
         since = time + TICK_S - points[:, _AT]
-        most = (
-            columns["idle_w"][devices] * since
-            + columns["tail_w"][devices] * columns["tail_s"][devices]
-        )
+        idle_j = columns["idle_w"][devices] * since
+        tail_j = columns["tail_w"][devices] * columns["tail_s"][devices]
+        most = idle_j + tail_j
         up: Flags = (points[:, _FLAT] == 0) & (points[:, _LEVEL] > most)
         for place in np.flatnonzero(~up).tolist():
             up[place] = self.next_up(int(devices[place]), time) <= time
         return up
 
     def next_up(self, device: int, time: float) -> float:
-        """The first time at or after ``time`` (s) when the device is not flat, if it is asked
-        nothing; infinity for never.
+        """The first time (s) from ``time`` on at which an idle device is not flat.
+
+        Infinity for never.
         """
         if not self.has(device) or (device in self._loads and not self._points[device, _FLAT]):
             return time
         point = self._point(device)
-        if device not in self._loads:  # breakpoints until now are what they are, whoever asks
+        if device not in self._loads:  # breakpoints until now are final
             self._go(device, point, min(time, self._simulation.now), keep=True)
         self._go(device, point, time)
         while point.flat:
             line = self._line(device, point)
-            if line.end > self._simulation.end:  # nobody cares how long after that
+            if line.end > self._simulation.end:  # after the run
                 return line.end
             line.follow(point, line.end)
         return max(time, point.at)
 
     def past(self, device: int, time: float) -> Span:
-        """The phase that the battery was in at ``time`` (s), which is over: on while it was not
-        flat.
-        """
+        """The past phase of a battery at ``time`` (s), which is on while it was not flat."""
         if device not in self._loads:
             self._go(device, self._point(device), self._simulation.now, keep=True)
         turns = self._turns.get(device, _NONE)
@@ -202,7 +220,8 @@ class Batteries:
     # What a device does that has a battery.
 
     def start(self, device: int) -> None:
-        if (alarm := self._alarms.pop(device, None)) is not None:
+        alarm = self._alarms.pop(device, None)
+        if alarm is not None:
             alarm.cancel()
         self._paths.setdefault(device, array("d"))
         self._report(device)
@@ -210,20 +229,18 @@ class Batteries:
 
     def begin(self, device: int, step: TaskStep) -> None:
         self.settle(device)
-        phase = _DRAWS.get(type(step))
-        watts = 0.0 if phase is None else self._draws(device, f"{phase}_w")
-        load = self._loads[device] = Load(watts, off=self._loads[device].off)
-        if isinstance(step, Download | Upload):
+        watts = 0.0 if step.power is None else self._draws(device, f"{step.power}_w")
+        load = Load(watts, off=self._loads[device].off)
+        self._loads[device] = load
+        if step.direction is not None:
             load.moves = True
-            load.byte = self._draws(device, f"{phase}_j_byte")
+            load.byte = self._draws(device, f"{step.power}_j_byte")
             self._points[device, _TAIL] = 0.0
 
     def dry(self, device: int, until: float) -> float:
-        """When the device runs flat by what it does now (s), if that is not after ``until``;
-        else infinity.
+        """When the device runs flat during its present step (s); infinity if after ``until``.
 
-        A device that was flat when it was asked does not run flat: it is lost, as any that
-        cannot be reached.
+        A device that was flat when its task began does not run flat: the task is lost.
         """
         if self._loads[device].off:
             return math.inf
@@ -234,10 +251,16 @@ class Batteries:
         return point.at if point.flat else math.inf
 
     def look(self, device: int, left: float, rate: float) -> tuple[float, bool, bool]:
-        """When the device may run flat (s), whether it does so then, and whether that depends on
-        the rate.
+        """Look at the battery of a device that sends, receives or waits.
 
-        ``left`` bytes of its message are to go, now at ``rate`` (bytes/s).
+        Args:
+            device: number of the device.
+            left: bytes of the message that are to go.
+            rate: present rate of the message (bytes/s).
+
+        Returns:
+            Time (s) at which the device may run flat or is looked at again, whether it is flat
+            then, and whether that depends on the rate.
         """
         point = self._point(device)
         load = self._loads[device]
@@ -246,7 +269,10 @@ class Batteries:
             return until, False, False
         reserve = load.byte * left
         load.scarce = reserve >= point.level
-        load.rate, reserve = (rate, 0.0) if load.scarce else (0.0, reserve)
+        load.rate = 0.0
+        if load.scarce:
+            load.rate = rate
+            reserve = 0.0
         self._go(device, point, until, load.total, to_flat=True, reserve=reserve)
         return point.at if point.flat else until, point.flat and not reserve, load.scarce
 
@@ -275,14 +301,17 @@ class Batteries:
         point = self._point(device)
         self._go(device, point, point.tail, to_flat=True)
         if point.flat and not self._points[device, _FLAT]:
-            self.rearm("flat", device, point.at)
+            self._set_flat(device, point.at)
 
-    def rearm(self, kind: str, device: int, when: float) -> None:
-        def run_flat() -> None:
-            del self._alarms[device]
-            self._report(device)
+    def _set_flat(self, device: int, when: float) -> None:
+        """Set the alarm at which an idle device runs flat (s)."""
+        self._alarms[device] = self._simulation.wake(
+            ("flat", device), when, partial(self._run_flat, device)
+        )
 
-        self._alarms[device] = self._simulation.wake((kind, device), when, run_flat)
+    def _run_flat(self, device: int) -> None:
+        del self._alarms[device]
+        self._report(device)
 
     def close(self) -> None:
         """Report the batteries of all devices ever asked."""
@@ -326,9 +355,9 @@ class Batteries:
                 return _Course(end, 0.0, idle + watts, idle, watts, capacity)
             target = capacity if net > 0 else 0.0
         if net:
-            there = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
-            if there <= end:
-                return _Course(there, net, charge, idle, watts, capacity, target)
+            reached = max(on_grid(point.at + (target - point.level) / net), point.at + TICK_S)
+            if reached <= end:
+                return _Course(reached, net, charge, idle, watts, capacity, target)
         return _Course(end, net, charge, idle, watts, capacity)
 
     def _go(
@@ -342,8 +371,19 @@ class Batteries:
         to_flat: bool = False,
         keep: bool = False,
     ) -> _Course:
-        """Follow all breakpoints up to ``until`` (s), or ``to_flat`` until the battery is flat;
-        returns the line from there.
+        """Follow the breakpoints of a battery.
+
+        Args:
+            device: number of the device.
+            point: the battery, which is moved along.
+            until: the last time (s).
+            watts: power of the device's task (W).
+            reserve: energy that is set aside (J).
+            to_flat: whether to stop when the battery is flat.
+            keep: whether to store the breakpoints.
+
+        Returns:
+            The course from the last breakpoint on.
         """
         point.level -= reserve
         while True:
@@ -357,7 +397,7 @@ class Batteries:
                     self._paths[device].extend((point.at, point.level))
 
     def settle(self, device: int, moved: float = 0.0) -> None:
-        """Subtract what was drawn since the last call, of bytes evenly over that time."""
+        """Subtract the energy drawn since the last call; of bytes, evenly over that time."""
         point = self._point(device)
         load = self._loads.get(device, Load())
         now = self._simulation.now
@@ -383,14 +423,18 @@ class Batteries:
 
     def _report(self, device: int) -> None:
         self.settle(device)
-        path, self._paths[device] = (
-            np.array(self._paths[device]).reshape(-1, 2).tolist(),
-            array("d"),
-        )
+        path = np.array(self._paths[device]).reshape(-1, 2).tolist()
+        self._paths[device] = array("d")
         point = self._point(device)
-        books = {"charged": point.charged, "idle": point.idled, "drawn": point.drawn}
         self._simulation.emit(
-            "battery", device=device, level=point.level, **books, flat=bool(point.flat), path=path
+            "battery",
+            device=device,
+            level=point.level,
+            charged=point.charged,
+            idle=point.idled,
+            drawn=point.drawn,
+            flat=bool(point.flat),
+            path=path,
         )
 
     _STATE = ("_points", "_loads")
@@ -402,11 +446,11 @@ class Batteries:
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        vars(self).update({name: state[name] for name in self._STATE})
+        for name in self._STATE:
+            setattr(self, name, state[name])
         for name in ("_turns", "_paths"):
-            setattr(
-                self, name, {device: array("d", times) for device, times in state[name].items()}
-            )
+            times = {device: array("d", values) for device, values in state[name].items()}
+            setattr(self, name, times)
 
 
 class Powered(Availability):
@@ -420,20 +464,25 @@ class Powered(Availability):
         self._batteries = batteries
 
     def span(self, device: int, time: float) -> Span:
-        on, start, end = self._within.span(device, time)
+        span = self._within.span(device, time)
         up = self._batteries.next_up(device, time)
-        return Span(on, start, end) if not on or up <= time else Span(False, time, up)
+        if not span.on or up <= time:
+            return span
+        return Span(False, time, up)
 
     def past(self, device: int, time: float) -> Span:
-        """The phase that ``device`` was in at ``time`` (s), which is over."""
+        """The past phase of a device at ``time`` (s)."""
         within = self._within.span(device, time)
         battery = self._batteries.past(device, time)
-        return Span(
-            within.on and battery.on, max(within.start, battery.start), min(within.end, battery.end)
-        )
+        start = max(within.start, battery.start)
+        end = min(within.end, battery.end)
+        return Span(within.on and battery.on, start, end)
 
     def next_on(self, device: int, time: float) -> float:
-        while time < math.inf and (when := self._within.next_on(device, time)) < math.inf:
+        while time < math.inf:
+            when = self._within.next_on(device, time)
+            if when == math.inf:
+                break
             time = self._batteries.next_up(device, when)
             if time == when:
                 return when

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.world.meters.base import Column, Meter, Step
+from fedsim.world.steps import TaskStep
 
 TABLE = "energy.parquet"
 SETTING = "energy.json"
@@ -34,9 +35,11 @@ awake (s).
 """
 DAY_S = 86_400.0
 _HOUR_S = 3_600.0
-# the steps for which a device computes
-COMPUTING = ("train", "evaluate", "compute", "decode", "encode")
-_MOVING = {"download": "receive", "upload": "send"}
+
+
+def computing_steps() -> list[str]:
+    """Names of the steps for which a device computes."""
+    return [name for name, power in TaskStep.powers.items() if power == "compute"]
 
 
 class Zone:
@@ -200,16 +203,17 @@ class EnergyMeter(Meter):
         self._tasks[fields["task"]] = time, 0.0
 
     def on_step_start(self, time: float, fields: dict[str, Any]) -> None:
-        if fields["step"] in _MOVING:
+        if TaskStep.powers.get(fields["step"]) in ("receive", "send"):
             self._end_tail(fields["device"], time)
 
     def on_step(self, ended: Step) -> None:
         start, time, device, task, step, outcome, fields = ended
-        if step in COMPUTING:
-            phase = "compute"
+        phase = TaskStep.powers.get(step)
+        if phase is None:
+            return
+        if phase == "compute":
             joules = self._draws(device, "compute_w") * fields.get("core_s", time - start)
-        elif step in _MOVING:
-            phase = _MOVING[step]
+        else:
             moved = fields["delivered"]
             joules = (
                 self._draws(device, f"{phase}_w") * (time - start)
@@ -221,8 +225,6 @@ class EnergyMeter(Meter):
             self._book_places(("edge",) if of_edge else PLACES, "j_byte", moved, start, time)
             if self._draws(device, "tail_w") and outcome != "battery":
                 self._tails[device] = time, task, False
-        else:
-            return
         if step == "train" and not fields["epochs"]:
             self._idlers[task] = True
         if outcome == "battery":

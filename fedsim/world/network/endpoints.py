@@ -24,25 +24,24 @@ Devices have the numbers from 0, edge servers those after all devices, hosts tho
 
 
 def ends(device: int, direction: Direction, at: int = SERVER) -> tuple[int, int]:
-    """Source and destination of a message between a device and the endpoint ``at``; ``"down"``
-    is to the device.
-    """
+    """Source and destination of a message between a device and the endpoint ``at``."""
     return (at, device) if direction == "down" else (device, at)
 
 
 class Endpoints(ABC):
     """Senders and receivers of a network, and the links between them.
 
-    Each device has a link of its own each way. A flow's latency is the sum of both ends' own,
-    and of those of both ends' edge servers unless these are the same.
+    Each device has its own link in each direction. A flow's latency is the sum of the latencies of
+    both ends, and of both ends' edge servers unless both have the same edge server.
 
     Args:
         links: name -> capacity of each shared link, bytes/s, infinity allowed.
         down, up: rates of the devices' own links, bytes/s, above 0, infinity allowed; float64
             [devices].
-        latency: each device's own, before the first byte leaves, s; loads no link; float64
-            [devices].
-        edge_latency: of each edge server, between it and the server (s); float64 [edge servers].
+        latency: latency of each device before the first byte leaves (s), which loads no link;
+            float64 [devices].
+        transport: the protocol, and the streams of its draws.
+        edge_latency: latency between each edge server and the server (s); float64 [edge servers].
         edges: each device's edge server, int64 [devices]; None without edge servers.
         hosts: names of further endpoints, which have no latency.
 
@@ -54,8 +53,9 @@ class Endpoints(ABC):
         latencies: ``latency_s`` between the server and each device (s), float64 [devices].
         repeats: number of devices after which the routes to the server repeat; None: all differ.
 
-    ``SimulationError``: a rate is not above 0, a latency is negative or not finite, or the
-    arrays differ in length.
+    Raises:
+        SimulationError: a rate is not above 0, a latency is negative or not finite, or the arrays
+            differ in length.
     """
 
     repeats: int | None = None
@@ -80,7 +80,7 @@ class Endpoints(ABC):
         self.hosts = {name: servers + number for number, name in enumerate(hosts)}
         self.endpoints = servers + len(hosts)
         self.access: dict[Direction, Floats] = {"down": down, "up": up}
-        # weights depend on it as it was given, and a tick is much of a short one
+        # not on the clock's grid: weights depend on it, and a tick is much of a short latency
         self._own_latency = latency
         self.latencies: Floats = each(
             in_ticks, latency if edges is None else latency + self._edge_latency[edges]
@@ -97,49 +97,44 @@ class Endpoints(ABC):
         return edge if 0 <= edge < len(self._edge_latency) else None
 
     def name(self, endpoint: int) -> str:
-        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's
-        name.
-        """
+        """Name of an endpoint in records: ``server``, ``device 7``, ``edge 3``, or a host's."""
+        if endpoint == SERVER:
+            return "server"
         if endpoint < self.devices:
-            return "server" if endpoint == SERVER else f"device {endpoint}"
+            return f"device {endpoint}"
         edge = self.edge_at(endpoint)
-        return (
-            next(name for name, host in self.hosts.items() if host == endpoint)
-            if edge is None
-            else f"edge {edge}"
-        )
+        if edge is not None:
+            return f"edge {edge}"
+        return next(name for name, host in self.hosts.items() if host == endpoint)
 
     def endpoint(self, name: str) -> int:
         """The number of the endpoint ``name``; ``SimulationError`` if there is none."""
         if name == "server" or name in self.hosts:
             return self.hosts.get(name, SERVER)
         edges = len(self._edge_latency)
-        count, first = {"device": (self.devices, 0), "edge": (edges, self.devices)}.get(
-            name.partition(" ")[0], (0, 0)
-        )
-        if (found := re.fullmatch(r"\w+ (\d{1,9})", name)) and int(found[1]) < count:
-            return first + int(found[1])
-        numbered = [
-            f"{kind} 0 to {count - 1}"
-            for kind, count in (("device", self.devices), ("edge", edges))
-            if count
-        ]
-        allowed = ["server", *numbered, *self.hosts]
-        hint = nearest(name, [one.partition(" to ")[0] for one in allowed])
+        match = re.fullmatch(r"(device|edge) (\d{1,9})", name)
+        if match is not None:
+            number = int(match[2])
+            if match[1] == "device" and number < self.devices:
+                return number
+            if match[1] == "edge" and number < edges:
+                return self.devices + number
+        allowed = ["server"]
+        for kind, count in (("device", self.devices), ("edge", edges)):
+            if count:
+                allowed.append(f"{kind} 0 to {count - 1}")
+        allowed += self.hosts
+        hint = nearest(name, [text.partition(" to ")[0] for text in allowed])
         raise SimulationError(
             f"there is no endpoint {name!r}; allowed are {', '.join(allowed)}{hint}"
         )
 
     def layout(self) -> dict[str, Any] | None:
-        """The shared links and routes for the run folder, as JSON; None if they follow from the
-        scenario.
-        """
+        """Shared links and routes for the run folder, as JSON; None if the scenario has them."""
         return None
 
     def devices_at(self, place: int) -> list[int]:
-        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` if there is
-        none.
-        """
+        """The devices of a cell, or of a place of ``attach``; ``SimulationError`` without one."""
         raise SimulationError(f"there is no cell {place}: the network has none")
 
     # Latencies.
@@ -155,16 +150,15 @@ class Endpoints(ABC):
         seconds = 0.0
         places = []  # each end's edge server, or the end itself
         for end in (source, destination):
+            place = end
             if 0 <= end < self.devices:
                 seconds += self._own_latency.item(end)
-                end = end if self.edges is None else self.devices + self.edges.item(end)
-            places.append(end)
+                if self.edges is not None:
+                    place = self.devices + self.edges.item(end)
+            places.append(place)
         if places[0] != places[1]:
-            seconds += sum(
-                self._edge_latency.item(edge)
-                for edge in map(self.edge_at, places)
-                if edge is not None
-            )
+            edges = [self.edge_at(place) for place in places]
+            seconds += sum(self._edge_latency.item(edge) for edge in edges if edge is not None)
         return seconds
 
     def round_trip_s(self, source: int, destination: int) -> float:
@@ -176,21 +170,32 @@ class Endpoints(ABC):
     def nominal_s(
         self, device: int, direction: Direction, size: float, *, near: bool = False
     ) -> float:
-        """Time (s) of a message between a device and the server (``near``: its edge server) over
-        its own link alone.
+        """Time (s) of a message over a device's own link alone.
+
+        Args:
+            device: number of the device.
+            direction: the direction of the message.
+            size: payload (bytes).
+            near: whether the other end is the device's edge server, instead of the server.
         """
-        at = SERVER if self.edges is None or not near else self.devices + self.edges.item(device)
-        way = ends(device, direction, at)
+        peer = SERVER
+        if near and self.edges is not None:
+            peer = self.devices + self.edges.item(device)
+        route = ends(device, direction, peer)
         rate = self.access[direction].item(device)
-        return self.latency_s(*way) + float(
-            self._protocol.sending_s(size, rate, self.round_trip_s(*way))
-        )
+        sending_s = self._protocol.sending_s(size, rate, self.round_trip_s(*route))
+        return self.latency_s(*route) + float(sending_s)
 
     def all_alone_s(
         self, direction: Direction, size: float, *, near: bool = False, devices: slice = ALL
     ) -> Floats:
-        """Time (s) of a message between each device and the server (``near``: its edge server),
-        alone, float64 [devices].
+        """Times (s) of messages that are alone on their links; float64 [devices].
+
+        Args:
+            direction: the direction of the messages.
+            size: payload of each message (bytes).
+            near: whether the other end is each device's edge server, instead of the server.
+            devices: the devices.
         """
         latency = self.near_latencies(devices) if near else self.latencies[devices]
         rates = self.access[direction][devices] if near else self.lone_rates(direction, devices)
@@ -207,16 +212,13 @@ class Endpoints(ABC):
     def lone_rates(self, direction: Direction, devices: slice = ALL) -> Floats:
         """Rates of single flows between the server and each device (bytes/s), float64 [devices]."""
         numbers = np.arange(*devices.indices(self.devices))
-        ways = [
-            ends(device, direction)
-            for device in range(min(self.repeats or self.devices, self.devices))
-        ]
-        narrowest = [
-            min((rate for _, rate in self.links_between(*way)), default=math.inf) for way in ways
-        ]
-        rates: Floats = np.minimum(
-            self.access[direction][devices], np.array(narrowest)[numbers % len(ways)]
-        )
+        period = min(self.repeats or self.devices, self.devices)
+        narrowest = []
+        for device in range(period):
+            links = self.links_between(*ends(device, direction))
+            narrowest.append(min([rate for _, rate in links], default=math.inf))
+        shared = np.array(narrowest)[numbers % period]
+        rates: Floats = np.minimum(self.access[direction][devices], shared)
         return rates
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
@@ -230,28 +232,34 @@ class Endpoints(ABC):
             ) from None
 
     def own_links(self, source: int, destination: int) -> list[tuple[str, float]]:
-        """The devices' own links on a way: the name and the rate (bytes/s) of each."""
-        both: tuple[tuple[int, Direction], ...] = (source, "up"), (destination, "down")
-        return [
-            (f"device {end} {way}", self.access[way].item(end))
-            for end, way in both
-            if 0 <= end < self.devices
-        ]
+        """The devices' own links on a route: the name and the rate (bytes/s) of each."""
+        links = []
+        if 0 <= source < self.devices:
+            links.append((f"device {source} up", self.access["up"].item(source)))
+        if 0 <= destination < self.devices:
+            links.append((f"device {destination} down", self.access["down"].item(destination)))
+        return links
 
     def built_rate(self, link: str) -> float:
-        """Built capacity of a link (bytes/s), or ``SimulationError``: a shared one by its name,
-        or ``device 7 up``.
+        """Built capacity of a link (bytes/s).
+
+        Args:
+            link: name of a shared link, or a device's own link such as ``device 7 up``.
+
+        Raises:
+            SimulationError: there is no such link.
         """
         if link in self.links:
             return self.links[link]
-        found = re.fullmatch(r"device ([0-9]+) (down|up)", link)
-        if found is None or int(found[1]) >= self.devices:
-            names = [*self.links, *(f"device 0 {way}" for way in self.access)]
+        match = re.fullmatch(r"device ([0-9]+) (down|up)", link)
+        if match is None or int(match[1]) >= self.devices:
+            names = [*self.links, *(f"device 0 {direction}" for direction in self.access)]
             raise SimulationError(
                 f"there is no link {link!r}; allowed are {', '.join(names)} and so "
                 f"on{nearest(link, names)}"
             )
-        return self.access["up" if found[2] == "up" else "down"].item(int(found[1]))
+        direction: Direction = "up" if match[2] == "up" else "down"
+        return self.access[direction].item(int(match[1]))
 
 
 def in_ticks(seconds: Floats) -> Floats:

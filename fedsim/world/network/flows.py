@@ -1,5 +1,4 @@
-"""Flows of any network: latency, starts and ends, one wake-up for all, and the order of
-notifications.
+"""Flows of any network: latencies, starts, ends, and the order of notifications.
 
 Rates change only where a flow enters or ends, so the next end is known exactly. The network wakes
 at the first tick at or after it and carries out all ends before now, each at its exact time. All
@@ -14,10 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
-from heapq import heappop, heappush
-from operator import attrgetter
 from typing import Any
 
 from fedsim.clock.simulation import Alarm, Simulation, on_grid, on_grid_after, tie_s
@@ -25,53 +21,25 @@ from fedsim.common.arrays import Floats, Ints
 from fedsim.common.errors import SimulationError
 from fedsim.world.network.endpoints import SERVER, Direction, Endpoints
 from fedsim.world.network.filling import Filling, Sharing
+from fedsim.world.network.flow import Flow
 from fedsim.world.network.protocol import PLAIN, Transport
+from fedsim.world.network.standstill import PATIENCE_S, standstill_error
+from fedsim.world.network.windows import Windows
 
-_BY_ID = attrgetter("id")
 # numbers of the alarms "network"
 _WAKEUP = 0
 _STANDSTILL = 1
-_PATIENCE_S = 365 * 86_400.0  # with all flows at a standstill
-_MOST_NAMED = 5
 _ROUNDING = 1e-12  # so little below its window's rate a flow still runs at it
 
 
-@dataclass(slots=True, eq=False)
-class Flow:
-    """A transfer between two endpoints, running or ended.
-
-    Attributes:
-        id: the order of its start among all flows of the network.
-        source, destination: numbers of its endpoints.
-        started: time of its start (s).
-        done: called when its last byte has arrived.
-        weight: its weight in the sharing of links; 1 unless the protocol has weights.
-        size, wire: bytes of payload, and bytes on the links, headers included.
-        ended: when the last byte came, or when it was cancelled (s, exact, not on the grid);
-            None until then.
-        sent: bytes of payload delivered at the end; 0 until then (see ``Network.sent``).
-    """
-
-    id: int
-    source: int
-    destination: int
-    size: float
-    started: float
-    done: Callable[[], None]
-    wire: float
-    weight: float
-    ended: float | None = None
-    sent: float = 0.0
-
-
 class Network(Endpoints):
-    """Flows between any two endpoints, which share links by weighted max-min fairness. Networks
-    of your own have a ``route``.
+    """Flows between any two endpoints, which share links by weighted max-min fairness.
 
-    Sizes and sent bytes are payload; rates and capacities are bytes on the wire. In slow start a
-    flow's window caps its rate and doubles every round trip, until it did not limit the flow. A
-    flow whose exact end is at or before now has ended. Arguments are those of ``Endpoints``;
-    ``sharing`` makes the rule that shares the links.
+    A network of your own is a subclass with a ``route``. Sizes and sent bytes are payload; rates
+    and capacities are bytes on the wire. In slow start a flow's window caps its rate and doubles
+    every round trip, until it did not limit the flow. A flow whose exact end is at or before now
+    has ended. Arguments are those of ``Endpoints``; ``sharing`` makes the rule that shares the
+    links.
 
     Attributes:
         limits: name -> rate now of each link whose rate differs from the built one, bytes/s.
@@ -96,6 +64,8 @@ class Network(Endpoints):
         super().__init__(links, down, up, latency, transport, edge_latency, edges, hosts)
         self._simulation = simulation
         self._env = simulation.env
+        self._env.declare_alarm("network", self._set_network_alarm, in_background=True)
+        self._env.declare_alarm("latency", self._set_entry, in_background=True)
         self._sharing = sharing
         self._rules = [sharing()]
         self._general = False
@@ -122,40 +92,37 @@ class Network(Endpoints):
         self._weighs = self._protocol.weighs
         # how many each endpoint has begun, where flows have weights
         self._transfers: dict[int, int] = {}
-        # flows in slow start -> bytes/s that the window lets through
-        self._windows: dict[int, float] = {}
-        # heap: when the window of which flow doubles
-        self._round_trips: list[tuple[float, int]] = []
+        self._windows = Windows(self._protocol.window)
 
     def _rule(self, flow: Flow) -> Sharing:
         return self._rules[0]
 
     def _now(self, links: list[tuple[str, float]]) -> list[tuple[str, float]]:
-        return (
-            [(name, self.limits.get(name, rate)) for name, rate in links] if self.limits else links
-        )
+        if not self.limits:
+            return links
+        return [(name, self.limits.get(name, rate)) for name, rate in links]
 
     def _links_of(self, flow: Flow, *, own: bool = True) -> list[tuple[str, float]]:
         """A flow's links, with the devices' own or without: name and rate now (bytes/s)."""
         links = self.links_between(flow.source, flow.destination)
-        return self._now([*links, *self.own_links(flow.source, flow.destination)] if own else links)
+        if own:
+            links = [*links, *self.own_links(flow.source, flow.destination)]
+        return self._now(links)
 
     def _own_rate(self, flow: Flow) -> float:
         """Least rate now of the devices' own links on a flow's way (bytes/s)."""
-        return min(
-            [rate for _, rate in self._now(self.own_links(flow.source, flow.destination))],
-            default=math.inf,
-        )
+        links = self._now(self.own_links(flow.source, flow.destination))
+        return min([rate for _, rate in links], default=math.inf)
 
     def _cap(self, flow: Flow) -> float:
         """Largest rate of a flow now, apart from the links of the sharing rule (bytes/s)."""
-        window = self._windows.get(flow.id, math.inf) if self._windows else math.inf
+        window = self._windows.rate(flow.id)
         return window if self._general else min(window, self._own_rate(flow))
 
     def _is_unlimited(self, flow: Flow) -> bool:
-        return self._cap(flow) == math.inf and all(
-            capacity == math.inf for _, capacity in self._links_of(flow)
-        )
+        if self._cap(flow) < math.inf:
+            return False
+        return all(capacity == math.inf for _, capacity in self._links_of(flow))
 
     # Changes. They are taken in at the end of the instant, all at once.
 
@@ -167,24 +134,35 @@ class Network(Endpoints):
         done: Callable[[], None],
         waited: float = 0.0,
     ) -> Flow:
-        """Send ``size`` bytes; ``done`` is called when the last one has arrived, never from
-        within this call.
+        """Send bytes from one endpoint to another.
 
-        Latency is paid first, less the time that the flow has ``waited`` (s) behind another one on
-        its connection. A flow of size 0, or one that no link limits, takes the latency alone.
-        ``SimulationError``: the endpoints are the same, one does not exist, or size is negative or
-        not finite.
+        Latency is paid first. A flow of size 0, or one that no link limits, takes the latency
+        alone.
+
+        Args:
+            source: number of the sender.
+            destination: number of the receiver.
+            size: payload (bytes).
+            done: called when the last byte has arrived, never from within this call.
+            waited: time (s) behind another flow on the same connection, which lessens the latency.
+
+        Returns:
+            The flow.
+
+        Raises:
+            SimulationError: the endpoints are the same, one does not exist, or ``size`` is
+                negative or not finite.
         """
         if source == destination:
             raise SimulationError(
                 f"endpoint {source} sends to itself; a message goes to another endpoint"
             )
-        if not (SERVER <= source < self.endpoints > destination >= SERVER):
-            wrong = destination if SERVER <= source < self.endpoints else source
-            raise SimulationError(
-                f"there is no endpoint {wrong}; allowed are {SERVER} (the server) to "
-                f"{self.endpoints - 1}"
-            )
+        for endpoint in (source, destination):
+            if not SERVER <= endpoint < self.endpoints:
+                raise SimulationError(
+                    f"there is no endpoint {endpoint}; allowed are {SERVER} (the server) to "
+                    f"{self.endpoints - 1}"
+                )
         if not 0 <= size < math.inf:
             raise SimulationError(
                 f"a transfer of {size!r} bytes: the size must be finite and not negative"
@@ -203,9 +181,7 @@ class Network(Endpoints):
         if waited:
             latency = on_grid(latency - waited)
         if latency > 0:
-            self._in_latency[flow.id] = self._env.at(
-                ("latency", flow.id), now + latency, partial(self._admit, flow)
-            )
+            self._set_entry(flow.id, now + latency)
         else:
             self._entering[flow.id] = flow
             self._unsettle()
@@ -215,9 +191,9 @@ class Network(Endpoints):
         """Note the own links that a flow takes; the network may have to become general."""
         sends = 0 <= source < self.devices
         receives = 0 <= destination < self.devices
-        if (sends and (receives or source in self._sending)) or (
-            receives and destination in self._receiving
-        ):
+        shares_up = sends and (receives or source in self._sending)
+        shares_down = receives and destination in self._receiving
+        if shares_up or shares_down:
             self._crowded = True
             self._unsettle()
         self._sending.add(source)
@@ -259,8 +235,10 @@ class Network(Endpoints):
         self._end(flow, now, sent)
 
     def finish(self, flow: Flow) -> bool:
-        """End a flow that is complete but for the rounding of times, without ``done``; returns
-        whether it is complete.
+        """End a flow that is complete but for the rounding of times, without calling ``done``.
+
+        Returns:
+            Whether the flow is complete.
         """
         now = self._simulation.now
         self._advance(now)
@@ -268,9 +246,8 @@ class Network(Endpoints):
             rule = self._rule(flow)
             is_due = flow.wire - rule.sent(flow.id, now) <= rule.rate(flow.id) * tie_s(now)
         elif flow.id in self._in_latency:
-            is_due = self._in_latency[flow.id].when <= now + tie_s(now) and (
-                flow.size == 0 or self._is_unlimited(flow)
-            )
+            takes_no_time = flow.size == 0 or self._is_unlimited(flow)
+            is_due = takes_no_time and self._in_latency[flow.id].when <= now + tie_s(now)
         else:
             return flow.sent == flow.size
         if is_due:
@@ -289,38 +266,27 @@ class Network(Endpoints):
         self._unsettle()
 
     def solve(self) -> None:
-        """Share the links again after all changes of this instant, and set the alarm to the next
-        end.
-        """
+        """Share the links after all changes of this instant, and set the alarm of the next end."""
         self._unsettled = False
         now = self._simulation.now
         self._advance(now)
-        grown = {}
-        if self._crowded and not self._general:
-            grown = {
-                flow.id: self._rule(flow).sent(flow.id, now) for flow in self._running.values()
-            }
-        if self._round_trips:
-            self._widen(now)
+        becomes_general = self._crowded and not self._general
+        sent: dict[int, float] = {}
+        if becomes_general:
+            for flow in self._running.values():
+                sent[flow.id] = self._rule(flow).sent(flow.id, now)
+        self._widen(now)
         for flow in self._leaving:
             self._rule(flow).leave(flow.id, now)
         self._leaving.clear()
         if self._changed:
             self._change_links(now)
-        if self._crowded and not self._general:
-            self._general, self._rules = True, [self._sharing()]
+        if becomes_general:
+            self._general = True
+            self._rules = [self._sharing()]
             for flow in self._running.values():
-                self._enter(flow, self._cap(flow), now, min(max(grown[flow.id], 0.0), flow.wire))
-        for flow in self._entering.values():
-            if self._protocol.slow_start and flow.size > 0:
-                self._open_window(flow, now)
-            cap = self._cap(flow)
-            if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
-                self._arrive(flow, now)
-            else:
-                self._running[flow.id] = flow
-                self._enter(flow, cap, now)
-        self._entering.clear()
+                self._enter(flow, self._cap(flow), now, min(max(sent[flow.id], 0.0), flow.wire))
+        self._start_entering(now)
         for rule in self._rules:
             if rule.changed:
                 rule.share(now)
@@ -328,31 +294,41 @@ class Network(Endpoints):
         if self.on_shared is not None:
             self.on_shared()
 
+    def _start_entering(self, now: float) -> None:
+        """Start the flows whose latency is over; a flow that takes no time arrives at once."""
+        for flow in self._entering.values():
+            if self._protocol.slow_start and flow.size > 0:
+                round_trip = self.round_trip_s(flow.source, flow.destination)
+                self._windows.open(flow.id, self._own_rate(flow), round_trip, now)
+            cap = self._cap(flow)
+            if flow.size == 0 or (cap == math.inf and self._is_unlimited(flow)):
+                self._arrive(flow, now)
+            else:
+                self._running[flow.id] = flow
+                self._enter(flow, cap, now)
+        self._entering.clear()
+
     def _change_links(self, now: float) -> None:
-        for flow in [flow for flow in self._running.values() if self._is_unlimited(flow)]:
+        unlimited = [flow for flow in self._running.values() if self._is_unlimited(flow)]
+        for flow in unlimited:
             self._rule(flow).leave(flow.id, now)
             self._arrive(self._running.pop(flow.id), now)
-        taken = {}  # own links that are no links of the rule, but caps
+        capped: dict[str, Flow] = {}  # own links that are caps, and no links of the rule
         if not self._general:
-            flows = self._running.values()
-            taken = {
-                link: flow
-                for flow in flows
-                for link, _ in self.own_links(flow.source, flow.destination)
-            }
+            for flow in self._running.values():
+                for link, _ in self.own_links(flow.source, flow.destination):
+                    capped[link] = flow
         for link in dict.fromkeys(self._changed):
-            if link in taken:
-                own = taken[link]
-                self._rule(own).recap(own.id, own.wire, self._cap(own), now)
+            if link in capped:
+                flow = capped[link]
+                self._rule(flow).recap(flow.id, flow.wire, self._cap(flow), now)
             else:
                 for rule in self._rules:
                     rule.set_capacity(link, self.limits.get(link, self.built_rate(link)), now)
         self._changed.clear()
 
     def _weight(self, source: int, destination: int) -> float:
-        """Weight of the transfer that begins now, drawn by its device and the number of its
-        transfers so far.
-        """
+        """Weight of the transfer that begins now, drawn by its device and transfer count."""
         comes_down = source == SERVER or (
             source >= self.devices and 0 <= destination < self.devices
         )
@@ -362,36 +338,21 @@ class Network(Endpoints):
         round_trip = 2 * self._exact_latency_s(source, destination) + self._protocol.round_trip
         weight = self._protocol.weight(self._streams, device, count, round_trip, direction)
         self._transfers[device] = count + 1
-        return (
-            weight * self._protocol.late_weight
-            if direction == "up" and self._uploads[destination]
-            else weight
-        )
+        if direction == "up" and self._uploads[destination]:
+            return weight * self._protocol.late_weight
+        return weight
 
     # Slow start.
 
-    def _open_window(self, flow: Flow, now: float) -> None:
-        round_trip = self.round_trip_s(flow.source, flow.destination)
-        if self._protocol.window < self._own_rate(flow) * round_trip:
-            self._windows[flow.id] = self._protocol.window / round_trip
-            heappush(self._round_trips, (now + round_trip, flow.id))
-
     def _widen(self, now: float) -> None:
         """Double the windows whose round trip is over; drop those that did not limit their flow."""
-        while self._round_trips and self._round_trips[0][0] <= now:
-            flow_id = heappop(self._round_trips)[1]
-            if flow_id not in self._windows:
-                continue
+        for flow_id, window in self._windows.take_due(now):
             flow = self._running[flow_id]
-            window = self._windows.pop(flow_id)
             rule = self._rule(flow)
-            limits = rule.rate(flow_id) > window * (1 - _ROUNDING)
-            if limits and 2 * window < self._own_rate(flow):
-                self._windows[flow_id] = 2 * window
-                heappush(
-                    self._round_trips,
-                    (now + self.round_trip_s(flow.source, flow.destination), flow_id),
-                )
+            is_limiting = rule.rate(flow_id) > window * (1 - _ROUNDING)
+            if is_limiting and 2 * window < self._own_rate(flow):
+                round_trip = self.round_trip_s(flow.source, flow.destination)
+                self._windows.widen(flow_id, 2 * window, now + round_trip)
             rule.recap(flow_id, flow.wire, self._cap(flow), now)
 
     # Readings. They change nothing.
@@ -401,11 +362,9 @@ class Network(Endpoints):
         if flow.id not in self._running:
             return flow.sent
         rule = self._as_of_now(flow)
-        return (
-            flow.size
-            if rule is None
-            else self._payload(flow, rule.sent(flow.id, self._simulation.now))
-        )
+        if rule is None:
+            return flow.size
+        return self._payload(flow, rule.sent(flow.id, self._simulation.now))
 
     def rate(self, flow: Flow) -> float:
         """Rate of a flow (bytes/s) as of the last solve; 0 if it is not being sent."""
@@ -413,15 +372,17 @@ class Network(Endpoints):
         return 0.0 if rule is None else rule.rate(flow.id)
 
     def _as_of_now(self, flow: Flow) -> Sharing | None:
-        """A running flow's rule after all ends up to now, copied if there are any; None if the
-        flow is one of them.
+        """The rule of a running flow after all ends up to now; None if the flow has ended.
+
+        The rule is a copy if any flow has ended since the last solve.
         """
         rule = self._rule(flow)
         now = self._simulation.now
         if rule.next_end > now:
             return rule
         rule = deepcopy(rule)
-        return None if flow.id in {flow_id for _, flow_id in rule.advance(now)} else rule
+        ended = {flow_id for _, flow_id in rule.advance(now)}
+        return None if flow.id in ended else rule
 
     # From one end to the next.
 
@@ -433,13 +394,10 @@ class Network(Endpoints):
             if rule.next_end <= now:
                 for end, flow_id in rule.advance(now):
                     self._arrive(self._running.pop(flow_id), end)
-            if not rule.next_end > now:  # also where it is no number
-                said = (
-                    f"was advanced to {now!r} s, and says that the next end of a flow is "
-                    f"{rule.next_end!r} s"
-                )
+            if not rule.next_end > now:  # also if it is not a number
                 raise SimulationError(
-                    f"the sharing rule {type(rule).__name__} {said}; allowed is a later time"
+                    f"the sharing rule {type(rule).__name__} was advanced to {now!r} s, and says "
+                    f"that the next end of a flow is {rule.next_end!r} s; allowed is a later time"
                 )
 
     def _arrive(self, flow: Flow, end: float) -> None:
@@ -449,8 +407,7 @@ class Network(Endpoints):
     def _end(self, flow: Flow, end: float, sent: float) -> None:
         flow.ended = end
         flow.sent = sent
-        if self._windows:
-            self._windows.pop(flow.id, None)
+        self._windows.close(flow.id)
         del self._flows[flow.id]
         self._uploads[flow.destination] -= flow.source >= 0
         self._sending.discard(flow.source)
@@ -460,31 +417,27 @@ class Network(Endpoints):
 
     def snapshot(self) -> dict[str, Any]:
         """The state for ``restore``."""
-        state = {
+        return {
             "started": self._started,
             "flows": self._flows,
             "running": list(self._running),
             "general": self._general,
-        }
-        state |= {
             "transfers": self._transfers,
-            "windows": self._windows,
-            "round_trips": self._round_trips,
+            **self._windows.snapshot(),
+            "limits": self.limits,
+            "rules": [vars(rule) for rule in self._rules],
         }
-        return state | {"limits": self.limits, "rules": [vars(rule) for rule in self._rules]}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore all but each flow's ``done``, which its sender sets, and alarms (``rearm``)."""
+        """Restore all but each flow's ``done``, which its sender sets, and alarms."""
         self._started = state["started"]
         self._flows = state["flows"]
         self._general = state["general"]
         self._running = {flow_id: self._flows[flow_id] for flow_id in state["running"]}
-        self._uploads = Counter(
-            flow.destination for flow in self._flows.values() if flow.source >= 0
-        )
+        uploads = [flow for flow in self._flows.values() if flow.source >= 0]
+        self._uploads = Counter(flow.destination for flow in uploads)
         self._transfers = state["transfers"]
-        self._windows = state["windows"]
-        self._round_trips = state["round_trips"]
+        self._windows.restore(state)
         self.limits = state["limits"]
         if self._general:
             self._rules = [self._sharing()]
@@ -494,66 +447,55 @@ class Network(Endpoints):
             for flow in self._flows.values():
                 self._take(flow.source, flow.destination)
 
-    def rearm(self, kind: str, number: int, when: float) -> None:
-        """Set an alarm of a snapshot again."""
-        if kind == "network" and number == _STANDSTILL:
-            self._standstill = self._env.at((kind, number), when, self._refuse_standstill)
-        elif kind == "network":
-            self._wakeup = self._env.at((kind, number), when, self._tell)
+    def _set_entry(self, number: int, when: float) -> None:
+        """Set the alarm at which a flow's first byte leaves (s)."""
+        self._in_latency[number] = self._env.at(
+            ("latency", number), when, partial(self._admit, self._flows[number])
+        )
+
+    def _set_network_alarm(self, number: int, when: float) -> None:
+        """Set the alarm of the next end of a flow, or of a standstill of all flows (s)."""
+        name = ("network", number)
+        if number == _STANDSTILL:
+            self._standstill = self._env.at(name, when, self._refuse_standstill)
         else:
-            self._in_latency[number] = self._env.at(
-                (kind, number), when, partial(self._admit, self._flows[number])
-            )
+            self._wakeup = self._env.at(name, when, self._tell)
 
     def _watch_standstill(self, when: float) -> None:
         """Wait for a change while all flows stand still, for so long as no outage lasts."""
         stands = when == math.inf and bool(self._running)
         if stands and self._standstill is None:
-            self.rearm("network", _STANDSTILL, self._simulation.now + _PATIENCE_S)
+            self._set_network_alarm(_STANDSTILL, self._simulation.now + PATIENCE_S)
         elif not stands and self._standstill is not None:
             self._standstill.cancel()
             self._standstill = None
 
     def _refuse_standstill(self) -> None:
-        flows = [*self._running.values()]
-        names = [
+        routes = [
             f"{self.name(flow.source)} to {self.name(flow.destination)}"
-            for flow in flows[:_MOST_NAMED]
+            for flow in self._running.values()
         ]
-        more = f" and {len(flows) - _MOST_NAMED} more" if len(flows) > _MOST_NAMED else ""
-        rules = ", ".join(sorted({type(rule).__name__ for rule in self._rules}))
-        since = self._simulation.now - _PATIENCE_S
-        raise SimulationError(
-            f"all {len(flows)} flows under way stand still since {since!r} s, and nothing "
-            "changed that within a year: "
-            f"{', '.join(names)}{more}; the sharing rule {rules} gives them no bytes. Is a "
-            "link's rate 0, or does an outage "
-            "never end? A deadline of the strategy or stop.simulated_time ends such a run"
-        )
+        rules = {type(rule).__name__ for rule in self._rules}
+        raise standstill_error(routes, rules, self._simulation.now - PATIENCE_S)
 
     def _set_alarm(self, now: float) -> None:
-        """Keep exactly one wake-up: at the next end or wider window, or now if a ``done`` is
-        still to be called.
-        """
+        """Set the one wake-up: at the next end or wider window, or now if a flow has arrived."""
         when = now if self._arrived else on_grid_after(min([rule.next_end for rule in self._rules]))
-        while self._round_trips and self._round_trips[0][1] not in self._windows:
-            heappop(self._round_trips)
-        if self._round_trips:
-            when = min(when, self._round_trips[0][0])
+        when = min(when, self._windows.next_end())
         self._watch_standstill(when)
         if self._wakeup is not None:
             if self._wakeup.when == when:
                 return
             self._wakeup.cancel()
-        self._wakeup = (
-            None if when == math.inf else self._env.at(("network", _WAKEUP), when, self._tell)
-        )
+        self._wakeup = None
+        if when < math.inf:
+            self._set_network_alarm(_WAKEUP, when)
 
     def _tell(self) -> None:
         """Call ``done`` of all flows that have ended by now, in the order of their starts."""
         self._wakeup = None
         self._advance(self._simulation.now)
-        arrived = sorted(self._arrived, key=_BY_ID)
+        arrived = sorted(self._arrived, key=lambda flow: flow.id)
         self._arrived = []
         self._unsettle()
         for flow in arrived:

@@ -114,15 +114,19 @@ class NetworkModel(Spec):
 
         def column(name: Literal["down", "up", "latency"], purpose: str) -> Floats:
             distribution = getattr(self.device, name)
-            return distribution.by_device(
+            values: Floats = distribution.by_device(
                 f"network.device.{name}", streams.generator(purpose), devices, root
-            )  # type: ignore[no-any-return]
+            )
+            return values
 
         if rates is None:
             rates = column("down", "world/link-down"), column("up", "world/link-up")
-        down, up, *latency = rates
-        said = not (isinstance(self.device.latency, Constant) and self.device.latency.value == 0)
-        return down, up, latency[0] if latency and not said else column("latency", "world/latency")
+        down, up, *latencies = rates
+        latency = self.device.latency
+        is_default = isinstance(latency, Constant) and latency.value == 0
+        if latencies and is_default:
+            return down, up, latencies[0]
+        return down, up, column("latency", "world/latency")
 
 
 class StarSpec(NetworkModel):

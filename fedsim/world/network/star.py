@@ -269,18 +269,24 @@ class StarDirection:
     def _next_cap(self, *, free: bool) -> Units | None:
         tiers = self._tiers
         heap = self._caps[free]
-        while heap and ((tier := tiers.get(abs(heap[0]))) is None or tier.free != free):
+        while heap:
+            cap = abs(heap[0])
+            tier = tiers.get(cap)
+            if tier is not None and tier.free == free:
+                return cap
             heappop(heap)
-        return abs(heap[0]) if heap else None
+        return None
 
     def _first_end(self, *, free: bool) -> float:
         tiers = self._tiers
         heap = self._ends[free]
-        while heap and (
-            (tier := tiers.get(heap[0][1])) is None or tier.free != free or tier.end != heap[0][0]
-        ):
+        while heap:
+            end, cap = heap[0]
+            tier = tiers.get(cap)
+            if tier is not None and tier.free == free and tier.end == end:
+                return end
             heappop(heap)
-        return heap[0][0] if heap else math.inf
+        return math.inf
 
     def _change_side(self, tier: Tier) -> None:
         heappop(self._caps[tier.free])
@@ -354,13 +360,11 @@ class Star(Network):
         self._rules = [StarDirection(capacity, link) for link, capacity in links.items()]
 
     def route(self, source: int, destination: int) -> tuple[str, ...]:
-        return (
-            ("server down",)
-            if source == SERVER
-            else ("server up",)
-            if destination == SERVER
-            else ()
-        )
+        if source == SERVER:
+            return ("server down",)
+        if destination == SERVER:
+            return ("server up",)
+        return ()
 
     def _enter(self, flow: Flow, cap: float, now: float, sent: float = 0.0) -> None:
         if self._general:

@@ -2,7 +2,9 @@
 
 from fedsim.world.processes.activity import Activity
 from fedsim.world.processes.base import PROCESSES, Process, WorldSpec
-from fedsim.world.processes.world import DeviceFacts, Hold, Processes, World
+from fedsim.world.processes.holds import Hold
+from fedsim.world.processes.processes import Processes
+from fedsim.world.processes.world import DeviceFacts, World
 
 __all__ = [
     "PROCESSES",

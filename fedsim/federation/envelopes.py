@@ -1,0 +1,192 @@
+"""Both directions of a task's messages: the server's request, and the device's answer.
+
+A request becomes a download and the time to decode it; an answer becomes the time to encode it and
+an upload. The contents pass through the codecs of ``[messages]``.
+"""
+
+from collections.abc import Collection
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from fedsim.federation.client import Instruction, LocalResult
+from fedsim.federation.codecs import Wire
+from fedsim.federation.contents import (
+    BASE,
+    STATE,
+    Contents,
+    Partial,
+    has_model,
+    payloads,
+    received,
+)
+from fedsim.federation.devices import Devices
+from fedsim.learning import Learner
+from fedsim.learning.refs import Ref
+from fedsim.world.network.endpoints import Direction
+from fedsim.world.steps import Download, Payload, TaskStep, Upload
+
+
+@dataclass(slots=True)
+class TaskContext:
+    """The federation's part of a running task.
+
+    Attributes:
+        instruction: the request as the client half receives it.
+        begun: whether ``Client.work`` was called.
+        computed: whether ``Client.work`` returned any computation.
+        reply: contents of the answer as they arrive; None before the answer, or for none.
+        replied: whether ``Client.reply`` was called.
+        keeping: residuals by name, which the device keeps if its answer arrives.
+        real: the real work, once begun.
+        brings_base: whether the request has the model's frozen tensors too.
+        ahead: results of trainings that may stop early, computed for their durations.
+    """
+
+    instruction: Instruction
+    begun: bool = False
+    computed: bool = False
+    reply: Contents | None = None
+    replied: bool = False
+    keeping: dict[str, Any] | None = None
+    real: "Future[Any] | None" = None
+    brings_base: bool = False
+    ahead: list[Ref] = field(default_factory=list)
+
+
+class Request(NamedTuple):
+    """A request to a device: the steps that bring it, and the context of its task."""
+
+    steps: tuple[TaskStep, ...]
+    context: TaskContext
+
+
+class Envelopes:
+    """Builds the messages of tasks in both directions.
+
+    Args:
+        learner: sizes of frozen tensors and of optimiser states.
+        down: codec of the messages to devices.
+        up: codec of the messages from devices.
+        devices: residuals of codecs, and the devices that have the frozen tensors.
+        added_up: names of contents that the strategy adds up.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        down: Wire,
+        up: Wire,
+        devices: Devices,
+        added_up: Collection[str] = (),
+    ) -> None:
+        self._learner = learner
+        self._down = down
+        self._up = up
+        self._devices = devices
+        self._added_up = added_up
+
+    def wire(self, direction: Direction) -> Wire:
+        """The codec of a direction."""
+        return self._down if direction == "down" else self._up
+
+    def parts(
+        self, contents: Contents, direction: Direction, *, has_base: bool
+    ) -> tuple[Payload, ...]:
+        """The parts of a message with their bytes.
+
+        Args:
+            contents: the contents by name.
+            direction: the direction of the message.
+            has_base: whether the receiver has the model's frozen tensors already.
+
+        Raises:
+            SimulationError: contents that cannot be sent.
+        """
+        parts = payloads(contents, self.wire(direction))
+        base_bytes = self._learner.base_bytes
+        if base_bytes and not has_base and has_model(contents):
+            return (Payload(BASE, base_bytes), *parts)
+        return parts
+
+    # From the server to a device.
+
+    def request(
+        self, device: int, contents: Contents, job: str, round_number: int | None
+    ) -> Request:
+        """The request for a job, as steps of a task and the task's context.
+
+        Args:
+            device: number of the device.
+            contents: the contents by name, as the server half gives them.
+            job: name of the job.
+            round_number: the round for which the device works; None for none.
+
+        Raises:
+            SimulationError: contents that cannot be sent.
+        """
+        has_base = device in self._devices.bases
+        brings_base = not has_base and self._learner.base_bytes > 0 and has_model(contents)
+        parts = self.parts(contents, "down", has_base=has_base)
+        if self._learner.state_bytes and job == "train" and contents["model"].state is not None:
+            parts = (*parts, Payload(STATE, self._learner.state_bytes))
+        steps: tuple[TaskStep, ...] = ()
+        if parts:
+            steps = (Download(parts),)
+            if self._down.model_s:
+                steps += self._down.work_on(contents, "decode")
+        arriving, _ = self._down.through(contents, {}, {})
+        instruction = Instruction(job, received(arriving), round_number)
+        return Request(steps, TaskContext(instruction, brings_base=brings_base))
+
+    # From a device to the server.
+
+    def answer(
+        self, device: int, contents: Contents, result: LocalResult, context: TaskContext
+    ) -> tuple[TaskStep, ...]:
+        """The steps that bring an answer to the server; notes what arrives in the context.
+
+        Args:
+            device: number of the device.
+            contents: the contents by name, as the client half gives them.
+            result: the local result that is reported.
+            context: context of the task; gets ``reply`` and ``keeping``.
+
+        Raises:
+            SimulationError: contents that cannot be sent.
+        """
+        parts = payloads(contents, self._up)
+        encoding = self._up.work_on(contents, "encode") if self._up.model_s else ()
+        update = result.update
+        is_training = update is not None and context.instruction.job == "train"
+        if self._learner.state_bytes and is_training:
+            parts = (*parts, Payload(STATE, self._learner.state_bytes))
+        bases: dict[Ref, Ref] = {}
+        if update is not None and result.start is not None:
+            bases[update] = result.start
+        residuals = self._devices.residuals.get(device, {})
+        context.reply, context.keeping = self._up.through(
+            contents, bases, residuals, self._added_up
+        )
+        _copy_loss(contents, context.reply, result)
+        return (*encoding, Upload(parts)) if parts else ()
+
+    def encoding_s(self, size: float) -> float:
+        """Time (s) in which a device encodes models of ``size`` bytes on the wire in all."""
+        return size / self._up.model_bytes * self._up.model_s
+
+    @property
+    def takes_time_to_encode(self) -> bool:
+        """Whether devices take time to encode models."""
+        return bool(self._up.model_s)
+
+
+def _copy_loss(contents: Contents, arriving: Contents, result: LocalResult) -> None:
+    """Let the update as it arrives report the loss of its training."""
+    update = result.update
+    if result.trained is None or update is None:
+        return
+    for name, value in contents.items():
+        model = value.model if type(value) is Partial else value
+        if model is update and arriving[name].loss is None:
+            arriving[name].loss = result.trained.loss

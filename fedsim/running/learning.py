@@ -1,0 +1,127 @@
+"""Builds the learning of a run: the data, the samples of each device, and the learner."""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsim.clock.simulation import Simulation
+from fedsim.common.arrays import Ints
+from fedsim.common.errors import ScenarioError
+from fedsim.common.streams import Streams
+from fedsim.learning import Learner
+from fedsim.learning.architecture import Tensor
+from fedsim.learning.models import SizeOnly
+
+if TYPE_CHECKING:
+    from fedsim.learning.data.federated import FederatedData
+    from fedsim.running.sections import Sections
+
+
+class LearningBuilder:
+    """Builds the data of a run, the samples of each device, and the learner.
+
+    Args:
+        scenario: the scenario.
+        simulation: the clock.
+        streams: random streams of the seed.
+
+    Attributes:
+        data: the data of all devices; None without data.
+        samples: training samples of each device; int64 [devices].
+        shape_and_classes: shape of a sample, and number of classes or outputs.
+        tensors: returns the tensors of the model; empty if the strategy brings its own learning.
+
+    Raises:
+        ScenarioError, DataError: the data cannot be built, or do not fit the strategy.
+    """
+
+    def __init__(self, scenario: "Sections", simulation: Simulation, streams: Streams) -> None:
+        self._scenario = scenario
+        self._simulation = simulation
+        self._streams = streams
+        self._root = scenario.data.own_folder()
+        self.data: FederatedData | None = None
+        self.samples: Ints
+        self.shape_and_classes: tuple[tuple[int, ...], int] = (1,), 1
+        population = scenario.population
+        if scenario.strategy.brings_learning:
+            self.samples = np.zeros(population.devices, dtype=np.int64)
+            if population.samples is not None:
+                self.samples = population.sizes(streams, self._root)
+        elif scenario.learning == "on" or population.samples is None:
+            self.data = self._build_data()
+            self.samples = self.data.train_sizes()
+            pool = self.data.pool
+            self.shape_and_classes = pool.shape, pool.outputs or pool.classes
+        else:
+            self.samples = population.sizes(streams, self._root)
+            self.shape_and_classes = scenario.objective.sizes(*scenario.data.shape_and_classes())
+        self.tensors = cache(self._tensors)
+
+    def _build_data(self) -> "FederatedData":
+        scenario = self._scenario
+        data = scenario.data.build(scenario.population.devices, self._streams)
+        maps_labels = any(shard.label_map is not None for shard in data.shards)
+        learns_labels = scenario.objective.kind == "classification" and data.pool.targets is None
+        if maps_labels and not learns_labels:
+            kind = scenario.data.partition.kind
+            raise ScenarioError(
+                f"data.partition.kind is {kind!r}, which maps labels, and models learn "
+                "other targets here"
+            )
+        if scenario.strategy.needs_labels and not data.pool.labelled:
+            raise ScenarioError(
+                f"strategy.kind is {scenario.strategy.kind!r}, which goes by labels, and "
+                "the data have none; allowed with "
+                "data.column"
+            )
+        data.pool = scenario.objective.fitted(data.pool, self._streams)
+        return data
+
+    def _tensors(self) -> Sequence[Tensor]:
+        if self._scenario.strategy.brings_learning:
+            return ()
+        return self._scenario.model.tensors(*self.shape_and_classes)
+
+    def learner(self, replacement: type[Learner] | None) -> Learner:
+        """Build the learner; ``replacement`` takes the place of the scenario's learning."""
+        scenario = self._scenario
+        if scenario.strategy.brings_learning:
+            # a sample costs as much as one of the reference model
+            flops = scenario.population.reference_flops or 1.0
+            model = SizeOnly.model_validate(
+                {"kind": "size", "bytes": "4 B", "flops_per_sample": flops}
+            )
+            return Learner(model, *self.shape_and_classes)
+        learner = self._build_learner(replacement)
+        if scenario.training.state == "sent":
+            learner.state_bytes = self._state_bytes(learner)
+        return learner
+
+    def _build_learner(self, replacement: type[Learner] | None) -> Learner:
+        scenario = self._scenario
+        if replacement is not None:
+            return replacement(scenario.model, *self.shape_and_classes)
+        if scenario.learning != "on":
+            return Learner(scenario.model, *self.shape_and_classes)
+        from fedsim.learning.engine import Learning  # loads torch
+
+        assert self.data is not None
+        return Learning(
+            self._simulation,
+            scenario.model,
+            scenario.training,
+            self.data,
+            self._streams,
+            self._root,
+            scenario.objective,
+        )
+
+    def _state_bytes(self, learner: Learner) -> float:
+        """Bytes of a trainer's state on the wire, of float32 numbers."""
+        shapes = {tensor.name: tensor.shape for tensor in self.tensors() if not tensor.is_buffer}
+        if not shapes:
+            shapes = {"": (int(learner.parameters),)}
+        return 4.0 * self._scenario.training.state_numbers(shapes)

@@ -1,0 +1,239 @@
+"""Timing of the computations of tasks: ends of epochs, limits, changes of pace, shared hosts.
+
+A computation has one alarm, at its end if the device does not disconnect before, or at a look on
+the way if that end is far away.
+"""
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedsim.clock.simulation import TICK_S, on_grid, on_grid_after
+from fedsim.common.training import Limit, Training
+from fedsim.world.compute import Compute, Hosts, HostSpec
+from fedsim.world.steps.base import Cause
+from fedsim.world.steps.computations import EpochStep, Plan
+from fedsim.world.task import Task
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+
+
+class Computing:
+    """Times the computations of tasks, for steps that are an ``EpochStep``.
+
+    Attributes:
+        paces: device -> factor of its speed now, if not 1.
+        hosts: machines whose cores the devices share; None if each device has its own.
+    """
+
+    def __init__(self, runner: "TaskRunner", compute: Compute, host: HostSpec | None) -> None:
+        self._runner = runner
+        self._simulation = runner.simulation
+        self._compute = compute
+        self.hosts: Hosts | None = None
+        if host is not None:
+            self.hosts = Hosts(self._simulation, host, self._end_epoch)
+        self._simulation.env.declare_alarm("look-ahead", self._set_look)
+        self.paces: dict[int, float] = {}
+        # if the pace has changed: task -> ends up to the running epoch
+        self._fixed_ends: dict[int, list[float]] = {}
+        # seconds of the budget used so far, by device; a task that continues begins there
+        self._budget_used: dict[int, float] = {}
+
+    def take_budget(self, device: int) -> float:
+        """Seconds of its budget that the device's last task has used; forgets them."""
+        return self._budget_used.pop(device, 0.0)
+
+    # A computation begins.
+
+    def begin(self, task: Task, training: Training | None) -> None:
+        """Begin a training, or an evaluation (None); it fails if it does not fit into memory."""
+        now = self._simulation.now
+        if task.budget_from is None:
+            task.budget_from = now - task.spent_s
+        failing_s = self._runner.population.failing_s(task.device, training, task.samples)
+        task.fails = failing_s is not None
+        if failing_s is None:
+            self.look_ahead(task)
+        else:
+            task.epoch_ends = []
+            self._runner.end_step_at(task, on_grid_after(now + failing_s))
+
+    def look_ahead(self, task: Task) -> None:
+        """Set the alarm for the end of the running computation, or for a later look.
+
+        A later look is twice as far away: mostly a deadline comes before.
+        """
+        plan = self._plan(task)
+        if self.hosts is not None:
+            self._begin_on_host(task, plan)
+            return
+        start = task.step_start
+        now = self._simulation.now
+        limit = plan.limit
+        # then the device has vanished, or the run is over
+        last = max(start, min(task.off, self._simulation.end))
+        reach = self._compute.reach_s
+        if reach < math.inf:
+            reach = on_grid(start + max(reach, 2 * (now - start)))
+        ends = self._epoch_ends(task, plan, min(last, reach))
+        is_far = reach < last and bool(ends) and reach < min(ends[-1], limit)
+        if ends and limit < ends[-1] <= limit + plan.slack_s:
+            ends[-1] = limit
+        if plan.adaptive and not is_far:
+            ends = self._compute.adapt(start, ends, limit + plan.slack_s)
+        task.epoch_ends = ends
+        if not is_far:
+            end = ends[-1] if _all_fit(ends, plan) else max(limit, now)
+            self._runner.end_step_at(task, end)
+        elif self._runner.charge.runs_dry(task, reach):
+            self._runner.end_step_at(task, math.inf)
+        else:
+            self._set_look(task.id, reach)
+
+    def _plan(self, task: Task) -> Plan:
+        """The running step's plan, at the device's present pace."""
+        step = task.step
+        assert isinstance(step, EpochStep)
+        plan = step.plan(task, self._runner)
+        pace = self.paces.get(task.device, 1.0)
+        return plan if pace == 1.0 else plan._replace(epoch_s=plan.epoch_s / pace)
+
+    def _epoch_ends(self, task: Task, plan: Plan, horizon: float) -> list[float]:
+        fixed = self._fixed_ends.get(task.id, [])
+        begin = fixed[-1] if fixed else task.step_start
+        remaining = plan.epochs - len(fixed)
+        return fixed + self._compute.epoch_ends(
+            task.device, begin, plan.epoch_s, remaining, plan.limit, horizon, plan.jitter_of
+        )
+
+    def limit_of(self, task: Task, limit: Limit) -> float:
+        """Absolute time (s) at which a limit ends the running step; infinity for never."""
+        until = math.inf if limit.stop_at is None else limit.stop_at
+        if limit.budget is not None and task.budget_from is not None:
+            until = min(until, task.budget_from + limit.budget)
+        if until == math.inf:
+            return math.inf
+        return on_grid(until) - self._reserve_s(task, limit)
+
+    def _reserve_s(self, task: Task, limit: Limit) -> float:
+        reserve_s = 0.0
+        if limit.reserve_upload:
+            alone_s = self._runner.network.nominal_s(
+                task.device, "up", limit.reserve_upload, near=task.edge is not None
+            )
+            # The last byte is noticed on a tick: the next one, or that after it by rounding.
+            reserve_s = alone_s
+            if on_grid(alone_s) != alone_s:
+                reserve_s = on_grid_after(alone_s) + TICK_S
+        if limit.reserve_s:
+            reserve_s += on_grid_after(limit.reserve_s) + TICK_S
+        return reserve_s
+
+    # A computation on a host.
+
+    def _begin_on_host(self, task: Task, plan: Plan) -> None:
+        task.epoch_ends = []
+        if plan.limit < math.inf:
+            self._runner.end_step_at(task, max(plan.limit, self._simulation.now))
+        self._begin_epoch(task)
+
+    def _end_epoch(self, task: Task) -> None:
+        assert task.epoch_ends is not None
+        task.epoch_ends.append(self._simulation.now)
+        self._begin_epoch(task)
+
+    def _begin_epoch(self, task: Task) -> None:
+        """Begin the next epoch, or end the step after the last one that fits."""
+        assert self.hosts is not None
+        assert task.epoch_ends is not None
+        plan = self._plan(task)
+        now = self._simulation.now
+        ends = task.epoch_ends
+        is_over = len(ends) == plan.epochs
+        if ends and plan.adaptive and not is_over:
+            begun = self._compute.adapt(task.step_start, [*ends, math.inf], plan.limit)
+            is_over = len(begun) == len(ends)
+        if is_over:
+            task.carried_out()
+        elif now < plan.limit:  # else the alarm at the limit rings in this instant
+            jitter = self._compute.jitter(task.device, now, plan.jitter_of)
+            self.hosts.compute(task, plan.epoch_s * jitter)
+
+    # A computation ends.
+
+    def end(self, task: Task, limit: Limit, cause: Cause | None) -> dict[str, Any]:
+        """End the running computation; returns fields of its record, of a shared host."""
+        now = self._simulation.now
+        self._fixed_ends.pop(task.id, None)
+        if limit.budget is not None and task.budget_from is not None:
+            self._budget_used[task.device] = now - task.budget_from
+        if self.hosts is None:
+            return {}
+        is_due = cause is None and self.hosts.is_due(task)
+        # an epoch in between has no end
+        if self.hosts.stop(task) and task.epoch_ends is not None:
+            task.epoch_ends.append(now if is_due else math.inf)
+        return {"core_s": self.hosts.used_s(task)}
+
+    def set_pace(self, device: int, pace: float) -> None:
+        """Set the factor of a device's speed from now on.
+
+        The rest of a running epoch or evaluation runs at the new pace.
+        """
+        before = self.paces.pop(device, 1.0)
+        if pace != 1.0:
+            self.paces[device] = pace
+        task = self._runner.task_of(device)
+        if task is None or not task.waits or task.epoch_ends is None or task.fails:
+            return
+        if not isinstance(task.step, EpochStep):
+            return
+        if self.hosts is not None:
+            self.hosts.stretch(task, before / pace)
+            return
+        now = self._simulation.now
+        done = bisect_right(task.epoch_ends, now)
+        if done < len(task.epoch_ends):
+            end = on_grid(now + (task.epoch_ends[done] - now) * (before / pace))
+            task.cancel("alarm")
+            task.cancel("battery")
+            self._fixed_ends[task.id] = [*task.epoch_ends[:done], end]
+            self.look_ahead(task)
+
+    # Snapshots, between two instants.
+
+    def _set_look(self, number: int, when: float) -> None:
+        """Set the alarm for a later look at the running computation of a task."""
+        task = self._runner.running[number]
+        task.alarm = self._simulation.env.at(
+            ("look-ahead", number), when, partial(self.look_ahead, task)
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "paces": self.paces,
+            "known_ends": self._fixed_ends,
+            "spent": self._budget_used,
+        }
+        if self.hosts is not None:
+            state["hosts"] = self.hosts.snapshot(self._runner.running)
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore the state after the running tasks, and before the alarms."""
+        self.paces = state["paces"]
+        self._fixed_ends = state["known_ends"]
+        self._budget_used = state["spent"]
+        if self.hosts is not None:
+            self.hosts.restore(state["hosts"], self._runner.running)
+
+
+def _all_fit(ends: list[float], plan: Plan) -> bool:
+    """Whether the computation ends with its last epoch, and not at the limit."""
+    if not ends or ends[-1] > plan.limit:
+        return False
+    return plan.adaptive or len(ends) == plan.epochs or plan.limit == math.inf

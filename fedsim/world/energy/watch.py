@@ -1,0 +1,133 @@
+"""Watches the batteries of devices at work, and cuts off the tasks of devices that run flat."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from fedsim.clock.environment import CUT
+from fedsim.world.task import Task, TaskStep
+
+if TYPE_CHECKING:
+    from fedsim.world.energy.batteries import Batteries
+    from fedsim.world.life import TaskRunner
+
+
+class BatteryWatch:
+    """Watches the batteries of devices at work; a device without a battery is ignored.
+
+    Attributes:
+        batteries: the batteries of all devices; None if no device has one.
+    """
+
+    def __init__(self, runner: "TaskRunner", batteries: "Batteries | None") -> None:
+        self._runner = runner
+        self._simulation = runner.simulation
+        self._network = runner.network
+        self.batteries = batteries
+        self._simulation.env.declare_alarm("battery", self.set_alarm)
+        # tasks whose battery may run out during their message
+        self._scarce: dict[int, Task] = {}
+        if batteries is not None:
+            self._network.on_shared = self._look_at_scarce
+
+    def _battery(self, task: Task) -> "Batteries | None":
+        """The batteries, if the device of a task has one."""
+        if self.batteries is None or not self.batteries.has(task.device):
+            return None
+        return self.batteries
+
+    # A task and its steps begin and end.
+
+    def begin_task(self, task: Task) -> None:
+        battery = self._battery(task)
+        if battery is not None:
+            battery.start(task.device)
+
+    def begin_step(self, task: Task, step: TaskStep) -> None:
+        battery = self._battery(task)
+        if battery is not None:
+            battery.begin(task.device, step)
+
+    def end_step(self, task: Task, sent: float, *, is_flat: bool) -> None:
+        """The running step has ended after ``sent`` bytes; ``is_flat``: by an empty battery."""
+        battery = self._battery(task)
+        if battery is not None:
+            task.cancel("battery")
+            self._scarce.pop(task.id, None)
+            task.dry = math.inf
+            battery.end(task.device, sent, dry=is_flat)
+
+    def end_task(self, task: Task) -> None:
+        battery = self._battery(task)
+        if battery is not None:
+            battery.stop(task.device)
+
+    # The end of a battery's charge.
+
+    def runs_dry(self, task: Task, until: float) -> bool:
+        """Whether the battery runs flat by ``until`` (s), or is known to; sets ``task.dry``."""
+        battery = self._battery(task)
+        if battery is not None:
+            task.dry = battery.dry(task.device, until)
+        return task.dry < math.inf
+
+    def look(self, task: Task) -> None:
+        """Set an alarm for the time up to which the battery lasts at any rate of the message."""
+        battery = self._battery(task)
+        if battery is None:
+            return
+        remaining = 0.0
+        rate = 0.0
+        flow = task.flow
+        if flow is not None:
+            remaining = flow.size - self._network.sent(flow)
+            # batteries count bytes of payload, as ``remaining`` does
+            rate = self._network.rate(flow) / self._network.overhead
+        when, is_flat, is_scarce = battery.look(task.device, remaining, rate)
+        task.dry = when if is_flat else math.inf
+        if is_scarce:
+            self._scarce[task.id] = task
+        if when < task.off:
+            self.set_alarm(task.id, max(when, self._simulation.now))
+
+    def _ring(self, task: Task) -> None:
+        if self._simulation.now >= task.dry:
+            self._runner.cut(task)
+        else:
+            self._look_again(task)
+
+    def _look_at_scarce(self) -> None:
+        """Look again at scarce batteries: links were shared anew."""
+        for task in list(self._scarce.values()):
+            if task.waits and task.flow is not None and task.flow.ended is None:
+                self._look_again(task)
+
+    def _look_again(self, task: Task) -> None:
+        assert self.batteries is not None
+        sent = 0.0 if task.flow is None else self._network.sent(task.flow)
+        self.batteries.settle(task.device, sent)
+        task.cancel("battery")
+        self.look(task)
+
+    # Snapshots, between two instants.
+
+    def set_alarm(self, number: int, when: float) -> None:
+        """Set the alarm at which the battery of a task's device is flat, or is looked at again."""
+        task = self._runner.running[number]
+        task.battery = self._simulation.env.at(
+            ("battery", number), when, partial(self._ring, task), CUT
+        )
+
+    def snapshot(self) -> dict[str, Any]:
+        batteries = None if self.batteries is None else self.batteries.snapshot()
+        return {"batteries": batteries, "scarce": list(self._scarce)}
+
+    def restore_batteries(self, state: Mapping[str, Any]) -> None:
+        """Restore the batteries, before the tasks."""
+        if self.batteries is not None:
+            self.batteries.restore(state["batteries"])
+
+    def restore_tasks(self, state: Mapping[str, Any]) -> None:
+        """Restore the tasks with scarce batteries, after the tasks."""
+        self._scarce = {number: self._runner.running[number] for number in state["scarce"]}

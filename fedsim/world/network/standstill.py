@@ -1,0 +1,31 @@
+"""The error of a run in which all flows stand still."""
+
+from collections.abc import Collection, Sequence
+
+from fedsim.common.errors import SimulationError
+
+PATIENCE_S = 365 * 86_400.0
+"""Time (s) after which a standstill of all flows ends the run."""
+
+_MOST_NAMED = 5
+
+
+def standstill_error(
+    routes: Sequence[str], rules: Collection[str], since: float
+) -> SimulationError:
+    """The error of a standstill.
+
+    Args:
+        routes: sender and receiver of each flow, such as ``device 3 to server``.
+        rules: class names of the sharing rules.
+        since: begin of the standstill (s).
+    """
+    names = ", ".join(routes[:_MOST_NAMED])
+    if len(routes) > _MOST_NAMED:
+        names += f" and {len(routes) - _MOST_NAMED} more"
+    return SimulationError(
+        f"all {len(routes)} flows under way stand still since {since!r} s, and nothing "
+        f"changed that within a year: {names}; the sharing rule {', '.join(sorted(rules))} gives "
+        "them no bytes. Is a link's rate 0, or does an outage never end? A deadline of the "
+        "strategy or stop.simulated_time ends such a run"
+    )

@@ -1,0 +1,64 @@
+"""Slow start: a window caps the rate of a flow, and doubles every round trip."""
+
+import math
+from collections.abc import Iterator, Mapping
+from heapq import heappop, heappush
+from typing import Any
+
+
+class Windows:
+    """The windows of all flows in slow start, as the rates that they let through.
+
+    Args:
+        size: the first window of a flow (bytes).
+    """
+
+    def __init__(self, size: float) -> None:
+        self._size = size
+        self._rates: dict[int, float] = {}  # by flow (bytes/s)
+        self._round_trips: list[tuple[float, int]] = []  # heap: end of a round trip (s), flow
+
+    def rate(self, flow: int) -> float:
+        """The rate (bytes/s) that a flow's window lets through; infinity without a window."""
+        return self._rates.get(flow, math.inf)
+
+    def open(self, flow: int, link_rate: float, round_trip: float, now: float) -> None:
+        """Open a flow's first window, if the window limits the flow on its own link.
+
+        Args:
+            flow: number of the flow.
+            link_rate: rate of the flow's own link (bytes/s).
+            round_trip: time from a packet to its acknowledgement (s).
+            now: the present time (s).
+        """
+        if self._size < link_rate * round_trip:
+            self.widen(flow, self._size / round_trip, now + round_trip)
+
+    def widen(self, flow: int, rate: float, end: float) -> None:
+        """Set a flow's window (bytes/s) until the end of its round trip (s)."""
+        self._rates[flow] = rate
+        heappush(self._round_trips, (end, flow))
+
+    def close(self, flow: int) -> None:
+        """Close the window of a flow that has ended, if it has one."""
+        self._rates.pop(flow, None)
+
+    def take_due(self, now: float) -> Iterator[tuple[int, float]]:
+        """Flow and window (bytes/s) of each round trip that is over; these windows are closed."""
+        while self._round_trips and self._round_trips[0][0] <= now:
+            _, flow = heappop(self._round_trips)
+            if flow in self._rates:
+                yield flow, self._rates.pop(flow)
+
+    def next_end(self) -> float:
+        """End of the next round trip (s); infinity for none."""
+        while self._round_trips and self._round_trips[0][1] not in self._rates:
+            heappop(self._round_trips)
+        return self._round_trips[0][0] if self._round_trips else math.inf
+
+    def snapshot(self) -> dict[str, Any]:
+        return {"windows": self._rates, "round_trips": self._round_trips}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._rates = state["windows"]
+        self._round_trips = state["round_trips"]

@@ -1,0 +1,149 @@
+"""Effects of processes on the world, each until its process ends it.
+
+Effects of several processes on one thing combine: the least rate of a link, the product of speed
+factors, off while any process holds a device off.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from fedsim.common.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from fedsim.world.processes.processes import Processes
+
+Effect = Literal["link", "pace", "off", "edge"]
+"""Rate of a link, pace of a device, a device that is off, an edge server that is lost."""
+
+Thing = tuple[Effect, str | int]
+"""An effect, and the name of the link or the number of the device or edge server."""
+
+
+class Hold(ExitStack):
+    """An effect of a process on the world, until ``end()`` or the end of a ``with``."""
+
+    def end(self) -> None:
+        """Undo the effect."""
+        self.close()
+
+
+class Holds:
+    """The effects of all processes; applies them to the network, the tasks and the messages."""
+
+    def __init__(self, processes: "Processes") -> None:
+        self._processes = processes
+        self._network = processes.network
+        self._tasks = processes.tasks
+        self._messages = processes.messages
+        self._values: dict[Thing, list[float]] = {}
+
+    def add(self, effect: Effect, keys: Sequence[str | int], value: float) -> Hold:
+        """Begin an effect on several things.
+
+        Args:
+            effect: the kind of effect.
+            keys: names of links, or numbers of devices or edge servers.
+            value: rate of the links (bytes/s), or factor of the devices' speed; 1 for ``off`` and
+                ``edge``.
+
+        Returns:
+            The hold, which ends the effect.
+        """
+        for key in keys:
+            self._values.setdefault((effect, key), []).append(value)
+            self._apply(effect, key)
+        hold = Hold()
+        hold.callback(partial(self._end, effect, keys, value))
+        return hold
+
+    def _end(self, effect: Effect, keys: Sequence[str | int], value: float) -> None:
+        for key in keys:
+            values = self._values[effect, key]
+            values.remove(value)
+            if not values:
+                del self._values[effect, key]
+            self._apply(effect, key)
+
+    def _apply(self, effect: Effect, key: str | int) -> None:
+        """Apply the present values on a thing, and record them if they change anything."""
+        if self._processes.silent:
+            return
+        values = self._values.get((effect, key), [])
+        if effect == "link":
+            self._limit_link(str(key), values)
+        elif effect == "pace":
+            self._set_pace(int(key), values)
+        elif effect == "edge":
+            self._lose_edge(int(key), is_lost=bool(values))
+        else:
+            self._switch(int(key), is_off=bool(values))
+
+    def _limit_link(self, link: str, values: list[float]) -> None:
+        rate = min(values, default=None)
+        if self._network.limits.get(link) == rate:
+            return
+        self._network.limit(link, rate)
+        present = self._network.built_rate(link) if rate is None else rate
+        self._processes.emit("link-rate", link=link, rate=None if present == math.inf else present)
+
+    def _set_pace(self, device: int, values: list[float]) -> None:
+        pace = math.prod(values)
+        computing = self._tasks.computing
+        if computing.paces.get(device, 1.0) == pace:
+            return
+        computations = self._processes.computations_on(device)
+        computing.set_pace(device, pace)
+        self._processes.emit("pace", device=device, factor=pace)
+        for computation in computations:
+            computation.set_pace(pace)
+
+    def _lose_edge(self, edge: int, *, is_lost: bool) -> None:
+        if is_lost and edge not in self._messages.lost:
+            self._processes.emit("edge-off", edge=edge)
+            self._messages.lose_edge(edge)
+            self._tasks.lose_edge(edge)
+        elif not is_lost:
+            self._processes.emit("edge-on", edge=edge)
+            self._messages.lost.discard(edge)
+
+    def _switch(self, device: int, *, is_off: bool) -> None:
+        if is_off and device not in self._tasks.off:
+            computations = self._processes.computations_on(device)
+            self._processes.emit("switch-off", device=device)
+            self._tasks.switch_off(device)
+            for computation in computations:
+                computation.cancel("lost")
+        elif not is_off:
+            self._processes.emit("switch-on", device=device)
+            self._tasks.off.discard(device)
+            self._processes.switch_on(device)
+
+    def check_restored(self) -> None:
+        """Raise ``CheckpointError`` if restored processes have other effects than the world."""
+        restored: dict[Thing, float] = {}
+        for thing, values in self._values.items():
+            value = min(values) if thing[0] == "link" else math.prod(values)
+            if thing[0] != "pace" or value != 1.0:
+                restored[thing] = value
+        saved = self._present()
+        if restored != saved:
+            raise CheckpointError(
+                "the processes of the world do not come to where they were: they held "
+                f"{saved}, now {restored}"
+            )
+
+    def _present(self) -> dict[Thing, float]:
+        """The effects that the network, the tasks and the messages have now."""
+        present: dict[Thing, float] = {}
+        for link, rate in self._network.limits.items():
+            present["link", link] = rate
+        for device, pace in self._tasks.computing.paces.items():
+            present["pace", device] = pace
+        for device in self._tasks.off:
+            present["off", device] = 1.0
+        for edge in self._messages.lost:
+            present["edge", edge] = 1.0
+        return present

@@ -1,0 +1,220 @@
+"""The processes of a run: their start, their records, and their restoring from a snapshot."""
+
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import simpy
+
+from fedsim.clock.environment import Alarm
+from fedsim.common.errors import (
+    CheckpointError,
+    FedsimError,
+    ScenarioError,
+    SimulationError,
+    place_of,
+    told,
+)
+from fedsim.common.streams import Streams
+from fedsim.world.device_kinds import Capacity
+from fedsim.world.life import TaskRunner
+from fedsim.world.processes.activity import Call, ComputeActivity, Sending
+from fedsim.world.processes.holds import Holds
+from fedsim.world.processes.world import World
+
+
+class Processes:
+    """Starts and restores the processes of a run.
+
+    Args:
+        specs: the processes of the scenario.
+        streams: random streams of the seed.
+        capacity: kinds of devices.
+        tasks: the tasks on the devices.
+        on_switched_on: called with a device that is switched on again.
+
+    Attributes:
+        world: the world for processes that are started from Python.
+
+    Raises:
+        ScenarioError: a process does not fit this world.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[Any],
+        streams: Streams,
+        capacity: Capacity,
+        tasks: TaskRunner,
+        on_switched_on: Callable[[int], None],
+    ) -> None:
+        self._specs = specs
+        self.streams = streams
+        self.capacity = capacity
+        self.tasks = tasks
+        self._on_switched_on = on_switched_on
+        self.messages = tasks.messages
+        self.network = tasks.network
+        self.simulation = tasks.messages.simulation
+        self.sending: dict[Sending, int] = {}  # message -> number of its process
+        # number of a computation -> computation and number of its process
+        self.computing: dict[int, tuple[ComputeActivity, int]] = {}
+        self.computed = 0
+        # fire when a device is switched on again
+        self.switched_on: dict[int, simpy.Event] = {}
+        self.restoring = False
+        # during a restore: activities that each process had begun, and times until it waits (s)
+        self.begun: dict[tuple[int, Call], list[Any]] = {}
+        self.asleep: dict[tuple[int, float], list[simpy.Event]] = {}
+        self.silent = False  # nothing is recorded: during a restore, and after the run
+        self.acts: Counter[str] = Counter()  # records of processes by kind
+        self.holds = Holds(self)
+        *self._worlds, self.world = [World(self, number) for number in range(len(specs) + 1)]
+        for number, (spec, world) in enumerate(zip(specs, self._worlds, strict=True)):
+            try:
+                spec.check(world)
+            except SimulationError as error:
+                raise ScenarioError(f"world.processes.{number} ({spec.kind!r}): {error}") from None
+        if specs:
+            self.simulation.idle = self._nothing_left
+        env = self.simulation.env
+        env.declare_alarm("process", self._rearm_wait, in_background=True)
+        env.declare_alarm("compute", self._rearm_computation, in_background=True)
+        self.simulation.at_end(partial(setattr, self, "silent", True))
+        self._start()
+
+    def _start(self) -> None:
+        for spec, world in zip(self._specs, self._worlds, strict=True):
+            self.simulation.process(self._play(spec, world))
+
+    def _play(self, spec: Any, world: "World") -> Generator[Any, Any, Any]:
+        try:
+            yield from spec.run(world)
+        except CheckpointError as error:
+            raise CheckpointError(f"the process {spec.kind!r} {error}") from None
+        except Exception as error:
+            reason = f"{place_of(error)}: {told(error)}"
+            if isinstance(error, FedsimError):
+                reason = f": {error}"
+            raise SimulationError(
+                f"the process {spec.kind!r} failed at {world.now!r} s{reason}"
+            ) from error
+
+    def _nothing_left(self) -> bool:
+        """Whether the run is over: processes have alarms, and nothing else is under way."""
+        if (
+            self.tasks.running
+            or len(self.messages.under_way) > len(self.sending)
+            or self.tasks.off
+            or self.messages.lost
+        ):
+            return False
+        env = self.simulation.env
+        return all(env.is_background(event) for event in env.alarms() if isinstance(event, Alarm))
+
+    def emit(self, kind: str, **fields: Any) -> None:
+        if not self.silent:
+            self.acts[kind] += 1
+            self.simulation.emit(kind, **fields)
+
+    def resumed(self, number: int, call: Call) -> Any:
+        """The activity that a restored process had begun by a call; None outside of a restore.
+
+        Raises:
+            CheckpointError: the process had begun no such activity.
+        """
+        if not self.restoring:
+            return None
+        activities = self.begun.get((number, call))
+        if activities:
+            return activities.pop(0)
+        raise CheckpointError(
+            f"does not come to where it was: it had not begun {call[0]}{call[1:]}"
+        )
+
+    def add_computation(self, process: int, *state: Any) -> ComputeActivity:
+        """Add a computation of a process, with a state as ``ComputeActivity.saved`` has it."""
+        computation = ComputeActivity(self.simulation.env, self._end_computation, *state)
+        self.computing[computation.number] = computation, process
+        return computation
+
+    def _end_computation(self, computation: ComputeActivity) -> None:
+        del self.computing[computation.number]
+        self.emit(
+            "process:compute",
+            device=computation.device,
+            start=computation.began,
+            how=computation.outcome,
+        )
+
+    def computations_on(self, device: int) -> list[ComputeActivity]:
+        """The processes' computations that a device carries out now."""
+        computations = [computation for computation, _ in self.computing.values()]
+        return [computation for computation in computations if computation.device == device]
+
+    def switch_on(self, device: int) -> None:
+        """Notify the server, and the processes that wait for the device."""
+        self._on_switched_on(device)
+        if device in self.switched_on:
+            self.switched_on.pop(device).succeed()
+
+    # Snapshots, between two instants.
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "states": [world.state for world in self._worlds],
+            "sending": [
+                (number, sending.call, sending.message.id)
+                for sending, number in self.sending.items()
+            ],
+            "computing": [
+                (number, computing.saved()) for computing, number in self.computing.values()
+            ],
+            "computed": self.computed,
+            "acts": dict(self.acts),
+        }
+
+    def restore(self, state: Mapping[str, Any], alarms: Sequence[tuple[str, int, float]]) -> None:
+        """Restore processes after all but alarms; ``CheckpointError``: a process has other holds
+        or waits than it had.
+        """
+        for world, saved in zip(self._worlds, state["states"], strict=True):
+            world.state = dict(saved)
+        self.computed = state["computed"]
+        self.acts = Counter(state["acts"])
+        for number, call, message in state["sending"]:
+            self.begun.setdefault((number, call), []).append(self.messages.under_way[message])
+        for number, saved in state["computing"]:
+            self.begun.setdefault((number, saved[0]), []).append(
+                self.add_computation(number, *saved)
+            )
+        self.silent = self.restoring = True
+        self._start()
+        while self.simulation.env.peek() <= self.simulation.now:
+            self.simulation.env.step()  # the beginning of each process, up to its first wait
+        self.silent = self.restoring = False
+        self.begun.clear()
+        due = Counter((number, when) for kind, number, when in alarms if kind == "process")
+        for (number, when), events in self.asleep.items():
+            if len(events) > due[number, when]:
+                kind = self._specs[number].kind
+                raise CheckpointError(
+                    f"the process {kind!r} does not come to where it was: it had not waited "
+                    f"until {when!r} s"
+                )
+        self.holds.check_restored()
+
+    def _rearm_computation(self, number: int, when: float) -> None:
+        computation, _ = self.computing[number]
+        computation.arm()
+
+    def _rearm_wait(self, number: int, when: float) -> None:
+        """Set the alarm for which the restored process ``number`` waits."""
+        waiting = self.asleep.get((number, when))
+        event = waiting.pop(0) if waiting else self.simulation.env.event()
+        self.wait(number, when, event)
+
+    def wait(self, number: int, when: float, event: simpy.Event) -> None:
+        """Fire an event of the process ``number`` at a time (s)."""
+        self.simulation.wake(("process", number), when, event.succeed)

@@ -1,0 +1,181 @@
+"""Steps in which a device computes, for one epoch or several: training, evaluation, other work."""
+
+import math
+from bisect import bisect_right
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from fedsim.clock.simulation import tie_s
+from fedsim.common.training import NO_LIMIT, Limit, Training
+from fedsim.world.steps.base import Cause, Ending, TaskStep
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+    from fedsim.world.task import Task
+
+
+class Plan(NamedTuple):
+    """Times of a computation, before jitter and slow phases.
+
+    Attributes:
+        epoch_s: time of an epoch at the device's own speed (s).
+        epochs: number of epochs.
+        limit: time after which no epoch begins, and at which the step ends (s); infinity for none.
+        adaptive: whether the device begins another epoch only if a mean one fits in.
+        slack_s: overrun of ``limit`` by rounding that is forgiven (s).
+        jitter_of: number of the task, if the jitter is drawn for a task rather than an instant.
+    """
+
+    epoch_s: float
+    epochs: int
+    limit: float = math.inf
+    adaptive: bool = False
+    slack_s: float = 0.0
+    jitter_of: int | None = None
+
+
+class EpochStep(TaskStep):
+    """A step of epochs, which ``Computing`` times by the step's ``plan``."""
+
+    __slots__ = ()
+    power = "compute"
+
+    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+        """The times of this step on the task's device, without its present pace."""
+        raise NotImplementedError
+
+    def is_due(self, task: "Task", runner: "TaskRunner") -> bool:
+        """Whether the step ends now, but for the rounding of times; counts its last epoch then."""
+        hosts = runner.computing.hosts
+        ends = task.epoch_ends
+        if hosts is not None and hosts.is_due(task) and ends is not None:
+            return len(ends) + 1 == self.plan(task, runner).epochs
+        if not super().is_due(task, runner):
+            return False
+        if ends:
+            ends[-1] = min(ends[-1], runner.simulation.now)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Train(EpochStep):
+    """The device trains on its own data, within the limit.
+
+    Attributes:
+        training: the ``Training``.
+        limit: the limit of its time.
+    """
+
+    training: Training
+    limit: Limit = NO_LIMIT
+    name = "train"
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.note_data(task)
+        if self.training.part is not None:
+            task.samples = self.training.part.samples
+        runner.computing.begin(task, self.training)
+
+    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+        limit = math.inf
+        if self.limit is not NO_LIMIT:
+            limit = runner.computing.limit_of(task, self.limit)
+        slack_s = tie_s(limit) if self.limit.reserves else 0.0  # reserves are rounded up
+        epoch_s = runner.population.training_s(task.device, self.training, task.samples)
+        return Plan(epoch_s, self.training.epochs, limit, self.limit.adaptive, slack_s)
+
+    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+        usage = runner.computing.end(task, self.limit, cause)
+        limit = self.limit
+        ends = task.epoch_ends or []
+        done = bisect_right(ends, runner.simulation.now)
+        is_undone = limit.cut_undoes and done < len(ends)
+        is_slow = cause is None and (is_undone or done < limit.at_least)
+        task.epochs = 0 if is_slow and limit.go_on else done
+        task.trained = (*task.trained, task.epochs)
+        facts: dict[str, Any] = {
+            "epochs": task.epochs,
+            "asked": self.training.epochs,
+            "epoch_ends": ends[:done],
+        }
+        facts |= usage
+        part = self.training.part
+        if part is not None:
+            facts["part"] = [part.number, 2**part.splits, part.samples]
+        if is_slow and not limit.go_on:
+            return "late", facts
+        return cause, facts
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate(EpochStep):
+    """The device computes the loss of models on its training data.
+
+    The task is late if the evaluation takes longer than the limit.
+
+    Attributes:
+        models: the models, a tuple of refs; ``LocalResult.tested`` is the best of them.
+        limit: the limit of its time.
+        samples: number of training samples, drawn anew for each task; None: all.
+    """
+
+    models: tuple[Any, ...]
+    limit: Limit = NO_LIMIT
+    samples: int | None = None
+    name = "evaluate"
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.note_data(task)
+        if self.samples is not None:
+            task.samples = min(task.samples, self.samples)
+        runner.computing.begin(task, None)
+
+    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+        model_s = runner.population.testing_s(task.device, task.samples)
+        return Plan(model_s * len(self.models), 1, runner.computing.limit_of(task, self.limit))
+
+    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+        usage = runner.computing.end(task, self.limit, cause)
+        is_done = bisect_right(task.epoch_ends or [], runner.simulation.now) > 0
+        facts: dict[str, Any] = {"models": len(self.models)}
+        if self.samples is not None:
+            facts["samples"] = task.samples
+        facts |= usage
+        if cause is None and not is_done:
+            return "late", facts
+        return cause, facts
+
+
+@dataclass(frozen=True, slots=True)
+class Work(EpochStep):
+    """The device computes without a ref; the times of all that is given add up.
+
+    Attributes:
+        samples: the time of a training on so many samples.
+        flops: the time of so many FLOPs.
+        seconds: a fixed time (s).
+        what: its purpose, in the records.
+    """
+
+    samples: float = 0.0
+    flops: float = 0.0
+    seconds: float = 0.0
+    what: str = ""
+    name = "compute"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields that are set, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if value}
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.note_data(task)
+        runner.computing.look_ahead(task)
+
+    def plan(self, task: "Task", runner: "TaskRunner") -> Plan:
+        seconds = runner.population.working_s(task.device, self)
+        return Plan(seconds, 1, jitter_of=task.count)
+
+    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+        return cause, self.facts | runner.computing.end(task, NO_LIMIT, cause)

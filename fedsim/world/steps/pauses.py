@@ -1,0 +1,55 @@
+"""Steps of a fixed time, and the wait for a slot."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from fedsim.clock.simulation import on_grid
+from fedsim.world.steps.base import Cause, Ending, TaskStep
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+    from fedsim.world.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Code(TaskStep):
+    """The device encodes or decodes models; takes a fixed time (s)."""
+
+    name: Literal["encode", "decode"]
+    seconds: float
+    names: ClassVar[tuple[str, ...]] = ("encode", "decode")
+    power = "compute"
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Pause(TaskStep):
+    """The device takes a fixed time without computing.
+
+    Attributes:
+        name: ``sleep``; ``start-up`` is that of hosts.
+        seconds: the time (s).
+    """
+
+    name: Literal["start-up", "sleep"]
+    seconds: float
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.end_step_at(task, on_grid(runner.simulation.now + self.seconds))
+
+
+@dataclass(frozen=True, slots=True)
+class Queue(TaskStep):
+    """The device waits for a slot for its next message, or for a worker of its host."""
+
+    name = "queue"
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        runner.charge.look(task)
+
+    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+        if cause is not None:
+            task.release("slot")
+        return cause, {}

@@ -1,0 +1,83 @@
+"""Messages between a device and the server, or the device's edge server."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from fedsim.world.network.endpoints import SERVER, Direction, ends
+from fedsim.world.steps.base import Cause, Ending, TaskStep
+
+if TYPE_CHECKING:
+    from fedsim.world.life import TaskRunner
+    from fedsim.world.task import Task
+
+_DISCONNECTED = ("lost", "left", "battery")
+
+
+class Payload(NamedTuple):
+    """A part of a message, with its own purpose in the ledger, such as ``"model"``."""
+
+    purpose: str
+    bytes: float
+
+
+class TransferStep(TaskStep):
+    """A message of a task: one flow, which takes a slot beforehand if messages queue."""
+
+    __slots__ = ()
+    payloads: tuple[Payload, ...]
+    direction: ClassVar[Direction]
+
+    def begin(self, task: "Task", runner: "TaskRunner") -> None:
+        size = float(sum([part.bytes for part in self.payloads]))
+        peer = SERVER if task.edge is None else runner.network.devices + task.edge
+        route = ends(task.device, self.direction, peer)
+        task.flow = runner.network.send(*route, size, task.carried_out)
+        runner.charge.look(task)
+
+    def end(self, task: "Task", runner: "TaskRunner", cause: Cause | None) -> Ending:
+        """End the message; a message that is cut after its last byte has arrived is done."""
+        network = runner.network
+        flow = task.flow
+        assert flow is not None
+        task.flow = None
+        task.release("slot")
+        if cause is not None:
+            network.cancel(flow)
+            has_arrived = flow.sent == flow.size and runner.simulation.now > task.step_start
+            if cause in _DISCONNECTED and has_arrived:
+                cause = None
+        facts: dict[str, Any] = {
+            "bytes": flow.size,
+            "delivered": flow.sent,
+            "payloads": self.payloads,
+        }
+        if network.overhead != 1:
+            facts["wire_bytes"] = flow.sent * network.overhead
+        if task.edge is not None:
+            role = "receiver" if self.direction == "up" else "sender"
+            facts[role] = network.name(network.devices + task.edge)
+        return cause, facts
+
+    def is_due(self, task: "Task", runner: "TaskRunner") -> bool:
+        assert task.flow is not None
+        return runner.network.finish(task.flow)
+
+
+@dataclass(slots=True)  # a frozen one takes four times as long to make
+class Download(TransferStep):
+    """The server sends payloads to the device, as one message."""
+
+    payloads: tuple[Payload, ...]
+    name = "download"
+    power = "receive"
+    direction: ClassVar[Direction] = "down"
+
+
+@dataclass(slots=True)
+class Upload(TransferStep):
+    """The device sends payloads to the server, as one message."""
+
+    payloads: tuple[Payload, ...]
+    name = "upload"
+    power = "send"
+    direction: ClassVar[Direction] = "up"
