@@ -91,7 +91,7 @@ class Asynchronous(Strategy[A]):
 
     def __init__(self, params: A, server: Server) -> None:
         super().__init__(params, server)
-        self.state.selection = new_state(params.selection)
+        self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Take in an update, and ``publish`` a new version when it is time.
