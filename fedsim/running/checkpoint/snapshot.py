@@ -25,6 +25,7 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.strategies.state import state_classes
 from fedsim.world.energy.batteries import Load
 from fedsim.world.messages import Message
 from fedsim.world.network.flows import Flow
@@ -46,9 +47,10 @@ _CLASSES = (
 
 
 def _saved_classes() -> dict[str, Any]:
-    """Class name -> class of each object that a snapshot may hold, all kinds of steps included."""
+    """Name -> class of each object that a snapshot may hold, steps and memories included."""
     classes: dict[str, Any] = dict(TaskStep.kinds)
     classes |= {cls.__name__: cls for cls in _CLASSES}
+    classes |= state_classes()
     return classes
 
 

@@ -16,6 +16,7 @@ from fedsim.federation import Client, Contents, Device, Instruction, LocalResult
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
+from fedsim.strategies.state import state_of_slot
 from fedsim.toolbox.strategies.tifl import Tiered
 
 
@@ -194,11 +195,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         how = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
         received, state["received"][tier] = state["received"][tier], []
         weights = await how.weigh(self.server, received, how.weights(received))
-        remembered = self.remembered("aggregation").setdefault(tier, {})
+        memory = state_of_slot(state.setdefault("aggregation", {}), tier, how)
         # Clients' changes are relative to the model that the tier was sent, not to the tier's last
         # one.
         state["tiers"][tier] = how.combine(
-            self.server, remembered, received, weights, received[0]["start"]
+            self.server, memory, received, weights, received[0]["start"]
         )
         state["counts"][tier] += 1
         # a tier weighs T_(M+1-m) / T, by the counts of all, the fastest first

@@ -2,6 +2,7 @@
 2021).
 """
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -9,8 +10,9 @@ from pydantic import Field
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction
 from fedsim.learning.refs import Ref
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, changes
+from fedsim.strategies.parts.mean_of_states import mean_after_changes
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 
@@ -45,6 +47,16 @@ class FedDynClient(SynchronousClient[FedDynParams]):
         device.state["moved"] = device.mix(parts, otherwise=before)
 
 
+@dataclass
+class FedDynState(FedAvgState):
+    """Memory of FedDyn."""
+
+    moved: Ref = field(init=False)
+    """s, the mean of all devices' moves s_k so far."""
+    moves: dict[int, Ref] = field(default_factory=dict)
+    """With a robust aggregation, the s_k of each device that has answered."""
+
+
 class FedDyn(FedAvg[FedDynParams]):
     """Federated learning with dynamic regularisation.
 
@@ -55,28 +67,36 @@ class FedDyn(FedAvg[FedDynParams]):
     answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
     <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves (``moved``, ``followed``). The local
+    Sends what FedAvg sends: both sides add up the same moves (``moved``). The local
     solve is ``local_epochs`` of SGD, where the paper has the exact minimum. Lost answers and
     updates that are not finite move neither side.
     """
 
     Params = FedDynParams
     Client = FedDynClient
+    State = FedDynState
+    state: FedDynState
 
     async def on_start(self) -> None:
-        self.state["moved"] = self.server.models.zero()
+        self.state.moved = self.server.models.zero()
         await super().on_start()
 
     async def next_model(
         self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
-        self.state["moved"] = await self.followed(
-            self.state["moved"], entries, changes(self.server, entries)
+        state = self.state
+        state.moved = await mean_after_changes(
+            self.server,
+            self.params.aggregation,
+            state.moves,
+            state.moved,
+            entries,
+            changes(self.server, entries),
         )
         return await super().next_model(model, entries, slot, **record)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        parts = [(aggregated, 1.0), (self.state["moved"], 1.0)]
+        parts = [(aggregated, 1.0), (self.state.moved, 1.0)]
         return super().advance(
             model, self.server.models.mix(parts, otherwise=model, rescale=False), group
         )

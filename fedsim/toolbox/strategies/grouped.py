@@ -3,6 +3,7 @@ leave when their data shift.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, Server, Tas
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 from fedsim.toolbox.deadlines import Relative
 
@@ -73,27 +74,41 @@ class GroupedParams(ClusteredParams, SynchronousParams):
 G = TypeVar("G", bound=ClusteredParams)
 
 
+@dataclass
+class GroupedState(SynchronousState):
+    """Memory of ``Grouped``."""
+
+    models: list[Ref] = field(default_factory=list)
+    """Models of the groups."""
+    group: list[int] = field(default_factory=list)
+    """Group of each device, -1 for none."""
+    asked: list[bool] = field(default_factory=list)
+    """Whether each device was ever asked in a round."""
+    preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Open tasks of preparation, task -> (device, whether the round waits for it)."""
+    prepared: list[dict[str, Any]] = field(default_factory=list)
+    """Tasks of preparation that have ended in this instant: ``task``, ``device``, ``in_round``,
+    ``asked`` and ``contents``.
+    """
+    unprepared: list[int] = field(default_factory=list)
+    """Devices that must be prepared before they train again, in order."""
+
+
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model a group.
 
     A device without a group, or whose data have shifted, first gets a task of preparation, beside
     the rounds or within one; its task of the round then follows in the instant in which its group
     is known. Devices prepared in one instant are assigned together.
-
-    State besides ``Synchronous``'s: ``models``, of groups; ``group``, of each device, -1 for none;
-    ``asked``, whether each was ever asked in a round; ``preparing``, task -> (device, whether the
-    round waits for it); ``prepared``, ends of these tasks in this instant; ``unprepared``, devices
-    that must be prepared before they train again, in order.
     """
+
+    State = GroupedState
+    state: GroupedState
 
     def __init__(self, params: G, server: Server) -> None:
         super().__init__(params, server)
-        self.state |= {
-            "models": [],
-            "group": [-1] * server.devices,
-            "asked": [False] * server.devices,
-        }
-        self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
+        self.state.group = [-1] * server.devices
+        self.state.asked = [False] * server.devices
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """Contents and job of the device's preparation; None if it needs none."""
@@ -111,19 +126,19 @@ class Grouped(Synchronous[G]):
 
     def move(self, device: int, group: int, why: str) -> None:
         """Put a device into a group, and record it if it is another one than before."""
-        before = self.state["group"][device]
+        before = self.state.group[device]
         if before != group:
-            self.state["group"][device] = group
+            self.state.group[device] = group
             self.server.emit(
                 "assign", device=device, group=group, before=None if before < 0 else before, why=why
             )
 
     def members(self, group: int) -> list[int]:
         """The devices of a group, in ascending order."""
-        return [device for device, own in enumerate(self.state["group"]) if own == group]
+        return [device for device, own in enumerate(self.state.group) if own == group]
 
     def group_of(self, device: int) -> int | None:
-        group: int = self.state["group"][device]
+        group = self.state.group[device]
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
@@ -137,20 +152,20 @@ class Grouped(Synchronous[G]):
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
         """``count`` random groups, for runs without learning."""
         found: list[int] = (
-            self.server.rng(purpose, *ids).integers(len(self.state["models"]), size=count).tolist()
+            self.server.rng(purpose, *ids).integers(len(self.state.models), size=count).tolist()
         )
         return found
 
     def models(self) -> ModelAssignment:
-        own = np.array(self.state["group"])
-        models = enumerate(self.state["models"])
+        own = np.array(self.state.group)
+        models = enumerate(self.state.models)
         return {
             f"group/{group}": (model, np.flatnonzero(own == group).tolist())
             for group, model in models
         }
 
     def select(self) -> list[int]:
-        number = self.state["round"]
+        number = self.state.round
         wanted = self.params.asked_per_round
         chosen = list[int]()
         if (
@@ -159,7 +174,7 @@ class Grouped(Synchronous[G]):
             and number * wanted < self.server.devices
         ):
             chosen = [
-                device for device in self.server.clients.online() if not self.state["asked"][device]
+                device for device in self.server.clients.online() if not self.state.asked[device]
             ][:wanted]
         if len(chosen) < wanted:
             others = (
@@ -169,7 +184,7 @@ class Grouped(Synchronous[G]):
             )
             chosen += self.pick(wanted - len(chosen), among=others)
         for device in chosen:
-            self.state["asked"][device] = True
+            self.state.asked[device] = True
         return chosen
 
     def _ask(self, device: int, continues: bool = False) -> None:
@@ -184,26 +199,26 @@ class Grouped(Synchronous[G]):
             super()._ask(device)
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["models"][self.state["group"][device]]}
+        return {"model": self.state.models[self.state.group[device]]}
 
     async def aggregate(self) -> None:
-        models = self.state["models"]
+        models = self.state.models
         for group in range(len(models)):
-            entries = [entry for entry in self.state["received"] if entry["group"] == group]
+            entries = [entry for entry in self.state.received if entry["group"] == group]
             if entries:
                 models[group] = await self.next_model(models[group], entries, group, group=group)
         await self.after_aggregation()
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         group = entry["group"]
-        return None if group is None else self.state["models"][group]
+        return None if group is None else self.state.models[group]
 
     def must_prepare(self, device: int) -> None:
         """The device has to be prepared: in its round if it has just been selected, else beside
         the rounds, when it can.
         """
-        if device not in self.state["unprepared"]:
-            self.state["unprepared"].append(device)
+        if device not in self.state.unprepared:
+            self.state.unprepared.append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
@@ -211,15 +226,15 @@ class Grouped(Synchronous[G]):
         or it returns.
         """
         state = self.state
-        about_to_be_asked = device in state["cohort"] and not state["open"]
-        if device not in state["unprepared"] or self.is_preparing(device) or about_to_be_asked:
+        about_to_be_asked = device in state.cohort and not state.open
+        if device not in state.unprepared or self.is_preparing(device) or about_to_be_asked:
             return
         if not self.server.clients.idle(device):
             return
         if (needed := self.preparation(device)) is not None:
             self._prepare(device, *needed, in_round=False)
         else:
-            state["unprepared"].remove(device)
+            state.unprepared.remove(device)
 
     def _prepare(
         self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False
@@ -228,15 +243,15 @@ class Grouped(Synchronous[G]):
             task = self._start(device, contents, job, continues=continues)
         else:
             task = self.server.ask(device, contents, job, group=self.group_of(device))
-        self.state["preparing"][task] = (device, in_round)
+        self.state.preparing[task] = (device, in_round)
 
     def _passed_over(self, device: int) -> None:
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this very instant."""
-        ended = [entry["device"] for entry in self.state["prepared"]]
-        return device in ended or any(device == own for own, _ in self.state["preparing"].values())
+        ended = [entry["device"] for entry in self.state.prepared]
+        return device in ended or any(device == own for own, _ in self.state.preparing.values())
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -244,22 +259,22 @@ class Grouped(Synchronous[G]):
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         device = message.device
-        if message.task not in state["preparing"]:
+        if message.task not in state.preparing:
             self._prepare_aside(device)
-            if device in state["unprepared"] and not self.is_preparing(device):
+            if device in state.unprepared and not self.is_preparing(device):
                 self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
-        _, in_round = state["preparing"].pop(message.task)
+        _, in_round = state.preparing.pop(message.task)
         if message.outcome == "done":
-            if not state["prepared"]:
+            if not state.prepared:
                 self.server.timer("assign", self.server.now)
             about = {"task": message.task, "device": device, "in_round": in_round}
-            state["prepared"].append(
+            state.prepared.append(
                 about | {"asked": dict(message.asked), "contents": dict(message.contents)}
             )
             return
-        if device in state["unprepared"]:
+        if device in state.unprepared:
             self.server.clients.await_return(device)
         if in_round:
             await super().on_task_end(message)
@@ -269,9 +284,9 @@ class Grouped(Synchronous[G]):
         have started.
         """
         if name == "assign":
-            if self.state["prepared"]:  # else another timer of this instant has seen to them
+            if self.state.prepared:  # else another timer of this instant has seen to them
                 await self._assign()
-        elif name in ("ask", "computed", "deadline") and self.state["prepared"]:
+        elif name in ("ask", "computed", "deadline") and self.state.prepared:
             self.server.cancel_timer("assign")
             await self._assign()
             self.server.timer(name, self.server.now)
@@ -279,15 +294,15 @@ class Grouped(Synchronous[G]):
             await super().on_timer(name)
 
     async def _assign(self) -> None:
-        prepared, self.state["prepared"] = self.state["prepared"], []
+        prepared, self.state.prepared = self.state.prepared, []
         await self.assign(prepared)
         for entry in prepared:
-            if entry["device"] in self.state["unprepared"]:
-                self.state["unprepared"].remove(entry["device"])
+            if entry["device"] in self.state.unprepared:
+                self.state.unprepared.remove(entry["device"])
             if entry["in_round"]:
-                del self.state["open"][entry["task"]]
+                del self.state.open[entry["task"]]
                 self._ask(entry["device"], continues=True)
-        if len(self.state["received"]) >= self.params.enough:
+        if len(self.state.received) >= self.params.enough:
             # enough updates: no client that continues only now is needed
             self.server.timer("deadline", self.server.now)
 
@@ -365,7 +380,7 @@ class Migrating(Grouped[M]):
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
-        group = self.state["group"][device]
+        group = self.state.group[device]
         if group < 0 or self.is_preparing(device):
             return
         fired = bool(contents["distance"] > contents["threshold"])
@@ -383,6 +398,6 @@ class Migrating(Grouped[M]):
             await self.server.clients.look_for_shift(device)
 
     async def _assign(self) -> None:
-        devices = [entry["device"] for entry in self.state["prepared"]]
+        devices = [entry["device"] for entry in self.state.prepared]
         await super()._assign()
         await self.test_again(devices)

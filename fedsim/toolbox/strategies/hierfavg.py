@@ -12,6 +12,7 @@ from fedsim.strategies.fedavg import FedAvg
 from fedsim.strategies.parts.aggregation import Weighted
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
+from fedsim.strategies.state import state_of_slot
 from fedsim.strategies.synchronous import SynchronousClient
 
 
@@ -203,7 +204,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             how, own["last"] = self.params.aggregation, own["updates"]
             weights = await how.weigh(server, own["last"], how.weights(own["last"]))
             self.record_aggregate(own["last"], weights, group=edge, edge=edge)
-            remembered = self.remembered("aggregation").setdefault(edge, {})
+            remembered = state_of_slot(state.aggregation, edge, how)
             own["model"] = how.combine(server, remembered, own["last"], weights, own["model"])
             own["updates"] = []
         own["left"] -= 1
