@@ -80,6 +80,7 @@ from fedsim.strategies.round_params import (
     SynchronousParams,
 )
 from fedsim.strategies.scaffold import Scaffold, ScaffoldParams
+from fedsim.strategies.state import State
 from fedsim.strategies.synchronous import Synchronous, SynchronousClient
 from fedsim.toolbox.attacks import Attack
 from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
@@ -107,7 +108,7 @@ _HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.
 
 __all__ = [  # noqa: RUF022 - by task
     # A strategy: its server half, its client half, and what they send each other.
-    "Strategy", "StrategyParams", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
+    "Strategy", "StrategyParams", "State", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
     "Synchronous", "SynchronousClient", "RoundParams", "SelectingParams", "CombiningParams",
     "SynchronousParams", "AggregatingParams",
     "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",

@@ -16,6 +16,7 @@ from fedsim.strategies.parts.aggregation import PROTECTS, Aggregation, Protectio
 from fedsim.strategies.parts.keeping import KeepingClient, Split
 from fedsim.strategies.parts.secure import SecureClient
 from fedsim.strategies.parts.selection import Selection, SelectionClient
+from fedsim.strategies.state import new_state
 from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
@@ -231,7 +232,7 @@ class Strategy(Generic[P]):
         params: the keys of the scenario, a ``Params``.
         server: all that it can see and do, a ``Server``.
         setting: facts of the run, a ``RunInfo``.
-        state: its memory, by name: JSON-able values and refs, saved with a run. Any other
+        state: its memory, a ``State``: JSON-able values and refs, saved with a run. Any other
             attribute is lost when it resumes.
     """
 
@@ -240,6 +241,11 @@ class Strategy(Generic[P]):
 
     Client: ClassVar[type[Client[Any]]] = Client
     """The class of its client half."""
+
+    State: ClassVar[type[Any]] = dict
+    """The class of its memory: a plain dict, or a subclass of ``State``."""
+
+    state: Any
 
     score: Literal["pooled", "device-mean"] = "pooled"
     """The definition of accuracy unless a scenario has another: over all test samples, or the
@@ -262,11 +268,22 @@ class Strategy(Generic[P]):
         self._selection = params.selected_by
         self.server = server
         self.setting = server.setting
-        self.state: dict[str, Any] = {}
+        self.state = self.State()
 
-    def remembered(self, part: str) -> dict[Any, Any]:
-        """Memory of a part (selection, deadline, ...), kept in ``state`` under the part's name."""
-        return self.state.setdefault(part, {})  # type: ignore[no-any-return]
+    def remembered(self, part: str) -> Any:
+        """Memory of a part, kept in ``state`` under the part's name and created at its first use.
+
+        Args:
+            part: the part's key in ``params``, such as ``selection``, or any other name.
+
+        Returns:
+            The part's ``State``, or a dict if it declares none.
+        """
+        memory = self.state.get(part)
+        if memory is None:
+            memory = new_state(getattr(self.params, part, None))
+            self.state[part] = memory
+        return memory
 
     async def on_start(self) -> None:
         """The run begins: make the first model, and ask the first devices."""

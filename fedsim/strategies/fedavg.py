@@ -1,6 +1,7 @@
 """FedAvg: the mean of the models of a round's clients (McMahan et al., 2017)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fedsim.federation import Contents, Partial, Server
@@ -9,7 +10,7 @@ from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.keeping import Split
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
-from fedsim.strategies.synchronous import S, Synchronous
+from fedsim.strategies.synchronous import S, Synchronous, SynchronousState
 
 
 class FedAvgParams(AggregatingParams):
@@ -18,6 +19,20 @@ class FedAvgParams(AggregatingParams):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "scenario"
     mixes_states: ClassVar[bool] = True
     kind: Literal["fedavg"] = "fedavg"
+
+
+@dataclass
+class FedAvgState(SynchronousState):
+    """Memory of FedAvg."""
+
+    model: Ref = field(init=False)
+    """The global model."""
+    kept: dict[int, Ref] = field(default_factory=dict)
+    """Kept tensors of each device that has ever answered, with ``model.keep`` or ``model.send``."""
+    own: dict[int, Ref] = field(default_factory=dict)
+    """Models of these devices, with their kept tensors; the server does not use them."""
+    followed: dict[int, Ref] = field(default_factory=dict)
+    """States that devices keep, for a robust aggregation of them (``followed``)."""
 
 
 class FedAvg(Synchronous[S]):
@@ -34,13 +49,11 @@ class FedAvg(Synchronous[S]):
     With ``model.keep`` or ``model.send`` some tensors never leave a device, which trains them
     together with the received ones and is tested with them. It begins with those of the initial
     model, and goes back one training if its answer is cut off.
-
-    State besides ``Synchronous``'s: ``model``; with kept tensors ``kept``, their numbers, and
-    ``own``, the models of devices that have ever answered, device -> ref, which the server does not
-    use.
     """
 
     Params: ClassVar[type[RoundParams]] = FedAvgParams
+    State = FedAvgState
+    state: FedAvgState
 
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
@@ -49,23 +62,21 @@ class FedAvg(Synchronous[S]):
             self.score = "device-mean"
 
     async def on_start(self) -> None:
-        self.state["model"] = self.server.models.initial()
-        if self._split is not None:
-            self.state |= {"kept": {}, "own": {}}
+        self.state.model = self.server.models.initial()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.shared(self.state["model"])}
+        return {"model": self.shared(self.state.model)}
 
     def shared(self, model: Ref) -> Ref | Partial:
         """A model as it is sent to devices: all of it, or the tensors that they do not keep."""
         return model if self._split is None else Partial(model, model, self._split.sent)
 
     async def aggregate(self) -> None:
-        model = self.state["model"]
-        received = self.state["received"]
+        model = self.state.model
+        received = self.state.received
         if any(entry["samples"] for entry in received):
-            self.state["model"] = await self.next_model(model, received)
+            self.state.model = await self.next_model(model, received)
         if self._split is not None:
             self._keep(model, received, self._split)
 
@@ -73,15 +84,14 @@ class FedAvg(Synchronous[S]):
         """Put what devices keep beside the model, of which nothing else than what was sent has
         changed.
         """
-        # type: ignore[attr-defined]
         apply = self.server.models.apply
-        how = self.params.aggregation
+        how = self._needed_aggregation
         if how.protection == "private":  # its noise is on every number
-            self.state["model"] = apply(spliced, [before, self.state["model"]], places=split.sent)
-        kept = self.state["kept"]
-        model = self.state["model"]
+            self.state.model = apply(spliced, [before, self.state.model], places=split.sent)
+        kept = self.state.kept
+        model = self.state.model
         kept |= {entry["device"]: entry["contents"]["kept"] for entry in received}
-        self.state["own"] = {
+        self.state.own = {
             device: apply(spliced, [model, numbers], places=split.kept)
             for device, numbers in kept.items()
         }
@@ -95,9 +105,8 @@ class FedAvg(Synchronous[S]):
         With a robust aggregation (1 - K / N) mean + K / N times its result of the K states;
         malicious changes would add up.
         """
-        # type: ignore[attr-defined]
         mix = self.server.models.mix
-        how = self.params.aggregation
+        how = self._needed_aggregation
         share = 1.0 / self.setting.devices
         if how.protection != "robust":
             return mix(
@@ -105,7 +114,7 @@ class FedAvg(Synchronous[S]):
                 otherwise=mean,
                 rescale=False,
             )
-        own = self.state.setdefault("followed", {})
+        own = self.state.followed
         for entry, change in zip(entries, changes, strict=True):
             before = own.get(entry["device"]) or self.server.models.zero()
             own[entry["device"]] = mix([(before, 1.0), (change, 1.0)], rescale=False)
@@ -113,15 +122,15 @@ class FedAvg(Synchronous[S]):
         return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
 
     def center(self, entry: dict[str, Any]) -> Ref:
-        return self.state["model"]  # type: ignore[no-any-return]
+        return self.state.model
 
     def models(self) -> ModelAssignment:
-        own = self.state.get("own", {})
+        own = self.state.own
         others = (
             [device for device in range(self.server.devices) if device not in own] if own else None
         )
         served = {f"device/{device}": (model, [device]) for device, model in sorted(own.items())}
-        return {"global": (self.state["model"], others), **served}
+        return {"global": (self.state.model, others), **served}
 
     def _shared_models(self) -> ModelAssignment:
-        return {"global": (self.state["model"], None)}
+        return {"global": (self.state.model, None)}

@@ -4,6 +4,7 @@ again.
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
 
 from fedsim.common.errors import SimulationError
@@ -22,10 +23,11 @@ from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy
 from fedsim.strategies.parts.aggregation import Aggregation
-from fedsim.strategies.parts.secure import PHASES, SecurePhases
+from fedsim.strategies.parts.secure import PHASES, SecurePhases, SecureState
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.parts.server import ServerOptimiser
 from fedsim.strategies.round_params import RoundParams
+from fedsim.strategies.state import State, new_state, state_of_slot
 
 # a round that closes so shortly after a time of the schedule has closed at it: the clock's
 # roundings may add up
@@ -67,29 +69,69 @@ class SynchronousClient(Client[S]):
         return result if update is result.update else result._replace(update=update)
 
 
+@dataclass
+class SynchronousState(State):
+    """Memory of ``Synchronous``: the open round, and the memories of the parts."""
+
+    round: int = 0
+    """Number of the open round, from 0."""
+    slot: int = 0
+    """With a schedule, the multiple of ``every`` at which the round began."""
+    cohort: list[int] = field(default_factory=list)
+    """Devices of the round."""
+    selected: int = 0
+    """Number of devices that were asked in the round."""
+    asked_at: float | None = None
+    """Time at which the cohort was asked (s); None before the first round."""
+    limit: float | None = None
+    """Time from ``asked_at`` to the deadline of the round (s); None: unlimited."""
+    open: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the round, task -> device."""
+    received: list[dict[str, Any]] = field(default_factory=list)
+    """The round's updates in order of arrival, as ``Synchronous.entry`` makes them.
+
+    Keys: ``task``, ``device``, ``group``, ``update`` (a model), ``samples``, ``start`` (the model
+    from which it was trained), ``contents`` (the whole answer).
+    """
+    slow: int = 0
+    """Number of the round's tasks that ended late, or without memory."""
+    disconnected: int = 0
+    """Number of the round's tasks that were lost."""
+    candidates: list[tuple[list[int], int]] = field(default_factory=list)
+    """Devices and wanted number of each call of a selection that asks first."""
+    questions: dict[int, int] = field(default_factory=dict)
+    """Open questions to candidates, task -> device."""
+    answers: dict[int, Contents] = field(default_factory=dict)
+    """Answers of candidates, by device."""
+    drawn: tuple[int, int] | None = None
+    """(clients, devices) if an aggregation ``accounts`` and all clients were drawn uniformly."""
+    draws: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Number of rounds with each ``drawn``; (1, 1) stands for None."""
+    secure: SecureState = field(default_factory=SecureState)
+    """Memory of secure aggregation."""
+    selection: Any = None
+    """Memory of the selection."""
+    deadline: Any = None
+    """Memory of the deadline."""
+    aggregation: dict[int, Any] = field(default_factory=dict)
+    """Memory of the aggregation, by model."""
+    server: dict[int, Any] = field(default_factory=dict)
+    """Memory of the server optimiser, by model."""
+
+
 class Synchronous(Strategy[S]):
     """A strategy in rounds. Most algorithms fill in ``on_start``, ``contents``, ``aggregate``,
     ``models`` and ``center``.
 
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
-    The loop keeps its entries in the same ``state`` as the algorithm, which has to use other names.
-
-    State:
-        round: the number of the open round, from 0; ``cohort``, its devices; ``selected``, their number; ``asked_at`` (s).
-        open: open tasks, task -> device; ``slow`` and ``disconnected``, the numbers that have ended so.
-        received: the round's updates in order of arrival, as ``entry`` makes them: ``task``, ``device``, ``group``,
-            ``update`` (a model), ``samples``, ``start`` (the model from which it was trained), ``contents`` (the whole answer).
-        limit: time from ``asked_at`` to the deadline (s), or None; absent before the first round, and if it limits training.
-        candidates: of a selection that asks first, each call's devices and the wanted number; ``questions``, open tasks, task
-            -> device; ``answers``, by device.
-        selection, deadline, aggregation, server: memory of these parts; the last two by group.
-        drawn: (clients, devices) where an aggregation ``accounts`` and all clients were drawn uniformly; ``draws``, the number
-            of rounds with each such pair, or with (1, 1).
-        slot: with a schedule, the multiple at which the round began.
+    An algorithm with a memory derives its ``State`` from ``SynchronousState``, or adds entries by
+    key; the loop's fields are in the same ``state``, so other names are needed.
     """
 
     Client: ClassVar[type[Client[Any]]] = SynchronousClient
+    State = SynchronousState
+    state: SynchronousState
 
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
@@ -97,6 +139,10 @@ class Synchronous(Strategy[S]):
         self._aggregation: Aggregation | None = getattr(params, "aggregation", None)
         self._accounts = self._aggregation is not None and self._aggregation.accounts
         self._optimiser: ServerOptimiser | None = getattr(params, "server", None)
+        self.state.selection = new_state(self._selection)
+        self.state.deadline = new_state(self._deadline)
+        if self._deadline is not None and not self.params.bounds_training:
+            self.state.limit = self._deadline.least_s()
 
     def select(self) -> list[int]:
         """The clients to ask in this round, by default ``clients_per_round`` (times
@@ -106,18 +152,19 @@ class Synchronous(Strategy[S]):
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
         """So many clients by ``selection``; ``ids``: where one round selects several times."""
+        state = self.state
         selection = self._selection
-        stream = (self.state["round"], *ids)
         assert selection is not None
-        chosen = selection.select(self.server, self.remembered("selection"), count, stream, among)
-        chosen = self.server.clients.chosen(chosen, type(selection).select)
+        stream = (state.round, *ids)
+        devices = selection.select(self.server, state.selection, count, stream, among)
+        devices = self.server.clients.chosen(devices, type(selection).select)
         if self._accounts and selection.uniform and among is None and not self.params.late_goes_on:
-            self.state["drawn"] = (len(chosen), len(self.server.clients.online()))
-        if selection.asks and (
-            asked := selection.asked_first(self.remembered("selection"), chosen)
-        ):
-            self.state["candidates"].append((asked, count - len(chosen) + len(asked)))
-        return chosen
+            state.drawn = (len(devices), len(self.server.clients.online()))
+        if selection.asks:
+            candidates = selection.asked_first(state.selection, devices)
+            if candidates:
+                state.candidates.append((candidates, count - len(devices) + len(candidates)))
+        return devices
 
     async def before_asking(self) -> None:
         """The round's cohort is known, and its data have shifted; no client has been asked yet."""
@@ -187,14 +234,15 @@ class Synchronous(Strategy[S]):
             record: further fields of the record.
         """
         aggregation = self._needed_aggregation
-        most = self.params.cohort_size(self.server.devices)
-        how = aggregation.for_rounds_of(
-            most if self.params.late_goes_on else int(min(most, self.params.enough))
-        )
-        weights = await how.weigh(self.server, entries, self.weights(entries))
+        updates = self.params.cohort_size(self.server.devices)
+        if not self.params.late_goes_on:
+            updates = int(min(updates, self.params.enough))
+        aggregation = aggregation.for_rounds_of(updates)
+        weights = await aggregation.weigh(self.server, entries, self.weights(entries))
         self.record_aggregate(entries, weights, **record)
-        state = self.remembered("aggregation").setdefault(slot, {})
-        return self.advance(model, how.combine(self.server, state, entries, weights, model), slot)
+        memory = state_of_slot(self.state.aggregation, slot, aggregation)
+        combined = aggregation.combine(self.server, memory, entries, weights, model)
+        return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         """The server optimiser's step from ``model`` towards ``aggregated``; without an
@@ -202,9 +250,8 @@ class Synchronous(Strategy[S]):
         """
         if self._optimiser is None:
             return aggregated
-        return self._optimiser.step(
-            self.server, self.remembered("server").setdefault(group, {}), model, aggregated
-        )
+        memory = state_of_slot(self.state.server, group, self._optimiser)
+        return self._optimiser.step(self.server, memory, model, aggregated)
 
     def record_aggregate(
         self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any
@@ -218,9 +265,10 @@ class Synchronous(Strategy[S]):
             record: further fields of the record ``aggregate``.
         """
         tasks = [entry["task"] for entry in entries]
-        record |= {} if self._aggregation is None else self._aggregation.told(len(entries))
+        if self._aggregation is not None:
+            record |= self._aggregation.told(len(entries))
         self.server.emit(
-            "aggregate", round=self.state["round"], tasks=tasks, weights=weights, **record
+            "aggregate", round=self.state.round, tasks=tasks, weights=weights, **record
         )
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
@@ -237,7 +285,7 @@ class Synchronous(Strategy[S]):
         """Duration after which the open round ends (s); None: it ends when all are done."""
         if self._deadline is None or self.params.bounds_training:
             return None
-        return self.state.get("limit", self._deadline.least_s())  # type: ignore[no-any-return]
+        return self.state.limit
 
     def _shared_models(self) -> ModelAssignment:
         """The models that the server has to send, with the devices that each is for."""
@@ -256,139 +304,148 @@ class Synchronous(Strategy[S]):
         return "slow" if message.outcome in ("late", "memory") else "disconnected"
 
     def _counts(self) -> dict[str, int]:
-        counts = {"selected": self.state["selected"], "valid": len(self.state["received"])}
-        return counts | {name: self.state[name] for name in ("slow", "disconnected")}
+        state = self.state
+        return {
+            "selected": state.selected,
+            "valid": len(state.received),
+            "slow": state.slow,
+            "disconnected": state.disconnected,
+        }
 
     def _wait(self) -> None:
         """No client is available: look again later, with ``_open_round``."""
         self.server.look_again("retry", self.params.retry)
 
     async def on_start(self) -> None:
-        self.state |= {"round": 0}
         self._open_round()
 
     def _next_round(self) -> None:
         """Open the round after the one that has just been closed, now or when it is due."""
-        self.state["round"] += 1
+        state = self.state
+        state.round += 1
         every = self.params.every
-        server = self.server
         if every is None:
             self._open_round()
         else:
-            self.state["slot"] = max(
-                self.state.get("slot", 0) + 1, math.ceil((server.now - _TIE_S) / every)
-            )
-            server.timer("round", self.state["slot"] * every)
+            next_slot = math.ceil((self.server.now - _TIE_S) / every)
+            state.slot = max(state.slot + 1, next_slot)
+            self.server.timer("round", state.slot * every)
 
     def _open_round(self) -> None:
         state = self.state
-        state |= {
-            "cohort": [],
-            "open": {},
-            "received": [],
-            "slow": 0,
-            "disconnected": 0,
-            "selected": 0,
-        }
-        state |= {"candidates": [], "questions": {}, "answers": {}}
-        state.pop("unread", None)
-        state.pop("drawn", None)
-        state["cohort"] = self.server.clients.chosen(self.select(), type(self).select, idle=False)
-        if state.get("drawn", (0, 0))[0] != len(state["cohort"]):
-            state.pop("drawn", None)  # not all were drawn
-        if state["candidates"]:
+        state.cohort = []
+        state.open = {}
+        state.received = []
+        state.slow = 0
+        state.disconnected = 0
+        state.selected = 0
+        state.candidates = []
+        state.questions = {}
+        state.answers = {}
+        state.secure.unread = False
+        state.drawn = None
+        state.cohort = self.server.clients.chosen(self.select(), type(self).select, idle=False)
+        if state.drawn is not None and state.drawn[0] != len(state.cohort):
+            state.drawn = None  # not all were drawn
+        if state.candidates:
             self._ask_candidates()
         else:
             self._begin_round()
 
     def _begin_round(self) -> None:
-        if not self.state["cohort"]:
+        if not self.state.cohort:
             self._wait()
             return
-        self.server.begin_round(self.state["round"])
+        self.server.begin_round(self.state.round)
         # when those whose data shift in this round have been told
         self.server.timer("ask", self.server.now)
 
     def _ask_candidates(self) -> None:
         selection = self._selection
-        models = list(self._shared_models().values())
+        server = self.server
         assert selection is not None
+        models = list(self._shared_models().values())
         served = [None if devices is None else set(devices) for _, devices in models]
         for device in self._candidates():
-            own = [
+            own_models = [
                 model
                 for (model, _), devices in zip(models, served, strict=True)
                 if devices is None or device in devices
             ]
-            contents = selection.question(own or [model for model, _ in models])
-            self.state["questions"][
-                self.server.ask(device, contents, QUESTION, group=self.group_of(device))
-            ] = device
+            if not own_models:
+                own_models = [model for model, _ in models]
+            contents = selection.question(own_models)
+            task = server.ask(device, contents, QUESTION, group=self.group_of(device))
+            self.state.questions[task] = device
         if selection.patience_s is not None:
-            self.server.timer("questions", self.server.now + selection.patience_s)
+            server.timer("questions", server.now + selection.patience_s)
 
     def _candidates(self) -> list[int]:
-        return [device for candidates, _ in self.state["candidates"] for device in candidates]
+        return [device for candidates, _ in self.state.candidates for device in candidates]
 
     async def _answered(self, message: TaskEnd) -> None:
         """Take in the end of a question; after the last one choose the cohort."""
         state = self.state
+        device = state.questions.pop(message.task)
+        if message.outcome == "done":
+            state.answers[device] = dict(message.contents)
+        if state.questions:
+            return
+        self.server.cancel_timer("questions")
+        for candidates, count in state.candidates:
+            await self._choose(candidates, count)
+        state.cohort = [device for device in state.cohort if self.server.clients.idle(device)]
+        for device in self._candidates():
+            if device not in state.cohort:
+                self._passed_over(device)
+        state.candidates = []
+        state.answers = {}
+        self._begin_round()
+
+    async def _choose(self, candidates: list[int], count: int) -> None:
+        """Remove the candidates that the selection does not choose from the cohort."""
+        state = self.state
         server = self.server
         selection = self._selection
         assert selection is not None
-        device = state["questions"].pop(message.task)
-        if message.outcome == "done":
-            state["answers"][device] = dict(message.contents)
-        if state["questions"]:
-            return
-        server.cancel_timer("questions")
-        answers = state["answers"]
-        for candidates, count in state["candidates"]:
-            there = {
-                device: answers[device]
-                for device in candidates
-                if device in answers and server.clients.idle(device)
-            }
-            chosen = await selection.choose(server, self.remembered("selection"), count, there)
-            state["cohort"] = [
-                device for device in state["cohort"] if device in chosen or device not in candidates
-            ]
-        state["cohort"] = [device for device in state["cohort"] if server.clients.idle(device)]
-        for device in self._candidates():
-            if device not in state["cohort"]:
-                self._passed_over(device)
-        state |= {"candidates": [], "answers": {}}
-        self._begin_round()
+        answers = {
+            device: state.answers[device]
+            for device in candidates
+            if device in state.answers and server.clients.idle(device)
+        }
+        selected = await selection.choose(server, state.selection, count, answers)
+        rejected = set(candidates).difference(selected)
+        state.cohort = [device for device in state.cohort if device not in rejected]
 
     def _begin_asking(self) -> None:
         if self._secure is None:
             self._ask_cohort()
         else:
-            self._secure.begin("secure-keys", self.state["cohort"])
+            self._secure.begin("secure-keys", self.state.cohort)
 
     def _ask_cohort(self) -> None:
+        state = self.state
         server = self.server
-        number = self.state["round"]
-        devices = self.state["cohort"]
         rule = self._deadline
-        self.state["asked_at"] = server.now
-        training = (
-            {"training_limit": rule.least_s()}
-            if rule is not None and self.params.bounds_training
-            else {}
+        devices = state.cohort
+        state.asked_at = server.now
+        record: dict[str, Any] = {}
+        if rule is not None:
+            if self.params.bounds_training:
+                record["training_limit"] = rule.least_s()
+            else:
+                state.limit = rule.limit_s(state.deadline, state.round)
+        deadline = None
+        if self._round_limit is not None:
+            deadline = server.timer("deadline", server.now + self._round_limit)
+        if self.params.late_goes_on:
+            deadline = None
+        server.emit(
+            "round-start", round=state.round, selected=len(devices), deadline=deadline, **record
         )
-        if rule is not None and not training:
-            self.state["limit"] = rule.limit_s(self.remembered("deadline"), number)
-        deadline = (
-            None
-            if self._round_limit is None
-            else server.timer("deadline", server.now + self._round_limit)
-        )
-        told = None if self.params.late_goes_on else deadline
-        server.emit("round-start", round=number, selected=len(devices), deadline=told, **training)
         for device in devices:
             self._ask(device)
-        self.state["selected"] = len(devices)
+        state.selected = len(devices)
 
     def _ask(self, device: int) -> None:
         shares = {} if self._secure is None else self._secure.shares(device)
@@ -398,12 +455,12 @@ class Synchronous(Strategy[S]):
         self, device: int, contents: Contents, job: str = "train", *, continues: bool = False
     ) -> int:
         """Begin a task that the round waits for; its number."""
-        number = self.state["round"]
+        number = self.state.round
         group = self.group_of(device)
         task = self.server.ask(
             device, contents, job, round=number, group=group, continues=continues
         )
-        self.state["open"][task] = device
+        self.state.open[task] = device
         return task
 
     async def on_timer(self, name: str) -> None:
@@ -421,7 +478,7 @@ class Synchronous(Strategy[S]):
             case "aggregated":
                 await self._finish_round()
             case "phase" if self._secure is not None and self._secure.on_timer():
-                if self.state["cohort"]:
+                if self.state.cohort:
                     self._ask_cohort()
                 else:
                     self._wait()
@@ -430,11 +487,11 @@ class Synchronous(Strategy[S]):
             case "deadline":
                 self._end_open()
             case "questions":
-                for task in list(self.state["questions"]):
+                for task in list(self.state.questions):
                     self.server.end(task, "late")
 
     def _end_open(self) -> None:
-        for task in list(self.state["open"]):
+        for task in list(self.state.open):
             self.server.end(task, "late")
 
     async def on_task_end(self, message: TaskEnd) -> None:
@@ -446,33 +503,37 @@ class Synchronous(Strategy[S]):
         if secure is not None and message.job in PHASES:
             secure.ended(message)
             return
-        del state["open"][message.task]
+        del state.open[message.task]
         self._heard(message)
         verdict = self._verdict(message)
         if verdict == "valid":
-            state["received"].append(self.entry(message))
-            if len(state["received"]) == self.params.enough:
+            state.received.append(self.entry(message))
+            if len(state.received) == self.params.enough:
                 self._end_open()
+        elif verdict == "slow":
+            state.slow += 1
         else:
-            state[verdict] += 1
-        if state["open"]:
+            state.disconnected += 1
+        if state.open:
             return
-        if secure is None or not state["received"]:
+        if secure is None or not state.received:
             await self._close_round()
         else:
-            secure.begin("secure-unmask", [entry["device"] for entry in state["received"]])
+            secure.begin("secure-unmask", [entry["device"] for entry in state.received])
 
     def _heard(self, message: TaskEnd) -> None:
+        state = self.state
         if self._selection is not None:
-            self._selection.heard(self.server, self.remembered("selection"), message)
-        if self._deadline is not None and "asked_at" in self.state:
-            took_s = self.server.now - self.state["asked_at"]
-            self._deadline.heard(self.remembered("deadline"), took_s, message.outcome == "done")
+            self._selection.heard(self.server, state.selection, message)
+        if self._deadline is not None and state.asked_at is not None:
+            took_s = self.server.now - state.asked_at
+            self._deadline.heard(state.deadline, took_s, message.outcome == "done")
 
     async def _close_round(self) -> None:
+        state = self.state
         self.server.cancel_timer("deadline")
-        if self.state.get("unread"):
-            self.record_aggregate(self.state["received"], [0.0] * len(self.state["received"]))
+        if state.secure.unread:
+            self.record_aggregate(state.received, [0.0] * len(state.received))
         else:
             await self.aggregate()
         if self.server.computing:
@@ -484,34 +545,32 @@ class Synchronous(Strategy[S]):
         state = self.state
         server = self.server
         selection = self._selection
-        received = self.state["received"]
-        updates = [
-            Measured(
-                entry["update"],
-                float(entry["samples"]),
-                entry["start"],
-                self.center(entry),
-                entry["device"],
-            )
-            for entry in received
-        ]
+        received = state.received
+        updates = [self._measured(entry) for entry in received]
+        counts = self._counts()
         goes_on = await server.finish_round(
-            state["round"], self.models(), updates=updates, **self._counts(), **self._spent()
+            state.round, self.models(), updates=updates, **counts, **self._spent()
         )
         if goes_on and selection is not None:
-            await selection.closed(
-                server, self.remembered("selection"), received, self._shared_models()
-            )
-            await selection.learn(server, self.remembered("selection"))
-        state["received"] = []
+            models = self._shared_models()
+            await selection.closed(server, state.selection, received, models)
+            await selection.learn(server, state.selection)
+        state.received = []
         if goes_on:
             self._next_round()
 
+    def _measured(self, entry: dict[str, Any]) -> Measured:
+        samples = float(entry["samples"])
+        center = self.center(entry)
+        return Measured(entry["update"], samples, entry["start"], center, entry["device"])
+
     def _spent(self) -> dict[str, float]:
         """Privacy spending of the aggregation, for the record of the round."""
+        state = self.state
         if self._aggregation is None or not self._accounts:
             return {}
-        draws = self.remembered("draws")
-        drawn = self.state.get("drawn", (1, 1))
-        draws[drawn] = draws.get(drawn, 0) + 1
-        return self._aggregation.spent(draws, self.server.devices)
+        drawn = state.drawn
+        if drawn is None:
+            drawn = (1, 1)
+        state.draws[drawn] = state.draws.get(drawn, 0) + 1
+        return self._aggregation.spent(state.draws, self.server.devices)

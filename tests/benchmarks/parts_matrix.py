@@ -309,7 +309,7 @@ def _in_step(cell: Cell, found: Played) -> Iterator[str]:
     name = {"scaffold": "control", "feddyn": "moved"}.get(cell["strategy"].partition("/")[0])
     if name is None or kind_of(cell.get("aggregation", "mean")) in (*ROBUST, "first"):
         return  # a robust server does not add up what it leaves out
-    if found.run.strategy.state.get("take_back"):
+    if found.run.strategy.state.secure.take_back:
         # the sum of the last round could not be read; its clients are told when they are next asked
         return
     states = found.run.dispatch.devices.states.values()

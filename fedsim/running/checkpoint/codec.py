@@ -141,9 +141,9 @@ def _value(
 
 
 def fields_of(value: Any) -> list[str]:
-    """The names of an object's fields: its slots, its dataclass's fields, or else what it holds
-    now.
-    """
+    """Names of an object's fields: its slots, its dataclass's fields, or its present entries."""
+    if isinstance(value, Mapping):  # a state: it may have more entries than declared fields
+        return list(value)
     found = [base.__dict__.get("__slots__", ()) for base in reversed(type(value).__mro__)]
     slots = [
         name

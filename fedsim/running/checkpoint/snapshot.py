@@ -25,6 +25,7 @@ from fedsim.learning.evaluation import Evaluation
 from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Ref, Trained
 from fedsim.running.checkpoint import CheckpointSpec, store
 from fedsim.running.checkpoint.codec import Arrays, Encoder, decode
+from fedsim.strategies.state import state_classes
 from fedsim.world.energy.batteries import Load
 from fedsim.world.messages import NOT_SAVED as NOT_SAVED_OF_MESSAGES
 from fedsim.world.messages import Message
@@ -215,7 +216,7 @@ class Checkpointer:
 
 def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """The state of a run between two instants, as JSON-able tables and arrays."""
-    encoder = Encoder(_CLASSES, _LEFT_OUT)
+    encoder = Encoder({**_CLASSES, **state_classes()}, _LEFT_OUT)
     tree = encoder.encode(
         {
             "origins": origins.fingerprints,
@@ -250,7 +251,7 @@ def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> 
     ``CheckpointError``: it cannot be.
     """
     _, tree, arrays = store.read(store.latest(folder))
-    state = decode(tree, arrays, _CLASSES, _LEFT_OUT)
+    state = decode(tree, arrays, {**_CLASSES, **state_classes()}, _LEFT_OUT)
     try:
         origins.refuse_others(state["origins"])
         _put_back(run, recorder, state)

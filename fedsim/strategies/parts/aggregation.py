@@ -78,6 +78,9 @@ class Aggregation(Spec):
 
     kind: str
 
+    State: ClassVar[type[Any]] = dict
+    """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
+
     @property
     def looks_at_each(self) -> str | None:
         """Reason why the server needs single updates; None if their sum is enough
@@ -130,7 +133,7 @@ class Aggregation(Spec):
     def combine(
         self,
         server: Server,
-        state: dict[str, Any],
+        state: Any,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,

@@ -1,6 +1,6 @@
 """Deadlines: how long a round waits, or a client may train."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Spec
@@ -31,6 +31,9 @@ class Deadline(Spec):
 
     kind: str
 
+    State: ClassVar[type[Any]] = dict
+    """Class of its memory: a plain dict, or a subclass of ``State``."""
+
     @property
     def bounds_training(self) -> bool:
         """Whether it counts from each client's own download on and bounds its training alone;
@@ -55,14 +58,14 @@ class Deadline(Spec):
         """
         raise NotImplementedError
 
-    def limit_s(self, state: dict[str, Any], number: int) -> float | None:
+    def limit_s(self, state: Any, number: int) -> float | None:
         """The time that clients have in a round (s); None if unlimited.
 
         Called when the round begins.
         """
         raise NotImplementedError
 
-    def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
+    def heard(self, state: Any, took_s: float, in_time: bool) -> None:
         """A task of a round has ended after so long (s), in time or not."""
 
 
@@ -81,7 +84,7 @@ class Fixed(Deadline):
     def least_s(self) -> float:
         return self.time
 
-    def limit_s(self, state: dict[str, Any], number: int) -> float | None:
+    def limit_s(self, state: Any, number: int) -> float | None:
         return self.time
 
 

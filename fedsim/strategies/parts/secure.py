@@ -5,7 +5,8 @@ that of Bonawitz et al. (CCS 2017).
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, get_args
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from pydantic import Field, field_validator
 
@@ -24,7 +25,11 @@ from fedsim.federation import (
     payloads,
 )
 from fedsim.strategies.parts import PartClient
+from fedsim.strategies.state import State
 from fedsim.world.task import Computation
+
+if TYPE_CHECKING:
+    from fedsim.strategies.synchronous import SynchronousState
 
 # a client's job, and the purpose of what it sends
 Phase = Literal["secure-keys", "secure-shares", "secure-unmask"]
@@ -148,95 +153,123 @@ class _Float32(NamedTuple):
         return 4.0 * count
 
 
+@dataclass
+class SecureState(State):
+    """Memory of ``SecurePhases``."""
+
+    phase: Phase = "secure-keys"
+    """The phase that has begun last."""
+    open: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the phase, task -> device."""
+    answered: list[int] = field(default_factory=list)
+    """Devices that have answered in the phase."""
+    graph: dict[int, list[int]] = field(default_factory=dict)
+    """Neighbours of each client of the round."""
+    masked: list[int] = field(default_factory=list)
+    """Devices that shared their secrets."""
+    unread: bool = False
+    """Whether the sum of the round cannot be read."""
+    take_back: list[int] = field(default_factory=list)
+    """Devices that do not know yet that their last sum could not be read."""
+
+
 class SecurePhases:
     """Phases before and after the training; each ends when all clients have answered or are too
     late.
-
-    State, in that of the strategy: ``phase``; ``phase_open``, open tasks, task -> device;
-    ``phase_there``, devices that answered; ``graph``, the neighbours of each client; ``masked``,
-    devices that shared their secrets; ``unread``, whether the sum cannot be read; ``take_back``,
-    devices that do not know yet that their last sum could not be read.
     """
 
-    def __init__(self, costs: SecureAggregation, server: Server, state: dict[str, Any]) -> None:
+    def __init__(self, costs: SecureAggregation, server: Server, state: "SynchronousState") -> None:
         self._costs = costs
         self._server = server
-        self._state = state
+        self._round = state
+        self._state = state.secure
 
     def begin(self, phase: Phase, devices: Sequence[int]) -> None:
-        """Ask those of the devices that are idle for what belongs to a phase."""
+        """Ask the idle devices for the messages of a phase."""
         state = self._state
         server = self._server
-        state |= {"phase": phase, "phase_open": {}, "phase_there": []}
+        state.phase = phase
+        state.open = {}
+        state.answered = []
         for device in filter(server.clients.idle, devices):
-            near = self._near(device, phase)
-            if not near and phase != "secure-keys":  # without neighbours there is nothing to send
-                state["phase_there"].append(device)
+            neighbours = self._neighbours(device, phase)
+            # without neighbours there is nothing to send
+            if not neighbours and phase != "secure-keys":
+                state.answered.append(device)
                 continue
-            contents = self._costs.receives("secure-keys", near) if phase == "secure-shares" else {}
-            told = {"take-back": Header(True)} if device in state.get("take_back", ()) else {}
-            state["phase_open"][
-                server.ask(device, {**contents, **told, "neighbours": Header(near)}, phase)
-            ] = device
-        server.timer("phase", server.now + (self._costs.patience if state["phase_open"] else 0.0))
+            contents: dict[str, Any] = {}
+            if phase == "secure-shares":
+                contents |= self._costs.receives("secure-keys", neighbours)
+            if device in state.take_back:
+                contents |= {"take-back": Header(True)}
+            contents |= {"neighbours": Header(neighbours)}
+            task = server.ask(device, contents, phase)
+            state.open[task] = device
+        wait_s = self._costs.patience if state.open else 0.0
+        server.timer("phase", server.now + wait_s)
 
-    def _near(self, device: int, phase: Phase) -> int:
+    def _neighbours(self, device: int, phase: Phase) -> int:
         """The number of a client's neighbours that sent keys; in the end, of those that shared
         their secrets.
         """
-        near = [] if phase == "secure-keys" else self._state["graph"][device]
-        return (
-            len(near)
-            if phase == "secure-shares"
-            else sum(other in self._state["masked"] for other in near)
-        )
+        if phase == "secure-keys":
+            return 0
+        neighbours = self._state.graph[device]
+        if phase == "secure-shares":
+            return len(neighbours)
+        return sum(neighbour in self._state.masked for neighbour in neighbours)
 
     def shares(self, device: int) -> Contents:
-        return self._costs.receives("secure-shares", self._near(device, "secure-unmask"))
+        return self._costs.receives("secure-shares", self._neighbours(device, "secure-unmask"))
 
     def ended(self, message: TaskEnd) -> None:
         """A task of the phase has ended; the last one ends the phase, with timer ``phase``."""
         state = self._state
-        device = state["phase_open"].pop(message.task)
+        device = state.open.pop(message.task)
         if message.outcome == "done":
-            state["phase_there"].append(device)
+            state.answered.append(device)
             if "take-back" in message.asked:
-                state["take_back"].remove(device)
-        if not state["phase_open"]:
+                state.take_back.remove(device)
+        if not state.open:
             self._server.timer("phase", self._server.now)
 
     def on_timer(self) -> bool:
         """Timer ``phase``: end open tasks, else begin the next phase or set timer ``close``.
 
-        True: the cohort can be asked.
+        Returns:
+            Whether the cohort can be asked.
         """
         state = self._state
         server = self._server
-        if state["phase_open"]:
-            for task in list(state["phase_open"]):
+        if state.open:
+            for task in list(state.open):
                 server.end(task, "late")
             return False
-        there = sorted(state["phase_there"])
-        match state["phase"]:
-            case "secure-keys":
-                order = server.rng("secure-graph", state["round"]).permutation(len(there)).tolist()
-                state["graph"] = self._costs.graph([there[at] for at in order])
-                self.begin("secure-shares", there)
-            case "secure-shares":
-                state["masked"] = there
-                state["cohort"] = [device for device in there if server.clients.idle(device)]
-                return True
-            case "secure-unmask":
-                summed = [entry["device"] for entry in state["received"]]
-                state["unread"] = not self._costs.can_be_read(
-                    state["graph"], state["masked"], there
-                )
-                if state["unread"]:
-                    state["take_back"] = sorted({*state.get("take_back", ()), *summed})
-                numbers = max(entry["contents"]["masked-numbers"] for entry in state["received"])
-                wait_s = self._costs.recovery_s(state["graph"], state["masked"], summed, numbers)
-                server.timer("close", server.now + wait_s)
+        answered = sorted(state.answered)
+        if state.phase == "secure-shares":
+            state.masked = answered
+            self._round.cohort = [device for device in answered if server.clients.idle(device)]
+            return True
+        if state.phase == "secure-keys":
+            generator = server.rng("secure-graph", self._round.round)
+            order = generator.permutation(len(answered)).tolist()
+            state.graph = self._costs.graph([answered[place] for place in order])
+            self.begin("secure-shares", answered)
+        else:
+            self._unmask(answered)
         return False
+
+    def _unmask(self, answered: list[int]) -> None:
+        """Read the sum if enough shares came, and close the round after the time that it takes."""
+        state = self._state
+        received = self._round.received
+        summed = [entry["device"] for entry in received]
+        state.unread = not self._costs.can_be_read(state.graph, state.masked, answered)
+        if state.unread:
+            state.take_back = sorted({*state.take_back, *summed})
+        numbers = max(entry["contents"]["masked-numbers"] for entry in received)
+        wait_s = self._costs.recovery_s(state.graph, state.masked, summed, numbers)
+        self._server.timer("close", self._server.now + wait_s)
 
 
 class SecureClient(PartClient):

@@ -64,6 +64,9 @@ class Selection(Spec):
 
     kind: str
 
+    State: ClassVar[type[Any]] = dict
+    """Class of its memory, the ``state`` of its hooks: a plain dict, or a subclass of ``State``."""
+
     looks_at_each: ClassVar[str | None] = None
     """Reason why the selection needs single updates; None if their sum, or that of an edge
     server, is enough.
@@ -121,32 +124,32 @@ class Selection(Spec):
         return count
 
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round,
         again if there are none.
         """
         raise NotImplementedError
 
-    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
+    def asked_first(self, state: Any, chosen: list[int]) -> list[int]:
         """The candidates among ``select``'s devices, if it ``asks``; the others are chosen already.
 
         By default all of them.
         """
         return chosen
 
-    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+    def heard(self, server: Server, state: Any, message: TaskEnd) -> None:
         """A task of the round has ended, with any outcome; called before its update is used."""
 
     async def closed(
-        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+        self, server: Server, state: Any, received: Updates, models: ModelAssignment
     ) -> None:
         """A round has been closed, before ``learn``; the server's ``models`` are new.
 
         Not called where there are no rounds.
         """
 
-    async def learn(self, server: Server, state: dict[str, Any]) -> None:
+    async def learn(self, server: Server, state: Any) -> None:
         """A round has been closed, or a version made: take in all its reports together
         (``ServerModels.numbers``).
         """
@@ -157,9 +160,7 @@ class Selection(Spec):
         """
         raise NotImplementedError
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Answers
-    ) -> list[int]:
+    async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
         """At most ``count`` candidates that have answered and are still available, besides those
         already chosen.
         """
@@ -219,6 +220,6 @@ class Random(Selection):
     kind: Literal["random"] = "random"
 
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         return server.clients.sample(count, "select", *ids, among=among)

@@ -1,6 +1,6 @@
 """Server optimisers: steps from the model along the aggregated update."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -38,7 +38,10 @@ class ServerOptimiser(Spec):
 
     kind: str
 
-    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
+    State: ClassVar[type[Any]] = dict
+    """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
+
+    def step(self, server: Server, state: Any, model: Ref, aggregated: Ref) -> Ref:
         """The next model; ``aggregated`` is the aggregation of the updates, ``model`` the start
         of their trainings.
         """
@@ -66,7 +69,7 @@ class SGD(ServerOptimiser):
     2013).
     """
 
-    def step(self, server: Server, state: dict[str, Any], model: Ref, aggregated: Ref) -> Ref:
+    def step(self, server: Server, state: Any, model: Ref, aggregated: Ref) -> Ref:
         mix = server.models.mix
         delta = [(aggregated, 1.0), (model, -1.0)]
         known = [(state["velocity"], self.momentum)] if "velocity" in state else []

@@ -1,29 +1,57 @@
 """Selections by how often a client was asked, or was there."""
 
+from dataclasses import dataclass, field
 from heapq import nsmallest
-from typing import Any, Literal
+from typing import Literal
 
 from fedsim.federation import Server, TaskEnd
 from fedsim.strategies.parts.selection import Among, Ids, Selection
+from fedsim.strategies.state import State
+
+
+@dataclass
+class LeastAskedState(State):
+    """Memory of ``least-asked``."""
+
+    asked: dict[int, int] = field(default_factory=dict)
+    """Number of times that each device was asked."""
 
 
 class LeastAsked(Selection):
-    """Clients that were asked least often, ties at random. Looks at every device that is there:
-    O(population).
+    """Clients that were asked least often, ties at random.
 
-    State: ``asked``, device -> how often it was asked.
+    Looks at every available device: O(population).
     """
 
     kind: Literal["least-asked"] = "least-asked"
+    State = LeastAskedState
 
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: LeastAskedState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
-        asked = state.setdefault("asked", {})
-        there = server.clients.sample(server.devices, "select", *ids, among=among)
-        chosen = nsmallest(count, there, lambda device: asked.get(device, 0))
-        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
-        return chosen
+        asked = state.asked
+        available = server.clients.sample(server.devices, "select", *ids, among=among)
+        devices = nsmallest(count, available, lambda device: asked.get(device, 0))
+        for device in devices:
+            asked[device] = asked.get(device, 0) + 1
+        return devices
+
+
+@dataclass
+class LeastAvailableState(State):
+    """Memory of ``least-available``."""
+
+    availability: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """First round in which each device was available, and number of such rounds since."""
+    at_work: list[int] = field(default_factory=list)
+    """Devices that were asked and have not answered."""
+    counted: int = -1
+    """The last round that was counted."""
 
 
 class LeastAvailable(Selection):
@@ -34,36 +62,37 @@ class LeastAvailable(Selection):
     section 4.1. There a device forecasts its availability in a round's time; here the server counts
     the share of rounds, since the device was first available, in which it was available or at work.
     Looks at every device: O(population).
-
-    State: ``seen``, device -> the first round in which it was available, and their number since;
-    ``at_work``, devices that have not answered; ``looked``, the last round that was counted.
     """
 
     kind: Literal["least-available"] = "least-available"
+    State = LeastAvailableState
 
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: LeastAvailableState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
         number = ids[0]
-        seen = state.setdefault("seen", {})
-        at_work = state.setdefault("at_work", [])
-        if state.get("looked") != number:
-            state["looked"] = number
-            for device in (*server.clients.online(), *at_work):
-                first, times = seen.get(device, (number, 0))
-                seen[device] = (first, times + 1)
+        availability = state.availability
+        if state.counted != number:
+            state.counted = number
+            for device in (*server.clients.online(), *state.at_work):
+                first, rounds = availability.get(device, (number, 0))
+                availability[device] = (first, rounds + 1)
 
         def share(device: int) -> float:
-            # if unseen, it has come back since the round was first looked at
-            first, times = seen.get(device, (number, 1))
-            return float(times / (number - first + 1))
+            # a device without an entry has come back since the round was counted
+            first, rounds = availability.get(device, (number, 1))
+            return float(rounds / (number - first + 1))
 
-        chosen = nsmallest(
-            count, server.clients.sample(server.devices, "select", *ids, among=among), share
-        )
-        at_work += chosen
-        return chosen
+        available = server.clients.sample(server.devices, "select", *ids, among=among)
+        devices = nsmallest(count, available, share)
+        state.at_work += devices
+        return devices
 
-    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        if message.device in state.get("at_work", []):
-            state["at_work"].remove(message.device)
+    def heard(self, server: Server, state: LeastAvailableState, message: TaskEnd) -> None:
+        if message.device in state.at_work:
+            state.at_work.remove(message.device)

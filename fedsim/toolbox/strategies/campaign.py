@@ -1,14 +1,29 @@
 """Campaigns: a job that many devices do once, outside the rounds."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 from fedsim.federation import Contents, Server, TaskEnd
+from fedsim.strategies.state import State
 
 DEADLINE = "campaign-deadline"
 """Name of the timer that ends a campaign."""
 
 _MOST_ATTEMPTS = 3  # tasks of one device in a campaign
+
+
+@dataclass
+class CampaignState(State):
+    """Memory of a ``Campaign``."""
+
+    job: str | None = None
+    """The job of the open campaign; None if none is open."""
+    open: dict[int, int] = field(default_factory=dict)
+    """Open tasks, task -> device."""
+    waiting: list[int] = field(default_factory=list)
+    """Devices that are away, and get their task on their return."""
+    attempts: dict[int, int] = field(default_factory=dict)
+    """Number of tasks of each device."""
 
 
 class Campaign:
@@ -17,18 +32,14 @@ class Campaign:
     A task that is lost is repeated, at most twice. The campaign is over when all its tasks have
     ended, or at its deadline.
 
-    State, in the strategy's: ``campaign``, the job of the open campaign; ``campaign_open``, task ->
-    device; ``campaign_waiting``, devices that are away; ``campaign_attempts``, the number of tasks
-    of each device.
-
     Args:
         server: the run's server.
-        state: the strategy's state.
+        state: its memory, in the strategy's.
         contents: the message to a device (first argument) with a job (second).
     """
 
     def __init__(
-        self, server: Server, state: dict[str, Any], contents: Callable[[int, str], Contents]
+        self, server: Server, state: CampaignState, contents: Callable[[int, str], Contents]
     ) -> None:
         self._server = server
         self._state = state
@@ -42,8 +53,8 @@ class Campaign:
             devices: the devices.
             limit: time until the deadline (s); None: without one.
         """
-        self._state |= {"campaign": job, "campaign_open": {}, "campaign_waiting": []}
-        self._state["campaign_attempts"] = dict.fromkeys(devices, 0)
+        self._state.job = job
+        self._state.attempts = dict.fromkeys(devices, 0)
         self._server.emit("campaign", what=job, devices=len(devices))
         if limit is not None:
             self._server.timer(DEADLINE, self._server.now + limit)
@@ -51,49 +62,51 @@ class Campaign:
 
     def _ask(self, devices: Iterable[int]) -> None:
         state = self._state
+        assert state.job is not None
         for device in devices:
             if self._server.clients.idle(device):
-                state["campaign_attempts"][device] += 1
-                contents = self._contents(device, state["campaign"])
-                task = self._server.ask(device, contents, state["campaign"])
-                state["campaign_open"][task] = device
+                state.attempts[device] += 1
+                contents = self._contents(device, state.job)
+                task = self._server.ask(device, contents, state.job)
+                state.open[task] = device
             elif self._server.clients.await_return(device):
-                state["campaign_waiting"].append(device)
+                state.waiting.append(device)
 
     def runs(self, task: int) -> bool:
         """Whether a task belongs to the open campaign."""
-        return task in self._state.get("campaign_open", {})
+        return task in self._state.open
 
     def end(self, message: TaskEnd) -> None:
-        """One of the tasks has ended; ask its device again if the task was lost."""
-        device = self._state["campaign_open"].pop(message.task)
+        """Take in the end of one of the tasks; repeat the task if it was lost."""
+        device = self._state.open.pop(message.task)
         is_lost = message.outcome in ("lost", "battery")
-        if is_lost and self._state["campaign_attempts"][device] < _MOST_ATTEMPTS:
+        if is_lost and self._state.attempts[device] < _MOST_ATTEMPTS:
             self._ask([device])
 
     def awaits(self, device: int) -> bool:
         """Whether a device gets its task on its return."""
-        return device in self._state.get("campaign_waiting", [])
+        return device in self._state.waiting
 
     def resume(self, device: int) -> None:
         """Ask a device that has returned."""
-        self._state["campaign_waiting"].remove(device)
+        self._state.waiting.remove(device)
         self._ask([device])
 
     def stop(self) -> None:
         """End the campaign's tasks at its deadline, and do not wait for devices that are away."""
-        self._state["campaign_waiting"] = []
-        for task in list(self._state["campaign_open"]):
+        self._state.waiting = []
+        for task in list(self._state.open):
             self._server.end(task, "late")
 
     @property
     def is_over(self) -> bool:
         """Whether all of the campaign's tasks have ended."""
-        return not (self._state["campaign_open"] or self._state["campaign_waiting"])
+        return not (self._state.open or self._state.waiting)
 
     def close(self) -> str:
-        """Close a campaign that is over; its job."""
-        job: str = self._state["campaign"]
-        self._state["campaign"] = None
+        """Close a campaign that is over, and return its job."""
+        job = self._state.job
+        assert job is not None
+        self._state.job = None
         self._server.cancel_timer(DEADLINE)
         return job

@@ -1,7 +1,7 @@
 """CATA-Fed: adaptive local updates, straggler mitigation and cluster-driven selection (2022)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,7 +12,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
@@ -282,6 +282,26 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
 
 
+@dataclass
+class CataFedState(FedAvgState):
+    """Memory of CATA-Fed."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Size that each client reported last (samples), 0 if it is disconnected."""
+    cluster: list[int] = field(default_factory=list)
+    """Cluster of each client, -1 if it is disconnected."""
+    zeroed: list[int] = field(default_factory=list)
+    """Round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21)."""
+    reported: bool = False
+    """Whether a size was reported since the last clustering."""
+    connecting: dict[int, int] = field(default_factory=dict)
+    """Open reports of clients that connect, task -> client."""
+    away: int = 0
+    """Number of clients that may yet connect."""
+    waiting: bool = True
+    """Whether the next round waits for a client."""
+
+
 class CataFed(FedAvg[CataFedParams]):
     """Cluster-driven adaptive training.
 
@@ -301,16 +321,12 @@ class CataFed(FedAvg[CataFedParams]):
     The new model is the mean of the valid updates, weighted by the size of the data of each
     training (psi_i, Eqs. 15, 16). Clusters are cut by the interquartile range of sizes after each
     report; the group that has waited longest is asked first (CFS with PF).
-
-    State besides FedAvg's: ``sizes`` of each client, 0 if disconnected; ``cluster`` of each client,
-    -1 if disconnected; ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t -
-    zeroed_i (Eq. 21); ``reported``, whether a size was reported since the last clustering;
-    ``connecting``, task -> client; ``away``, the number of clients that may yet connect;
-    ``waiting``, whether the next round waits for a client.
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
     Client = CataFedClient
+    State = CataFedState
+    state: CataFedState
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
@@ -321,15 +337,16 @@ class CataFed(FedAvg[CataFedParams]):
     async def on_start(self) -> None:
         devices = self.server.devices
         clients = self.server.clients
-        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
-        self.state |= {"connecting": {}, "away": 0, "waiting": True, "reported": False}
-        self.state |= {"sizes": [0] * devices, "cluster": [-1] * devices, "zeroed": [0] * devices}
+        self.state.model = self.server.models.initial()
+        self.state.sizes = [0] * devices
+        self.state.cluster = [-1] * devices
+        self.state.zeroed = [0] * devices
         online = set(clients.online())
         for device in filter(clients.arrived, range(devices)):
             if device in online:
                 await self.on_arrival(device)
             elif clients.await_return(device):
-                self.state["away"] += 1
+                self.state.away += 1
         if not online:
             self._open_round()
 
@@ -338,11 +355,11 @@ class CataFed(FedAvg[CataFedParams]):
     def select(self) -> list[int]:
         state = self.state
         params = self.params
-        number = state["round"]
-        if state["reported"]:
+        number = state.round
+        if state.reported:
             self._cluster()
         count = params.clients_per_round
-        cluster = np.array(state["cluster"])
+        cluster = np.array(state.cluster)
         generator = self.server.rng("select", number)
         match params.selection:
             case "random":
@@ -350,49 +367,49 @@ class CataFed(FedAvg[CataFedParams]):
             case "round-robin":
                 cohort = in_turn(cluster, params.clusters, count, number, generator)
             case "proportional-fair":
-                waiting = number - np.array(state["zeroed"])  # A, Eq. 21
+                waiting = number - np.array(state.zeroed)  # A, Eq. 21
                 blocks = cut_groups(cluster, count, generator)
                 cohort = fairest_group(blocks, waiting, generator)
         clients: list[int] = cohort.tolist()
         for client in clients:
-            state["zeroed"][client] = number + 1
-        state["waiting"] = False
+            state.zeroed[client] = number + 1
+        state.waiting = False
         return clients
 
     def _cluster(self) -> None:
         """Cut all connected clients into clusters again, by their last reported sizes."""
         state = self.state
         clusters = self.params.clusters
-        sizes = np.array(state["sizes"])
+        sizes = np.array(state.sizes)
         connected = np.flatnonzero(sizes)
         cluster = np.full(len(sizes), -1)
         if len(connected):
             bounds = moderate_range(sizes[connected])
             cluster[connected] = cluster_numbers(sizes[connected], clusters, bounds)
             members = np.bincount(cluster[connected], minlength=clusters).tolist()
-            self.server.emit("cluster", round=state["round"], bounds=list(bounds), members=members)
-        state["cluster"] = cluster.tolist()
-        state["reported"] = False
+            self.server.emit("cluster", round=state.round, bounds=list(bounds), members=members)
+        state.cluster = cluster.tolist()
+        state.reported = False
 
     def _wait(self) -> None:
         state = self.state
-        state["waiting"] = True
-        may_connect = state["away"] or state["connecting"]
+        state.waiting = True
+        may_connect = state.away or state.connecting
         if not (may_connect or self.server.clients.expects_newcomers()):
             self.server.stop("no client is connected any more")
 
     # Clients that connect, answer and disconnect
 
     async def on_return(self, device: int) -> None:
-        self.state["away"] -= 1
+        self.state.away -= 1
         await self.on_arrival(device)
 
     async def on_arrival(self, device: int) -> None:
         task = self.server.ask(device, {}, "connect")
-        self.state["connecting"][task] = device
+        self.state.connecting[task] = device
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["model"], "control": self._budget_s}
+        return {"model": self.state.model, "control": self._budget_s}
 
     def _verdict(self, message: TaskEnd) -> Verdict:
         """A client that finished no epoch (I = 0) is slow."""
@@ -406,32 +423,32 @@ class CataFed(FedAvg[CataFedParams]):
             self._disconnect(message.device)
         elif "size-report" in message.contents:
             self._store_report(message)
-        if self.state["connecting"].pop(message.task, None) is None:
+        if self.state.connecting.pop(message.task, None) is None:
             await super().on_task_end(message)
-        elif self.state["waiting"] and not self.state["connecting"]:
+        elif self.state.waiting and not self.state.connecting:
             self._open_round()
 
     def _disconnect(self, device: int) -> None:
-        self.state["sizes"][device] = 0
-        self.state["cluster"][device] = -1
+        self.state.sizes[device] = 0
+        self.state.cluster[device] = -1
         if self.params.rejoin and self.server.clients.await_return(device, _REJOIN_S):
-            self.state["away"] += 1
+            self.state.away += 1
 
     def _store_report(self, message: TaskEnd) -> None:
         """Store the size that a client reports when it connects, or after it has split its data."""
         state = self.state
         device = message.device
-        number = state["round"]
+        number = state.round
         if "parts" in message.contents:
             group = self.group_of(device)
             sizes = message["parts"]
             self.server.emit("split", device=device, round=number, group=group, sizes=sizes)
         else:
             # A = 0 at the next selection
-            state["zeroed"][device] = number + bool(state["open"])
-        state["sizes"][device] = np.max(message["size-report"]).item()
-        state["reported"] = True
+            state.zeroed[device] = number + bool(state.open)
+        state.sizes[device] = np.max(message["size-report"]).item()
+        state.reported = True
 
     def group_of(self, device: int) -> int | None:
-        cluster: int = self.state["cluster"][device]
+        cluster = self.state.cluster[device]
         return None if cluster < 0 else cluster

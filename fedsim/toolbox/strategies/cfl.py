@@ -1,6 +1,7 @@
 """CFL: recursive bipartition of clusters whose clients pull in different directions."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self, TypedDict
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import bipartition
 from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_alike, shown_pairs
 from fedsim.toolbox.strategies.cfl_params import CFLParams
-from fedsim.toolbox.strategies.grouped import Grouped
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
 
 
 class Lengths(TypedDict):
@@ -125,6 +126,26 @@ class CFLClient(SynchronousClient[CFLParams]):
         return super().reply(device, instruction, result)
 
 
+@dataclass
+class CFLState(GroupedState):
+    """Memory of CFL: a tree of clusters, with a model in ``models`` for each node."""
+
+    children: list[list[int] | None] = field(default_factory=list)
+    """The two children of each node; None for a leaf."""
+    pulls: list[list[Pull]] = field(default_factory=list)
+    """Updates by which the clients of each node were cut out of its parent."""
+    down: dict[int, int] = field(default_factory=dict)
+    """Node that each client without a cluster has reached on its way down the tree."""
+    last: dict[int, Pull] = field(default_factory=dict)
+    """Each client's last update to its cluster."""
+    scale: float | None = None
+    """Mean length of the first round's updates, for the default thresholds."""
+    scheduled: int = 0
+    """Number of splits done by ``split_rounds``."""
+    waiting: list[int] = field(default_factory=list)
+    """Leaves that have not converged, the next one in the order of Algorithm 2 last."""
+
+
 class CFL(Grouped[CFLParams]):
     """Clustered federated learning.
 
@@ -143,27 +164,18 @@ class CFL(Grouped[CFLParams]):
     (d, purpose ``cold-start``), trains, sends its update (d), and goes to the side with the most
     similar update. Shifts of data move no device. With ``learning = "off"`` clusters are split by
     ``split_rounds`` alone, at random.
-
-    State besides ``Grouped``'s, with a model for each node of the tree: ``children`` of each node,
-    None for a leaf; ``pulls``, the updates by which a node's clients were cut out; ``down``, client
-    without a cluster -> node; ``last``, each client's last update to its cluster; ``scale``, mean
-    length of the first updates; ``scheduled``, the number of splits done by ``split_rounds``;
-    ``waiting``, leaves that have not converged, the next one last.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
     Client = CFLClient
+    State = CFLState
+    state: CFLState
 
     async def on_start(self) -> None:
-        self.state |= {
-            "children": [None],
-            "pulls": [[]],
-            "down": {},
-            "last": {},
-            "scale": None,
-            "scheduled": 0,
-        }
-        self.state |= {"waiting": [0], "models": [self.server.models.initial()]}
+        self.state.models = [self.server.models.initial()]
+        self.state.children = [None]
+        self.state.pulls = [[]]
+        self.state.waiting = [0]
         await super().on_start()
 
     def select(self) -> list[int]:
@@ -179,10 +191,10 @@ class CFL(Grouped[CFLParams]):
 
         A leaf without an available device is skipped now. Devices without a group may join the root.
         """
-        groups = self.state["group"]
+        groups = self.state.group
         online = self.server.clients.online()
         devices = None
-        for leaf in reversed(self.state["waiting"]):
+        for leaf in reversed(self.state.waiting):
             allowed = (leaf, -1) if leaf == 0 else (leaf,)
             devices = [device for device in online if groups[device] in allowed]
             if devices:
@@ -190,14 +202,14 @@ class CFL(Grouped[CFLParams]):
         return devices
 
     async def before_asking(self) -> None:
-        for device in self.state["cohort"]:
-            if self.state["group"][device] < 0 and self.preparation(device) is None:
-                self.move(device, self.state["down"].pop(device, 0), "start")
+        for device in self.state.cohort:
+            if self.state.group[device] < 0 and self.preparation(device) is None:
+                self.move(device, self.state.down.pop(device, 0), "start")
 
     async def aggregate(self) -> None:
         cuts = await self._cuts()
-        for entry in self.state["received"]:
-            self.state["last"][entry["device"]] = Pull.of(entry)
+        for entry in self.state.received:
+            self.state.last[entry["device"]] = Pull.of(entry)
         if not self.params.as_published:
             await super().aggregate()
         for cut in cuts:
@@ -212,14 +224,14 @@ class CFL(Grouped[CFLParams]):
         state = self.state
         schedule = self.params.split_rounds
         may_split = schedule is None or self._split_is_due(schedule)
-        if not may_split and (schedule is not None or state["scale"] is not None):
+        if not may_split and (schedule is not None or state.scale is not None):
             return []
         if not self.server.models.learns:
             return self._random_cut() if may_split and schedule is not None else []
         clusters = await self._clusters()
-        if state["scale"] is None and clusters:
+        if state.scale is None and clusters:
             norms = [length(update) for cluster in clusters for update in cluster.updates]
-            state["scale"] = sum(norms) / len(norms)
+            state.scale = sum(norms) / len(norms)
         thresholds = self._thresholds()
         for cluster in clusters:
             self._record_criteria(cluster, thresholds)
@@ -234,7 +246,7 @@ class CFL(Grouped[CFLParams]):
                 ]
             elif divisible:
                 incongruent = [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
-                state["scheduled"] += 1
+                state.scheduled += 1
         if self.params.order == "recursive":
             self._finish_leaves(clusters, incongruent, thresholds)
         return [self._bipartition(cluster) for cluster in incongruent]
@@ -244,13 +256,13 @@ class CFL(Grouped[CFLParams]):
 
         A split that was impossible in its round is thus made up for.
         """
-        due = sum(number <= self.state["round"] for number in schedule)
-        return bool(due > self.state["scheduled"])
+        due = sum(number <= self.state.round for number in schedule)
+        return bool(due > self.state.scheduled)
 
     def _thresholds(self) -> Thresholds:
         eps1 = self.params.eps1
         if eps1 is None:
-            eps1 = 0.2 * (self.state["scale"] or 0.0)
+            eps1 = 0.2 * (self.state.scale or 0.0)
         eps2 = self.params.eps2
         if eps2 is None:
             eps2 = 2.5 * eps1
@@ -260,7 +272,7 @@ class CFL(Grouped[CFLParams]):
         limits = thresholds if self.params.split_rounds is None else {}
         self.server.emit(
             "cluster-criteria",
-            round=self.state["round"],
+            round=self.state.round,
             group=cluster.group,
             **cluster.lengths,
             **limits,
@@ -276,8 +288,8 @@ class CFL(Grouped[CFLParams]):
             if cluster.lengths["mean_norm"] < thresholds["eps1"]:
                 done.add(cluster.group)
         done -= {cluster.group for cluster in incongruent}
-        state["waiting"] = [leaf for leaf in state["waiting"] if leaf not in done]
-        if not state["waiting"]:
+        state.waiting = [leaf for leaf in state.waiting if leaf not in done]
+        if not state.waiting:
             self.server.stop("every cluster has converged")
 
     def _bipartition(self, cluster: Cluster) -> Cut:
@@ -293,7 +305,7 @@ class CFL(Grouped[CFLParams]):
 
     async def _clusters(self) -> list[Cluster]:
         """The clusters that have sent finite updates in this round."""
-        received = self.state["received"]
+        received = self.state.received
         self.server.compute("distances", len(received), self.setting.parameters)
         changes = await self._changes([Pull.of(entry) for entry in received])
         updates = {entry["task"]: change for entry, change in zip(received, changes, strict=True)}
@@ -310,21 +322,21 @@ class CFL(Grouped[CFLParams]):
         return clusters
 
     def _received_from(self, group: int) -> Entries:
-        entries = [entry for entry in self.state["received"] if entry["group"] == group]
+        entries = [entry for entry in self.state.received if entry["group"] == group]
         return sorted(entries, key=lambda entry: entry["device"])
 
     def _random_cut(self) -> list[Cut]:
         """A random bipartition of a random cluster, for runs without learning."""
-        groups = range(len(self.state["models"]))
+        groups = range(len(self.state.models))
         divisible = [group for group in groups if len(self._received_from(group)) > 1]
         if not divisible:
             return []
-        generator = self.server.rng("split", self.state["round"])
+        generator = self.server.rng("split", self.state.round)
         group = divisible[int(generator.integers(len(divisible)))]
         entries = self._received_from(group)
         order = generator.permutation(len(entries)).tolist()
         half = len(order) // 2
-        self.state["scheduled"] += 1
+        self.state.scheduled += 1
         return [Cut(group, entries, (sorted(order[:half]), sorted(order[half:])), {}, {})]
 
     # The split
@@ -341,8 +353,8 @@ class CFL(Grouped[CFLParams]):
         groups = [child_of[device] for device in devices]
         absent = dict[int, Pull]()
         for device in self.members(parent):
-            if device not in child_of and device in state["last"]:
-                absent[device] = state["last"][device]
+            if device not in child_of and device in state.last:
+                absent[device] = state.last[device]
         child_of |= await self._most_similar(absent, children)
         members: list[list[int]] = [[], []]
         for device in self.members(parent):
@@ -350,7 +362,7 @@ class CFL(Grouped[CFLParams]):
                 members[children.index(child_of[device])].append(device)
         self.server.emit(
             "cluster-split",
-            round=state["round"],
+            round=state.round,
             group=parent,
             children=children,
             members=members,
@@ -366,28 +378,28 @@ class CFL(Grouped[CFLParams]):
             else:
                 self._send_down(device, parent)
         for device in child_of:
-            del state["last"][device]
+            del state.last[device]
         for entry in self._received_from(parent):
             entry["group"] = child_of[entry["device"]]
 
     def _grow(self, cut: Cut) -> list[int]:
         """Add the two children of a cut cluster to the tree, with its model; their numbers."""
         state = self.state
-        children = [len(state["models"]), len(state["models"]) + 1]
-        state["children"][cut.group] = children
+        children = [len(state.models), len(state.models) + 1]
+        state.children[cut.group] = children
         for positions in cut.sides:
-            state["pulls"].append([Pull.of(cut.entries[position]) for position in positions])
-            state["models"].append(state["models"][cut.group])
-            state["children"].append(None)
-        if cut.group in state["waiting"]:
-            place = state["waiting"].index(cut.group)
-            state["waiting"][place : place + 1] = reversed(children)
+            state.pulls.append([Pull.of(cut.entries[position]) for position in positions])
+            state.models.append(state.models[cut.group])
+            state.children.append(None)
+        if cut.group in state.waiting:
+            place = state.waiting.index(cut.group)
+            state.waiting[place : place + 1] = reversed(children)
         return children
 
     def _send_down(self, device: int, parent: int) -> None:
         """Take out of a split cluster a member that has sent it no update; it goes down the tree."""
-        self.state["group"][device] = -1
-        self.state["down"][device] = parent
+        self.state.group[device] = -1
+        self.state.down[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")
 
     async def _most_similar(
@@ -408,8 +420,8 @@ class CFL(Grouped[CFLParams]):
         owners = list[int]()
         pulls = list[Pull]()
         for child in children:
-            owners += [child] * len(self.state["pulls"][child])
-            pulls += self.state["pulls"][child]
+            owners += [child] * len(self.state.pulls[child])
+            pulls += self.state.pulls[child]
         changes = await self._changes([*pulls, *updates.values()])
         nearest = most_alike(changes[len(pulls) :], changes[: len(pulls)])
         return {device: owners[place] for device, place in zip(updates, nearest, strict=True)}
@@ -425,28 +437,28 @@ class CFL(Grouped[CFLParams]):
     # Clients without a cluster
 
     async def on_arrival(self, device: int) -> None:
-        if self.state["children"][0] is not None:
+        if self.state.children[0] is not None:
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        node = self.state["down"].get(device, 0)
-        if self.state["group"][device] >= 0 or self.state["children"][node] is None:
+        node = self.state.down.get(device, 0)
+        if self.state.group[device] >= 0 or self.state.children[node] is None:
             return None
-        return {"cold-start": self.state["models"][node]}, "cold-start"
+        return {"cold-start": self.state.models[node]}, "cold-start"
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        down = self.state["down"]
+        down = self.state.down
         for entry in prepared:
             device = entry["device"]
-            children = self.state["children"][down.get(device, 0)]
+            children = self.state.children[down.get(device, 0)]
             pull = Pull(entry["contents"]["cold-start"], entry["asked"]["cold-start"])
             down |= await self._most_similar({device: pull}, children)
             if self.preparation(device) is None:
                 self.move(device, down.pop(device), "cold-start")
 
     async def _assign(self) -> None:
-        aside = [entry["device"] for entry in self.state["prepared"] if not entry["in_round"]]
+        aside = [entry["device"] for entry in self.state.prepared if not entry["in_round"]]
         await super()._assign()
         for device in aside:
-            if self.state["group"][device] < 0:
+            if self.state.group[device] < 0:
                 self.must_prepare(device)

@@ -2,7 +2,8 @@
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -15,7 +16,8 @@ from fedsim.learning.refs import Ref
 from fedsim.strategies.asynchronous import Asynchronous
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
-from fedsim.toolbox.strategies.tiers import Tiered
+from fedsim.strategies.state import state_of_slot
+from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
@@ -70,6 +72,28 @@ class FedATClient(Client[FedATParams]):
         return super().reply(device, instruction, result)
 
 
+@dataclass
+class FedATState(TieredState):
+    """Memory of FedAT."""
+
+    version: int = 0
+    """Number of the global model's version."""
+    open: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Open tasks, task -> ``version`` and ``model`` that the client has received, and ``tier``."""
+    over: bool = False
+    """Whether the run has ended."""
+    tiers: list[Ref] = field(default_factory=list)
+    """Model of each tier."""
+    counts: list[int] = field(default_factory=list)
+    """T_m, the number of updates of each tier's model."""
+    received: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Updates of each tier's open round."""
+    tier_draws: list[int] = field(default_factory=list)
+    """Number of rounds that each tier has opened."""
+    aggregation: dict[int, Any] = field(default_factory=dict)
+    """Memory of the aggregation, by tier."""
+
+
 class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work follows from the tiers
     """Federated learning with asynchronous tiers.
 
@@ -85,80 +109,69 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     of tier m and T their sum. Before its first update a tier's model is the initial one. Each update
     of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they
     are available, and join the tier of their latency.
-
-    State besides ``Asynchronous``'s and ``Tiered``'s: ``tiers``, the model of each tier;
-    ``counts``, T_m; ``received``, the updates of each tier's open round; ``draws``, the number of
-    rounds that each tier has opened.
     """
 
     Params = FedATParams
     Client = FedATClient
+    State = FedATState
+    state: FedATState
 
     async def on_start(self) -> None:
         tiers = self.params.tiers
         model = self.server.models.initial()
-        self.state |= {
-            "version": 0,
-            "model": model,
-            "open": {},
-            "over": False,
-            "draws": [0] * tiers,
-        }
-        self.state |= {
-            "tiers": [model] * tiers,
-            "counts": [0] * tiers,
-            "received": [[] for _ in range(tiers)],
-        }
+        self.state.model = model
+        self.state.tiers = [model] * tiers
+        self.state.counts = [0] * tiers
+        self.state.received = [[] for _ in range(tiers)]
+        self.state.tier_draws = [0] * tiers
         self.server.begin_round(0)
         self._meet_all(tiers)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
-        return [
-            bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices
-        ]
+        return [bisect_left(self.state.cuts, self.state.figures[device]) for device in devices]
 
     def begin(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
         tiers = self.params.tiers
-        if server.devices - len(state["dropped"]) < tiers:
+        if server.devices - len(state.dropped) < tiers:
             server.stop(f"fewer than {tiers} devices have room for the training")
             return
         if len(devices) < tiers:
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        parts = np.array_split(sorted(state["figures"][device] for device in devices), tiers)
+        parts = np.array_split(sorted(state.figures[device] for device in devices), tiers)
         # the highest latency of each tier but the last (s)
-        state["cuts"] = [float(part[-1]) for part in parts[:-1]]
+        state.cuts = [float(part[-1]) for part in parts[:-1]]
         self._sort_in(devices)
-        counts = [len(members) for members in state["members"]]
-        server.emit("latency-tiers", bounds=state["cuts"], members=counts)
+        counts = [len(members) for members in state.members]
+        server.emit("latency-tiers", bounds=state.cuts, members=counts)
         for tier in range(tiers):
             self._open(tier)
 
     def _open(self, tier: int) -> None:
         """Open a round of a tier."""
         state = self.state
-        version = state["version"]
-        model = state["model"]
+        version = state.version
+        model = state.model
         cohort = self.server.clients.sample(
             self.params.clients_per_round,
             "select",
             tier,
-            state["draws"][tier],
-            among=state["members"][tier],
+            state.tier_draws[tier],
+            among=state.members[tier],
         )
         for device in cohort:
             task = self.server.ask(device, {"model": model}, round=version, group=tier)
-            state["open"][task] = {"version": version, "model": model, "tier": tier}
-        state["draws"][tier] += 1
+            state.open[task] = {"version": version, "model": model, "tier": tier}
+        state.tier_draws[tier] += 1
         if not self._is_busy(tier):
             self.server.look_again(f"tier/{tier}", self.params.retry)
 
     def _is_busy(self, tier: int) -> bool:
         """Whether a client of the tier's open round is at work."""
-        return any(task["tier"] == tier for task in self.state["open"].values())
+        return any(task["tier"] == tier for task in self.state.open.values())
 
     async def on_timer(self, name: str) -> None:
         kind, _, tier = name.partition("/")
@@ -166,7 +179,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
             self._begin_if_met()
         elif kind != "tier":
             await super().on_timer(name)
-        elif not self.state["over"] and not self._is_busy(int(tier)):
+        elif not self.state.over and not self._is_busy(int(tier)):
             self._open(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
@@ -174,20 +187,20 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         if self._is_meeting(message.task):
             self._end_meeting(message)
             return
-        task = state["open"].pop(message.task)
+        task = state.open.pop(message.task)
         tier = task["tier"]
         if message.outcome == "done":
             entry = self.entry(message, task["model"])
             entry |= {"start": task["model"], "version": task["version"]}
             entry |= {"contents": dict(message.contents)}
-            state["received"][tier].append(entry)
-        if state["over"] or self._is_busy(tier):
+            state.received[tier].append(entry)
+        if state.over or self._is_busy(tier):
             return
-        if not state["received"][tier]:
+        if not state.received[tier]:
             self.server.look_again(f"tier/{tier}", self.params.retry)
             return
         await self._close(tier)
-        if not state["over"]:
+        if not state.over:
             # after every message of this instant
             self.server.timer(f"tier/{tier}", self.server.now)
 
@@ -195,23 +208,23 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
         """Mix a tier's updates into its model, and all tiers' models into the global one."""
         state = self.state
         aggregation = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
-        received = state["received"][tier]
-        state["received"][tier] = []
+        received = state.received[tier]
+        state.received[tier] = []
         weights = await aggregation.weigh(self.server, received, aggregation.weights(received))
-        memory = self.remembered("aggregation").setdefault(tier, {})
+        memory = state_of_slot(state.aggregation, tier, aggregation)
         # Clients' changes are relative to the model that the tier was sent, not to the tier's last
         # one.
         start = received[0]["start"]
-        state["tiers"][tier] = aggregation.combine(self.server, memory, received, weights, start)
-        state["counts"][tier] += 1
+        state.tiers[tier] = aggregation.combine(self.server, memory, received, weights, start)
+        state.counts[tier] += 1
         for entry, weight in zip(received, weights, strict=True):
-            entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
-        model = self.server.models.mix(self._cross_tier_parts(), otherwise=state["model"])
+            entry |= {"weight": weight, "staleness": state.version - entry["version"]}
+        model = self.server.models.mix(self._cross_tier_parts(), otherwise=state.model)
         await self.publish(model, received, group=tier, **aggregation.told(len(received)))
 
     def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
         """The tiers' models, the fastest first, with their weights T_(M+1-m) / T."""
-        counts = self.state["counts"]
+        counts = self.state.counts
         total = sum(counts)
         weights = [count / total for count in reversed(counts)]
-        return list(zip(self.state["tiers"], weights, strict=True))
+        return list(zip(self.state.tiers, weights, strict=True))

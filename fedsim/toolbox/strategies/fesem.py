@@ -1,15 +1,17 @@
 """FeSEM: each client belongs to the group whose model is nearest to its own (Xie et al., 2020)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.common.spec import Epochs
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.toolbox.clustering.algorithms import kmeans
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState
 
 
 class FeSEMParams(GroupedParams):
@@ -41,6 +43,18 @@ class FeSEMParams(GroupedParams):
         return self
 
 
+@dataclass
+class FeSEMState(GroupedState):
+    """Memory of FeSEM."""
+
+    last: list[Ref] = field(default_factory=list)
+    """Each client's last model, at first the initial one."""
+    senders: list[int] = field(default_factory=list)
+    """Clients that have sent a model, ascending."""
+    begun: bool = False
+    """Whether there have been enough of them for k-means."""
+
+
 class FeSEM(Grouped[FeSEMParams]):
     """Federated stochastic expectation maximisation.
 
@@ -52,42 +66,41 @@ class FeSEM(Grouped[FeSEMParams]):
     parameters), trains, and sends its update (d parameters). M-step: a group's model becomes the
     mean of its updates. Shifts of data change no group: FeSEM-MIG of FlexCFL's tables
     (``fesem-mig``) is the same strategy.
-
-    State besides ``Grouped``'s: ``last``, each client's last model; ``senders``, the clients that
-    have sent a model, ascending; ``begun``, whether there were enough of them for k-means.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
+    State = FeSEMState
+    state: FeSEMState
 
     async def on_start(self) -> None:
         groups = self.params.groups
         draw = self.server.models.initial
         initial = draw()
-        self.state |= {"senders": [], "begun": False, "last": [initial] * self.server.devices}
+        self.state.last = [initial] * self.server.devices
         if self.params.as_published:  # apart from the clients' common start
-            self.state["models"] = [draw(1 + group) for group in range(groups)]
+            self.state.models = [draw(1 + group) for group in range(groups)]
         else:
-            self.state["models"] = [initial] * groups
+            self.state.models = [initial] * groups
         await super().on_start()
 
     async def before_asking(self) -> None:
         """E-step of the published code; in the paper it follows the round."""
-        cohort = self.state["cohort"]
+        cohort = self.state.cohort
         if self.params.as_published:
             groups = await self._nearest(cohort)
         else:
-            groups = [max(self.state["group"][device], 0) for device in cohort]
+            groups = [max(self.state.group[device], 0) for device in cohort]
         for device, group in zip(cohort, groups, strict=True):
             self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
         """The group whose model is nearest to each device's last model; random without learning."""
         server = self.server
-        models = self.state["models"]
+        models = self.state.models
         if not server.models.learns:
-            return self.random_groups(len(devices), "e-step", self.state["round"])
+            return self.random_groups(len(devices), "e-step", self.state.round)
         server.compute("distances", len(devices), server.setting.parameters, len(models))
-        sent = [self.state["last"][device] for device in devices]
+        sent = [self.state.last[device] for device in devices]
         weights = await server.models.values([*models, *sent])
         if not sent:
             return []
@@ -102,11 +115,11 @@ class FeSEM(Grouped[FeSEMParams]):
         return groups
 
     async def aggregate(self) -> None:
-        for entry in self.state["received"]:
-            self.state["last"][entry["device"]] = entry["update"]
+        for entry in self.state.received:
+            self.state.last[entry["device"]] = entry["update"]
         if self.params.as_published:
             await super().aggregate()
-        elif self.state["received"]:
+        elif self.state.received:
             await self._move_centers()
 
     async def _move_centers(self) -> None:
@@ -115,9 +128,9 @@ class FeSEM(Grouped[FeSEMParams]):
         One step of Lloyd's algorithm; the first time a whole k-means.
         """
         state = self.state
-        received = state["received"]
-        senders = sorted({*state["senders"], *(entry["device"] for entry in received)})
-        state["senders"] = senders
+        received = state.received
+        senders = sorted({*state.senders, *(entry["device"] for entry in received)})
+        state.senders = senders
         groups = await self._e_step(senders)
         for device, group in zip(senders, groups, strict=True):
             self.move(device, group, "e-step")
@@ -129,26 +142,26 @@ class FeSEM(Grouped[FeSEMParams]):
     async def _e_step(self, senders: list[int]) -> list[int]:
         state = self.state
         server = self.server
-        count = len(state["models"])
+        count = len(state.models)
         is_enough = len(senders) >= count
-        if server.models.learns and is_enough and not state["begun"]:
-            last = await server.models.values([state["last"][device] for device in senders])
+        if server.models.learns and is_enough and not state.begun:
+            last = await server.models.values([state.last[device] for device in senders])
             rows = np.stack(last).astype(np.float64)
             server.compute("k-means", len(rows), rows.shape[1], count)
             groups: list[int] = kmeans(rows, count, server.rng("k-means")).tolist()
         else:
             groups = await self._nearest(senders)
-        state["begun"] |= is_enough
+        state.begun |= is_enough
         return groups
 
     def _m_step(self, group: int) -> None:
         """A group's model becomes the mean of its members' last models."""
         state = self.state
-        members = [device for device in state["senders"] if state["group"][device] == group]
+        members = [device for device in state.senders if state.group[device] == group]
         share = 1 / len(members)
-        entries = [entry for entry in state["received"] if entry["group"] == group]
+        entries = [entry for entry in state.received if entry["group"] == group]
         if entries:
             self.record_aggregate(entries, [share] * len(entries), group=group)
-        parts = [(state["last"][device], share) for device in members]
-        model = self.server.models.mix(parts, otherwise=state["models"][group])
-        state["models"][group] = model
+        parts = [(state.last[device], share) for device in members]
+        model = self.server.models.mix(parts, otherwise=state.models[group])
+        state.models[group] = model

@@ -70,13 +70,13 @@ class FLHC(LCFL):
 
     async def _gather(self) -> None:
         """Begin the warm-up, in which all devices train the same model again."""
-        devices = self.server.devices
-        self.state |= {"local_models": [None] * devices, "starts": [None] * devices}
+        self.state.local_models = [None] * self.server.devices
+        self.state.starts = [None] * self.server.devices
         await super()._gather()
 
     async def distances(self, devices: Sequence[int]) -> Comparison:
-        models = await self._values(self.state["local_models"], devices)
-        starts = await self._values(self.state["starts"], devices)
+        models = await self._values(self.state.local_models, devices)
+        starts = await self._values(self.state.starts, devices)
         updates = [
             model.astype(np.float64) - start for model, start in zip(models, starts, strict=True)
         ]

@@ -1,6 +1,7 @@
 """FlexCFL: groups by the direction of first updates, and migration when data shift (2021)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.strategies.grouped import (
+    GroupedState,
     Migrating,
     MigratingClient,
     MigratingParams,
@@ -178,6 +180,26 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         return instruction.job != "train"
 
 
+@dataclass
+class FlexCFLState(GroupedState):
+    """Memory of FlexCFL."""
+
+    initial: Ref = field(init=False)
+    """w0."""
+    directions: list[Ref] = field(default_factory=list)
+    """Directions of the groups."""
+    pretraining: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the group cold start, task -> device."""
+    pretrained: list[tuple[int, Ref]] = field(default_factory=list)
+    """Devices of the group cold start that have answered, with their trained models."""
+    attempts: int = 0
+    """Number of group cold starts."""
+    failures: int = 0
+    """Number of group cold starts from which too few devices came back."""
+    informed: list[bool] = field(default_factory=list)
+    """Whether each device has received the directions."""
+
+
 class FlexCFL(Migrating[FlexCFLParams]):
     """Flexible clustered federated learning; ``fedgroup`` is FedGroup, its static form.
 
@@ -201,15 +223,12 @@ class FlexCFL(Migrating[FlexCFLParams]):
     In a round K clients receive their group's model (d), train, and send their update (d); a
     group's model becomes their mean, weighted by samples. With eta_g groups then move towards each
     other (Eq. 20) through an auxiliary server (d a group).
-
-    State besides ``Grouped``'s: ``initial``, w0; ``directions`` of the groups; ``pretraining``,
-    task -> device of the open group cold start; ``pretrained``, its devices and trained models;
-    ``attempts`` and ``failures``, numbers of group cold starts; ``informed``, whether each device
-    has received the directions.
     """
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
     Client = FlexCFLClient
+    State = FlexCFLState
+    state: FlexCFLState
 
     @property
     def _joins_at_random(self) -> bool:
@@ -217,10 +236,8 @@ class FlexCFL(Migrating[FlexCFLParams]):
         return self.params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
-        self.state |= {"round": 0, "cohort": [], "open": {}}
-        self.state |= {"pretraining": {}, "pretrained": [], "attempts": 0, "failures": 0}
-        self.state |= {"initial": self.server.models.initial(), "directions": []}
-        self.state["informed"] = [False] * self.server.devices
+        self.state.initial = self.server.models.initial()
+        self.state.informed = [False] * self.server.devices
         self._begin_groups()
 
     # Group cold start (Algorithm 3)
@@ -230,34 +247,34 @@ class FlexCFL(Migrating[FlexCFLParams]):
         params = self.params
         server = self.server
         count = params.pretrained(server.devices)
-        devices = server.clients.sample(count, "pre-training", state["attempts"])
-        state["attempts"] += 1
-        state["pretrained"] = []
+        devices = server.clients.sample(count, "pre-training", state.attempts)
+        state.attempts += 1
+        state.pretrained = []
         if len(devices) < params.groups:
             server.look_again("pre-training", params.retry, at_least=params.groups)
             return
         if self._round_limit is not None:
             server.timer("pre-training-deadline", server.now + self._round_limit)
         for device in devices:
-            task = server.ask(device, {"pre-training": state["initial"]}, "pre-train")
-            state["pretraining"][task] = device
+            task = server.ask(device, {"pre-training": state.initial}, "pre-train")
+            state.pretraining[task] = device
 
     async def _end_pretraining(self, message: TaskEnd) -> None:
         """Store a pre-trained model; after the last task make the groups, or begin again."""
         state = self.state
         groups = self.params.groups
-        device = state["pretraining"].pop(message.task)
+        device = state.pretraining.pop(message.task)
         if message.outcome == "done":
-            state["pretrained"].append((device, message["pre-training"]))
-        if state["pretraining"]:
+            state.pretrained.append((device, message["pre-training"]))
+        if state.pretraining:
             return
         self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) >= groups:
+        if len(state.pretrained) >= groups:
             await self._make_groups()
             self._open_round()
             return
-        state["failures"] += 1
-        if state["failures"] == _MOST_FAILURES:
+        state.failures += 1
+        if state.failures == _MOST_FAILURES:
             self.server.stop(
                 f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each"
             )
@@ -268,13 +285,13 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         mix = self.server.models.mix
         devices, models, labels = await self._cluster()
-        state["pretrained"] = []
+        state.pretrained = []
         for group in range(self.params.groups):
             members = [model for model, label in zip(models, labels, strict=True) if label == group]
             parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
-            state["models"].append(mix(parts))
-            direction = mix([*parts, (state["initial"], -1.0)], rescale=False)
-            state["directions"].append(direction)
+            state.models.append(mix(parts))
+            direction = mix([*parts, (state.initial, -1.0)], rescale=False)
+            state.directions.append(direction)
         for device, label in zip(devices, labels, strict=True):
             self.settle(device, label, "pre-training")
         await self.test_again(devices)
@@ -283,11 +300,11 @@ class FlexCFL(Migrating[FlexCFLParams]):
         """The pre-trained devices whose model is finite, these models, and the group of each."""
         server = self.server
         groups = self.params.groups
-        devices = [device for device, _ in self.state["pretrained"]]
-        models = [model for _, model in self.state["pretrained"]]
+        devices = [device for device, _ in self.state.pretrained]
+        models = [model for _, model in self.state.pretrained]
         updates: list[Floats32] = []
         if server.models.learns:
-            initial, *weights = await server.models.values([self.state["initial"], *models])
+            initial, *weights = await server.models.values([self.state.initial, *models])
             finite = [place for place, row in enumerate(weights) if np.isfinite(row).all()]
             if len(finite) < groups:
                 raise SimulationError(
@@ -298,7 +315,7 @@ class FlexCFL(Migrating[FlexCFLParams]):
             devices = [devices[place] for place in finite]
             models = [models[place] for place in finite]
             updates = [weights[place] - initial for place in finite]
-        generator = server.rng("clustering", self.state["attempts"])
+        generator = server.rng("clustering", self.state.attempts)
         if not updates or self.params.clusterer:
             order = generator.permutation(len(devices))
             return devices, models, (np.argsort(order) % groups).tolist()
@@ -332,15 +349,15 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         state = self.state
-        if state["group"][device] >= 0 and device not in state["unprepared"]:
+        if state.group[device] >= 0 and device not in state.unprepared:
             return None
-        if state["informed"][device]:
+        if state.informed[device]:
             return {}, "find-group"
-        contents = {"initial-model": state["initial"], "directions": state["directions"]}
+        contents = {"initial-model": state.initial, "directions": state.directions}
         return contents, "find-group"
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        if self._joins_at_random and self.state["group"][device] < 0:
+        if self._joins_at_random and self.state.group[device] < 0:
             generator = self.server.rng("newcomer", device)
             self.move(device, int(generator.integers(self.params.groups)), "cold-start")
         super()._ask(device, continues)
@@ -349,34 +366,34 @@ class FlexCFL(Migrating[FlexCFLParams]):
         return {**self.contents(device), "pre-trained": Header(True)}
 
     def contents(self, device: int) -> Contents:
-        if self.state["informed"][device] or self._joins_at_random:
+        if self.state.informed[device] or self._joins_at_random:
             return super().contents(device)
-        return {**super().contents(device), "directions": self.state["directions"]}
+        return {**super().contents(device), "directions": self.state.directions}
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         groups = await self.choices(prepared, "nearest")
         for entry, group in zip(prepared, groups, strict=True):
-            self.state["informed"][entry["device"]] = True
+            self.state.informed[entry["device"]] = True
             self.settle(entry["device"], group)
 
     async def on_arrival(self, device: int) -> None:
-        if self.params.moment.newcomers == "arrival" and self.state["models"]:
+        if self.params.moment.newcomers == "arrival" and self.state.models:
             self.must_prepare(device)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        if message.task in state["pretraining"]:
+        if message.task in state.pretraining:
             await self._end_pretraining(message)
             return
-        if "update" in message.contents and message.task in state["open"]:
-            state["informed"][message.device] |= not self._joins_at_random
+        if "update" in message.contents and message.task in state.open:
+            state.informed[message.device] |= not self._joins_at_random
         await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
         if name == "pre-training":
             self._begin_groups()
         elif name == "pre-training-deadline":
-            for task in list(self.state["pretraining"]):
+            for task in list(self.state.pretraining):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)
@@ -387,10 +404,10 @@ class FlexCFL(Migrating[FlexCFLParams]):
         state = self.state
         server = self.server
         params = self.params
-        inhabited = sorted({group for group in state["group"] if group >= 0})
+        inhabited = sorted({group for group in state.group if group >= 0})
         if not params.eta_g or len(inhabited) < 2:
             return
-        models = [state["models"][group] for group in inhabited]
+        models = [state.models[group] for group in inhabited]
         for group, model in zip(inhabited, models, strict=True):
             server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
         if not server.models.learns:
@@ -403,4 +420,4 @@ class FlexCFL(Migrating[FlexCFLParams]):
         matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
         for group, coefficients in zip(inhabited, matrix.tolist(), strict=True):
             parts = list(zip(models, coefficients, strict=True))
-            state["models"][group] = server.models.mix(parts)
+            state.models[group] = server.models.mix(parts)

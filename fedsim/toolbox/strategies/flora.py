@@ -126,19 +126,19 @@ class FLoRA(CutModels):
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)
-        has = self.state["served"].get(device)
+        has = self.state.served.get(device)
         whole = self.setting.parameters
-        count = whole if has is None else min(sum(self.state["stacks"][has:]), whole)
+        count = whole if has is None else min(sum(self.state.stacks[has:]), whole)
         start = self.server.models.apply(
-            spliced, [self.state["zero"], self.state["model"]], places=self._begin[size]
+            spliced, [self.state.zero, self.state.model], places=self._begin[size]
         )
         return {"model": Opaque(start, 4.0 * count), "size": Header(size)}
 
     def joined(
         self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
     ) -> Ref:
-        stacks = self.state["stacks"]
-        self.state["served"] |= {entry["device"]: len(stacks) for entry in entries}
+        stacks = self.state.stacks
+        self.state.served |= {entry["device"]: len(stacks) for entry in entries}
         stacks.append(
             sum(
                 end - begin

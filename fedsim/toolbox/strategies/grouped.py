@@ -1,6 +1,7 @@
 """The round loop with a model for each group of devices, and devices that change their group."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import numpy as np
@@ -12,7 +13,7 @@ from fedsim.federation import Contents, Device, Header, Instruction, Server, Tas
 from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import CombiningParams, SelectingParams, SynchronousParams
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.moments import EachRound, ShiftTest, WhenShifted
 from fedsim.toolbox.deadlines import Relative
 
@@ -67,24 +68,39 @@ class GroupedParams(ClusteredParams, SynchronousParams):
 G = TypeVar("G", bound=ClusteredParams)
 
 
+@dataclass
+class GroupedState(SynchronousState):
+    """Memory of ``Grouped``."""
+
+    models: list[Ref] = field(default_factory=list)
+    """Models of the groups."""
+    group: list[int] = field(default_factory=list)
+    """Group of each device, -1 for none."""
+    asked: list[bool] = field(default_factory=list)
+    """Whether each device was ever asked in a round."""
+    preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """Open tasks of preparation, task -> (device, whether the round waits for it)."""
+    prepared: list[dict[str, Any]] = field(default_factory=list)
+    """Preparations that have ended in this instant, see ``Grouped.assign``."""
+    unprepared: list[int] = field(default_factory=list)
+    """Devices that must be prepared before they train again, in order."""
+
+
 class Grouped(Synchronous[G]):
     """A strategy in rounds with a model for each group.
 
     A device without a group, or whose data have shifted, first gets a task of preparation, outside
     the rounds or within one. In a round, its training task follows in the instant in which its
     group becomes known. Devices prepared in one instant are assigned together.
-
-    State besides ``Synchronous``'s: ``models`` of the groups; ``group`` of each device, -1 for
-    none; ``asked``, whether each device was ever asked in a round; ``preparing``, task -> (device,
-    whether the round waits for it); ``prepared``, the preparations that have ended in this instant;
-    ``unprepared``, devices that must be prepared before they train again, in order.
     """
+
+    State = GroupedState
+    state: GroupedState
 
     def __init__(self, params: G, server: Server) -> None:
         super().__init__(params, server)
-        devices = server.devices
-        self.state |= {"models": [], "group": [-1] * devices, "asked": [False] * devices}
-        self.state |= {"preparing": {}, "prepared": [], "unprepared": []}
+        self.state.group = [-1] * server.devices
+        self.state.asked = [False] * server.devices
 
     # What a strategy fills in
 
@@ -117,21 +133,21 @@ class Grouped(Synchronous[G]):
             group: number of the group.
             why: the reason, a field of the record.
         """
-        before = self.state["group"][device]
+        before = self.state.group[device]
         if before == group:
             return
-        self.state["group"][device] = group
+        self.state.group[device] = group
         self.server.emit(
             "assign", device=device, group=group, before=None if before < 0 else before, why=why
         )
 
     def members(self, group: int) -> list[int]:
         """The devices of a group, ascending; of group -1, the devices without a group."""
-        groups = self.state["group"]
+        groups = self.state.group
         return [device for device, number in enumerate(groups) if number == group]
 
     def group_of(self, device: int) -> int | None:
-        group: int = self.state["group"][device]
+        group = self.state.group[device]
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
@@ -155,13 +171,13 @@ class Grouped(Synchronous[G]):
             ids: numbers that name the stream further.
         """
         generator = self.server.rng(purpose, *ids)
-        groups: list[int] = generator.integers(len(self.state["models"]), size=count).tolist()
+        groups: list[int] = generator.integers(len(self.state.models), size=count).tolist()
         return groups
 
     def models(self) -> ModelAssignment:
-        groups = np.array(self.state["group"])
+        groups = np.array(self.state.group)
         assignment: dict[str, tuple[Ref, list[int]]] = {}
-        for group, model in enumerate(self.state["models"]):
+        for group, model in enumerate(self.state.models):
             assignment[f"group/{group}"] = (model, np.flatnonzero(groups == group).tolist())
         return assignment
 
@@ -177,16 +193,16 @@ class Grouped(Synchronous[G]):
                 candidates = [device for device in devices if device not in cohort]
             cohort += self.pick(count - len(cohort), among=candidates)
         for device in cohort:
-            self.state["asked"][device] = True
+            self.state.asked[device] = True
         return cohort
 
     def _sweep(self, count: int) -> list[int]:
         """The next available devices in turn, in the published code's first rounds; see ``sweeps``."""
         if not (self.params.sweeps and self.params.as_published):
             return []
-        if self.state["round"] * count >= self.server.devices:
+        if self.state.round * count >= self.server.devices:
             return []
-        asked = self.state["asked"]
+        asked = self.state.asked
         return [device for device in self.server.clients.online() if not asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
@@ -205,19 +221,19 @@ class Grouped(Synchronous[G]):
             super()._ask(device)
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["models"][self.state["group"][device]]}
+        return {"model": self.state.models[self.state.group[device]]}
 
     async def aggregate(self) -> None:
-        models = self.state["models"]
+        models = self.state.models
         for group in range(len(models)):
-            entries = [entry for entry in self.state["received"] if entry["group"] == group]
+            entries = [entry for entry in self.state.received if entry["group"] == group]
             if entries:
                 models[group] = await self.next_model(models[group], entries, group, group=group)
         await self.after_aggregation()
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
         group = entry["group"]
-        return None if group is None else self.state["models"][group]
+        return None if group is None else self.state.models[group]
 
     # Preparation
 
@@ -227,8 +243,8 @@ class Grouped(Synchronous[G]):
         Args:
             device: number of the device.
         """
-        if device not in self.state["unprepared"]:
-            self.state["unprepared"].append(device)
+        if device not in self.state.unprepared:
+            self.state.unprepared.append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
@@ -237,14 +253,14 @@ class Grouped(Synchronous[G]):
         Else it is prepared when its task ends, or when it returns.
         """
         state = self.state
-        about_to_be_asked = device in state["cohort"] and not state["open"]
-        if device not in state["unprepared"] or self.is_preparing(device) or about_to_be_asked:
+        about_to_be_asked = device in state.cohort and not state.open
+        if device not in state.unprepared or self.is_preparing(device) or about_to_be_asked:
             return
         if not self.server.clients.idle(device):
             return
         preparation = self.preparation(device)
         if preparation is None:
-            state["unprepared"].remove(device)
+            state.unprepared.remove(device)
         else:
             self._prepare(device, *preparation, in_round=False)
 
@@ -255,16 +271,16 @@ class Grouped(Synchronous[G]):
             task = self._start(device, contents, job, continues=continues)
         else:
             task = self.server.ask(device, contents, job, group=self.group_of(device))
-        self.state["preparing"][task] = (device, in_round)
+        self.state.preparing[task] = (device, in_round)
 
     def _passed_over(self, device: int) -> None:
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
         """Whether the device's preparation runs, or has ended in this instant."""
-        if any(entry["device"] == device for entry in self.state["prepared"]):
+        if any(entry["device"] == device for entry in self.state.prepared):
             return True
-        return any(device == busy for busy, _ in self.state["preparing"].values())
+        return any(device == busy for busy, _ in self.state.preparing.values())
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -272,28 +288,28 @@ class Grouped(Synchronous[G]):
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         device = message.device
-        if message.task not in state["preparing"]:
+        if message.task not in state.preparing:
             self._prepare_aside(device)
-            if device in state["unprepared"] and not self.is_preparing(device):
+            if device in state.unprepared and not self.is_preparing(device):
                 self.server.clients.await_return(device)
             await super().on_task_end(message)
             return
-        _, in_round = state["preparing"].pop(message.task)
+        _, in_round = state.preparing.pop(message.task)
         if message.outcome == "done":
             self._store_prepared(message, in_round)
             return
-        if device in state["unprepared"]:
+        if device in state.unprepared:
             self.server.clients.await_return(device)
         if in_round:
             await super().on_task_end(message)
 
     def _store_prepared(self, message: TaskEnd, in_round: bool) -> None:
         """Store a preparation, to be assigned at the end of this instant."""
-        if not self.state["prepared"]:
+        if not self.state.prepared:
             self.server.timer("assign", self.server.now)
         entry = {"task": message.task, "device": message.device, "in_round": in_round}
         entry |= {"asked": dict(message.asked), "contents": dict(message.contents)}
-        self.state["prepared"].append(entry)
+        self.state.prepared.append(entry)
 
     async def on_timer(self, name: str) -> None:
         """First assign the devices prepared in this instant.
@@ -301,9 +317,9 @@ class Grouped(Synchronous[G]):
         A deadline can end only tasks that have started.
         """
         if name == "assign":
-            if self.state["prepared"]:  # else another timer of this instant has assigned them
+            if self.state.prepared:  # else another timer of this instant has assigned them
                 await self._assign()
-        elif name in ("ask", "computed", "deadline") and self.state["prepared"]:
+        elif name in ("ask", "computed", "deadline") and self.state.prepared:
             self.server.cancel_timer("assign")
             await self._assign()
             self.server.timer(name, self.server.now)
@@ -311,17 +327,17 @@ class Grouped(Synchronous[G]):
             await super().on_timer(name)
 
     async def _assign(self) -> None:
-        prepared = self.state["prepared"]
-        self.state["prepared"] = []
+        prepared = self.state.prepared
+        self.state.prepared = []
         await self.assign(prepared)
         for entry in prepared:
             device = entry["device"]
-            if device in self.state["unprepared"]:
-                self.state["unprepared"].remove(device)
+            if device in self.state.unprepared:
+                self.state.unprepared.remove(device)
             if entry["in_round"]:
-                del self.state["open"][entry["task"]]
+                del self.state.open[entry["task"]]
                 self._ask(device, continues=True)
-        if len(self.state["received"]) >= self.params.enough:
+        if len(self.state.received) >= self.params.enough:
             # enough updates: no client that continues only now is needed
             self.server.timer("deadline", self.server.now)
 
@@ -371,10 +387,7 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Detects shifts of its data.
-
-    State: ``reference``, label counts of the data by which the device found its group.
-    """
+    """Detects shifts of its data."""
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         """Whether this task decides the group of the device."""
@@ -403,7 +416,7 @@ class Migrating(Grouped[M]):
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
-        group = self.state["group"][device]
+        group = self.state.group[device]
         if group < 0 or self.is_preparing(device):
             return
         fired = bool(contents["distance"] > contents["threshold"])
@@ -428,6 +441,6 @@ class Migrating(Grouped[M]):
             await self.server.clients.look_for_shift(device)
 
     async def _assign(self) -> None:
-        devices = [entry["device"] for entry in self.state["prepared"]]
+        devices = [entry["device"] for entry in self.state.prepared]
         await super()._assign()
         await self.test_again(devices)

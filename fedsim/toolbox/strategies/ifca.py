@@ -3,6 +3,7 @@ al., 2020).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -22,7 +23,13 @@ from fedsim.federation import (
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection, Weighted
 from fedsim.toolbox.clustering.moments import ShiftTest
-from fedsim.toolbox.strategies.grouped import Migrating, MigratingClient, MigratingParams, Preset
+from fedsim.toolbox.strategies.grouped import (
+    GroupedState,
+    Migrating,
+    MigratingClient,
+    MigratingParams,
+    Preset,
+)
 from fedsim.world.task import Computation, Evaluate, Train
 
 
@@ -93,6 +100,14 @@ class IFCAClient(MigratingClient[IFCAParams]):
         return instruction.job == "choose" or "reference" not in device.state
 
 
+@dataclass
+class IFCAState(GroupedState):
+    """Memory of IFCA."""
+
+    chosen_in: list[int] = field(default_factory=list)
+    """Task in which each device chose its group last, -1 for none."""
+
+
 class IFCA(Migrating[IFCAParams]):
     """The iterative federated clustering algorithm.
 
@@ -108,35 +123,37 @@ class IFCA(Migrating[IFCAParams]):
 
     Params: ClassVar[type[IFCAParams]] = IFCAParams
     Client = IFCAClient
+    State = IFCAState
+    state: IFCAState
 
     async def on_start(self) -> None:
-        self.state["models"] = [
+        self.state.models = [
             self.server.models.initial(group) for group in range(self.params.groups)
         ]
-        self.state["chosen_in"] = [-1] * self.server.devices
+        self.state.chosen_in = [-1] * self.server.devices
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["models"]}
+        return {"model": self.state.models}
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
         return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         return (
-            ({"migration": self.state["models"]}, "choose")
-            if device in self.state["unprepared"]
+            ({"migration": self.state.models}, "choose")
+            if device in self.state.unprepared
             else None
         )
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         for entry, group in zip(prepared, await self.choices(prepared, "choice"), strict=True):
-            self.state["chosen_in"][entry["device"]] = entry["task"]
+            self.state.chosen_in[entry["device"]] = entry["task"]
             self.settle(entry["device"], group)
 
     async def aggregate(self) -> None:
-        received = self.state["received"]
-        latest = self.state["chosen_in"]
+        received = self.state.received
+        latest = self.state.chosen_in
         newcomers = list[int]()
         for entry, group in zip(received, await self.choices(received, "choice"), strict=True):
             device, entry["group"] = entry["device"], group
@@ -155,7 +172,7 @@ class IFCA(Migrating[IFCAParams]):
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)
         mix = self.server.models.mix
-        share = 1 / len(self.state["received"])
+        share = 1 / len(self.state.received)
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]

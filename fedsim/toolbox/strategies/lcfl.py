@@ -1,6 +1,7 @@
 """LCFL: devices are clustered once, by the losses of each other's models (Gu et al., 2024)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,18 +23,14 @@ from fedsim.toolbox.clustering.similarity import (
     row_distances,
     shown_pairs,
 )
-from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign
-from fedsim.toolbox.strategies.grouped import Grouped
+from fedsim.toolbox.strategies.campaign import DEADLINE, Campaign, CampaignState
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
 from fedsim.toolbox.strategies.lcfl_params import LCFLParams, share_of
 from fedsim.world.task import Computation, Evaluate, Train
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains and stores its local model w_i, tests the models of others, and trains its cluster's.
-
-    State: ``own``, w_i until the device has been compared; ``gradient``, the gradient of the last
-    mini-batch of w_i's training; ``unsent-gradient``, until the update of that training is sent.
-    """
+    """Trains and stores its local model w_i, tests the models of others, and trains its cluster's."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
@@ -99,6 +96,28 @@ class LCFLClient(SynchronousClient[LCFLParams]):
         return self.params.measure == "last-batch-cos" and self._trains_local_model(instruction)
 
 
+@dataclass
+class LCFLState(GroupedState):
+    """Memory of LCFL."""
+
+    global_model: Ref = field(init=False)
+    """The model of the warm-up, at which clusters begin."""
+    clustered: bool = False
+    """Whether the devices have been clustered."""
+    campaign: CampaignState = field(default_factory=CampaignState)
+    """Memory of the campaigns."""
+    local_models: list[Ref | None] = field(default_factory=list)
+    """w_i, the last model that each device has sent; None before. Empty after the clustering."""
+    starts: list[Ref | None] = field(default_factory=list)
+    """Models from which these were trained."""
+    compared: list[int] = field(default_factory=list)
+    """Devices of the exchange, whose models are compared; empty after the clustering."""
+    reports: dict[int, Any] = field(default_factory=dict)
+    """Losses or gradient that each of them has sent, a ``Lazy`` or a ``Ref``."""
+    admitting: bool = False
+    """Whether all clusters' models differ, so that devices without a cluster look for one."""
+
+
 class LCFL(Grouped[LCFLParams]):
     """Loss-based clustered federated learning.
 
@@ -120,21 +139,17 @@ class LCFL(Grouped[LCFLParams]):
     ends if fewer than ``groups`` devices could be compared. Once all clusters' models differ,
     devices without a cluster and newcomers receive them (k d parameters), test them on their
     training data, join the best and send its number (4 bytes).
-
-    State besides ``Grouped``'s and ``Campaign``'s: ``clustered``, whether the devices have been
-    clustered; ``global``, the model of the warm-up; ``local_models``, w_i of each device, and
-    ``starts``, the models from which they were trained; ``compared``, the devices of the exchange;
-    ``reports``, the losses or gradient of each; ``admitting``, whether all clusters' models differ.
     """
 
     Params: ClassVar[type[LCFLParams]] = LCFLParams
     Client = LCFLClient
+    State = LCFLState
+    state: LCFLState
 
     async def on_start(self) -> None:
-        devices = self.server.devices
-        self.state |= {"clustered": False, "admitting": False, "cohort": [], "open": {}}
-        self.state |= {"global": self.server.models.initial(), "compared": [], "reports": {}}
-        self.state |= {"local_models": [None] * devices, "starts": [None] * devices}
+        self.state.global_model = self.server.models.initial()
+        self.state.local_models = [None] * self.server.devices
+        self.state.starts = [None] * self.server.devices
         await super().on_start()
 
     # Warm-up by rounds of FedAvg, then rounds of each cluster
@@ -142,67 +157,66 @@ class LCFL(Grouped[LCFLParams]):
     def _open_round(self) -> None:
         moment = self.params.moment
         warm_up_rounds = moment.rounds if isinstance(moment, AfterRounds) else 0
-        if self.state["clustered"] or self.state["round"] < warm_up_rounds:
+        if self.state.clustered or self.state.round < warm_up_rounds:
             super()._open_round()
         else:
-            self.state["cohort"] = []
+            self.state.cohort = []
             self.server.timer("gather", self.server.now)
 
     def select(self) -> list[int]:
-        if not self.state["clustered"]:
+        if not self.state.clustered:
             assert isinstance(self.params.moment, AfterRounds)
             return self.pick(share_of(self.server.devices, self.params.moment.participation))
         cohort: list[int] = []
-        for group in range(len(self.state["models"])):
+        for group in range(len(self.state.models)):
             members = self.members(group)
             count = share_of(len(members), self.params.participation)
             cohort += self.pick(count, group, among=members)
         return cohort
 
     def contents(self, device: int) -> Contents:
-        if self.state["clustered"]:
+        if self.state.clustered:
             return super().contents(device)
-        return {"model": self.state["global"], "compared": Header(True)}
+        return {"model": self.state.global_model, "compared": Header(True)}
 
     async def aggregate(self) -> None:
         state = self.state
-        if state["clustered"]:
+        if state.clustered:
             await super().aggregate()
             return
-        received = state["received"]
+        received = state.received
         for entry in received:
-            state["local_models"][entry["device"]] = entry["update"]
-            state["starts"][entry["device"]] = entry["start"]
+            state.local_models[entry["device"]] = entry["update"]
+            state.starts[entry["device"]] = entry["start"]
         if received:
-            state["global"] = await self.next_model(state["global"], received, -1)
+            state.global_model = await self.next_model(state.global_model, received, -1)
 
     def center(self, entry: dict[str, Any]) -> Ref | None:
-        if self.state["clustered"]:
+        if self.state.clustered:
             return super().center(entry)
-        model: Ref = self.state["global"]
-        return model
+        return self.state.global_model
 
     def models(self) -> ModelAssignment:
-        if self.state["clustered"]:
+        if self.state.clustered:
             return super().models()
-        return {"global": (self.state["global"], None)}
+        return {"global": (self.state.global_model, None)}
 
     # Campaigns: the warm-up of devices without a model, and the exchange
 
     @property
     def _campaign(self) -> Campaign:
-        return Campaign(self.server, self.state, self._campaign_contents)
+        return Campaign(self.server, self.state.campaign, self._campaign_contents)
 
     def _campaign_contents(self, device: int, job: str) -> Contents:
         state = self.state
         if job == "exchange":
-            compared = state["compared"]
-            models = [state["local_models"][other] for other in compared if other != device]
+            compared = state.compared
+            models = [state.local_models[other] for other in compared if other != device]
             return {"exchange": models, "place": Header(compared.index(device))}
         moment = self.params.moment
         draws_own = isinstance(moment, AfterLocalTraining) and moment.start == "own"
         if job == "warm-up" and not draws_own:
-            return {"warm-up": state["global"]}
+            return {"warm-up": state.global_model}
         return {}
 
     async def on_timer(self, name: str) -> None:
@@ -216,7 +230,7 @@ class LCFL(Grouped[LCFLParams]):
 
     async def _gather(self) -> None:
         """Ask the available devices that have sent no model for one."""
-        models = self.state["local_models"]
+        models = self.state.local_models
         without = [device for device in self.server.clients.online() if models[device] is None]
         with_model = sum(model is not None for model in models)
         if len(without) + with_model < self.params.groups:
@@ -238,12 +252,12 @@ class LCFL(Grouped[LCFLParams]):
         if message.outcome == "done":
             match message.job:
                 case "warm-up":
-                    state["local_models"][device] = message["warm-up"]
-                    state["starts"][device] = message["start"]
+                    state.local_models[device] = message["warm-up"]
+                    state.starts[device] = message["start"]
                 case "exchange":
-                    state["reports"][device] = message["probe-loss"]
+                    state.reports[device] = message["probe-loss"]
                 case "gradient":
-                    state["reports"][device] = message["gradient"]
+                    state.reports[device] = message["gradient"]
         campaign.end(message)
         await self._after_campaign()
 
@@ -264,16 +278,16 @@ class LCFL(Grouped[LCFLParams]):
             return
         job = campaign.close()
         if job == "warm-up":
-            models = state["local_models"]
+            models = state.local_models
             devices = [device for device, model in enumerate(models) if model is not None]
         else:
-            devices = sorted(state["reports"])
+            devices = sorted(state.reports)
         if len(devices) < groups:
             self.server.stop(
                 f"{len(devices)} devices came back from the {job}, too few for {groups} groups"
             )
         elif job == "warm-up" and self.params.second_campaign is not None:
-            state["compared"] = devices
+            state.compared = devices
             await self._begin_campaign(self.params.second_campaign, devices)
         else:
             await self._make_clusters(devices)
@@ -287,21 +301,23 @@ class LCFL(Grouped[LCFLParams]):
             members = [
                 device for device, label in zip(devices, labels, strict=True) if label == group
             ]
-            state["models"].append(await self._first_model(members))
+            state.models.append(await self._first_model(members))
         for device, label in zip(devices, labels, strict=True):
             self.move(device, label, "clustering")
         # large, and not needed any more
-        state |= {"local_models": [], "starts": [], "compared": [], "reports": {}}
-        state["clustered"] = True
+        state.local_models = []
+        state.starts = []
+        state.compared = []
+        state.reports = {}
+        state.clustered = True
         await self.after_aggregation()
         self._open_round()
 
     async def _first_model(self, members: Sequence[int]) -> Ref:
         """The model at which a cluster begins: the global one, or the mean of its members'."""
         if self.params.clusters_start == "global":
-            model: Ref = self.state["global"]
-            return model
-        models = [self.state["local_models"][device] for device in members]
+            return self.state.global_model
+        models = [self.state.local_models[device] for device in members]
         parts = await self.params.aggregation.total(self.server, models, 1 / len(models))
         return self.server.models.mix(parts)
 
@@ -348,19 +364,19 @@ class LCFL(Grouped[LCFLParams]):
             case "loss-gap":
                 return by_losses(await self._reported_losses(devices), loss_gap)
             case "diff-norm":
-                return by_rows(await self._values(state["local_models"], devices), row_distances)
+                return by_rows(await self._values(state.local_models, devices), row_distances)
             case "grad-cos":  # from the model after a step of length 1, w_i - grad L_i(w_i)
-                return by_rows(await self._changes(state["reports"], devices), cosine_distances)
+                return by_rows(await self._changes(state.reports, devices), cosine_distances)
             case "last-batch-cos":
-                return by_rows(await self._values(state["reports"], devices), cosine_distances)
+                return by_rows(await self._values(state.reports, devices), cosine_distances)
             case "update-cos":
-                return by_rows(await self._changes(state["starts"], devices), cosine_distances)
+                return by_rows(await self._changes(state.starts, devices), cosine_distances)
 
     async def _reported_losses(self, devices: Sequence[int]) -> Matrix:
         """L_i(w_j) as reported in the exchange, float64 [n, n]: device i a row, model j a column."""
-        reports = [self.state["reports"][device] for device in devices]
+        reports = [self.state.reports[device] for device in devices]
         rows = await self.server.models.numbers(reports)
-        columns = [self.state["compared"].index(device) for device in devices]
+        columns = [self.state.compared.index(device) for device in devices]
         return np.stack(rows)[:, columns]
 
     async def _values(
@@ -372,7 +388,7 @@ class LCFL(Grouped[LCFLParams]):
         self, starts: Sequence[Ref] | Mapping[int, Ref], devices: Sequence[int]
     ) -> list[Floats32]:
         """w_i minus the model in ``starts``, float32 [d], for each device."""
-        models = await self._values(self.state["local_models"], devices)
+        models = await self._values(self.state.local_models, devices)
         origins = await self._values(starts, devices)
         with np.errstate(all="ignore"):  # of a device that has diverged
             return [model - origin for model, origin in zip(models, origins, strict=True)]
@@ -382,10 +398,10 @@ class LCFL(Grouped[LCFLParams]):
     async def after_aggregation(self) -> None:
         """Once all clusters' models differ, let devices without a cluster look for one."""
         state = self.state
-        distinct = {model.name for model in state["models"]}
-        if state["admitting"] or len(distinct) < len(state["models"]):
+        distinct = {model.name for model in state.models}
+        if state.admitting or len(distinct) < len(state.models):
             return
-        state["admitting"] = True
+        state.admitting = True
         for device in self.members(-1):
             is_idle = self.server.clients.idle(device)
             self.must_prepare(device)
@@ -393,13 +409,13 @@ class LCFL(Grouped[LCFLParams]):
                 self.server.clients.await_return(device)
 
     async def on_arrival(self, device: int) -> None:
-        if self.state["admitting"] and self.state["group"][device] < 0:
+        if self.state.admitting and self.state.group[device] < 0:
             self.must_prepare(device)
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        if device not in self.state["unprepared"]:
+        if device not in self.state.unprepared:
             return None
-        return {"cold-start": self.state["models"]}, "cold-start"
+        return {"cold-start": self.state.models}, "cold-start"
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
         groups = await self.choices(prepared, "cold-start")

@@ -154,7 +154,7 @@ class CutModels(FedAvg[CutParams]):
         self._places = params.places(self.setting)
 
     async def on_start(self) -> None:
-        self.state["zero"] = self.server.models.zero()
+        self.state.zero = self.server.models.zero()
         await super().on_start()
 
     def size_of(self, device: int) -> float:
@@ -168,16 +168,16 @@ class CutModels(FedAvg[CutParams]):
             return own
         return sizes[
             int(
-                self.server.rng(
-                    "size", device, *([self.state["round"]] if redraw else [])
-                ).integers(len(sizes))
+                self.server.rng("size", device, *([self.state.round] if redraw else [])).integers(
+                    len(sizes)
+                )
             )
         ]
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)
         return {
-            "model": Partial(self.state["model"], self.state["zero"], self._places[size]),
+            "model": Partial(self.state.model, self.state.zero, self._places[size]),
             "size": Header(size),
         }
 

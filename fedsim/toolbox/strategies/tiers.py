@@ -1,12 +1,38 @@
 """Tiers of devices, by the size of their data or by their latency."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedsim.federation import TaskEnd
+from fedsim.learning.refs import Ref
 from fedsim.strategies.base import P, Strategy
+from fedsim.strategies.state import State
+
+
+@dataclass
+class TieredState(State):
+    """Memory of ``Tiered``."""
+
+    model: Ref = field(init=False)
+    """The global model."""
+    meeting: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Open meetings, task -> (device, time at which it was asked (s))."""
+    figures: list[float | None] = field(default_factory=list)
+    """Size (samples) or latency (s) of each device; None before its meeting."""
+    cuts: Any = None
+    """Borders of the tiers, as ``tiers_of`` reads them; None until all reachable devices are met."""
+    tier: list[int | None] = field(default_factory=list)
+    """Tier of each device; None before its meeting."""
+    members: list[list[int]] = field(default_factory=list)
+    """Devices of each tier."""
+    dropped: list[int] = field(default_factory=list)
+    """Devices without room for the training."""
+    away: int = 0
+    """Number of devices that will return."""
 
 
 class Tiered(Strategy[P]):
@@ -16,13 +42,9 @@ class Tiered(Strategy[P]):
     devices have been met, ``begin`` is called with those that have a figure. It sets ``cuts``, puts
     these devices into their tiers (``_sort_in``), and starts the training. Later devices are put
     into the same tiers.
-
-    State: ``meeting``, task -> device and time at which it was asked (s); ``figures``, size
-    (samples) or latency (s) of each device; ``cuts``, the borders of tiers, None until all
-    reachable devices are met; ``tier``, of each device; ``members``, the devices of each tier;
-    ``dropped``, devices without room for the training; ``away``, the number of devices that will
-    return.
     """
+
+    state: TieredState
 
     begin: Callable[[list[int]], None]
     tiers_of: Callable[[Sequence[int]], list[int]]
@@ -30,12 +52,9 @@ class Tiered(Strategy[P]):
     def _meet_all(self, tiers: int) -> None:
         clients = self.server.clients
         devices = self.server.devices
-        self.state |= {"meeting": {}, "figures": [None] * devices, "dropped": [], "away": 0}
-        self.state |= {
-            "cuts": None,
-            "tier": [None] * devices,
-            "members": [[] for _ in range(tiers)],
-        }
+        self.state.figures = [None] * devices
+        self.state.tier = [None] * devices
+        self.state.members = [[] for _ in range(tiers)]
         online = set(clients.online())
         for device in range(devices):
             if device in online:
@@ -46,53 +65,52 @@ class Tiered(Strategy[P]):
 
     def _await(self, device: int) -> None:
         if self.server.clients.await_return(device):
-            self.state["away"] += 1
+            self.state.away += 1
 
     def _meet(self, device: int, job: str = "profile") -> None:
-        contents = {"profiling": self.state["model"]} if job == "profile" else {}
+        contents = {"profiling": self.state.model} if job == "profile" else {}
         task = self.server.ask(device, contents, job)
-        self.state["meeting"][task] = (device, self.server.now)
+        self.state.meeting[task] = (device, self.server.now)
 
     async def on_return(self, device: int) -> None:
-        self.state["away"] -= 1
+        self.state.away -= 1
         self._meet(device)
 
     async def on_arrival(self, device: int) -> None:
         self._meet(device)
 
     def _is_meeting(self, task: int) -> bool:
-        return task in self.state["meeting"]
+        return task in self.state.meeting
 
     def _end_meeting(self, message: TaskEnd) -> None:
         """Store the device's figure, drop the device, or meet it again on its return."""
         state = self.state
-        device, asked_at = state["meeting"].pop(message.task)
+        device, asked_at = state.meeting.pop(message.task)
         if message.outcome == "done":
             latency = self.server.now - asked_at
-            state["figures"][device] = float(message.contents.get("size-report", latency))
-            if state["cuts"] is not None:
+            state.figures[device] = float(message.contents.get("size-report", latency))
+            if state.cuts is not None:
                 self._sort_in([device])
         elif message.outcome == "memory":
-            state["dropped"].append(device)
+            state.dropped.append(device)
             self.server.emit("tier-drop", device=device)
         else:
             self._await(device)
         self._begin_if_met()
 
     def _begin_if_met(self) -> None:
-        if self.state["cuts"] is not None or self.state["meeting"]:
+        if self.state.cuts is not None or self.state.meeting:
             return
-        figures = self.state["figures"]
+        figures = self.state.figures
         self.begin([device for device, figure in enumerate(figures) if figure is not None])
 
     def _sort_in(self, devices: Sequence[int]) -> None:
         for device, tier in zip(devices, self.tiers_of(devices), strict=True):
-            self.state["tier"][device] = tier
-            self.state["members"][tier].append(device)
+            self.state.tier[device] = tier
+            self.state.members[tier].append(device)
 
     def group_of(self, device: int) -> int | None:
-        tier: int | None = self.state["tier"][device]
-        return tier
+        return self.state.tier[device]
 
 
 def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:

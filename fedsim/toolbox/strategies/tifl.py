@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
@@ -12,10 +13,10 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
-from fedsim.toolbox.strategies.tiers import Tiered, equal_width_bins, tier_numbers
+from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
 from fedsim.world.task import Computation, Evaluate, Train
 
 _TEST_CLIENTS = 5  # in each tier
@@ -134,6 +135,26 @@ class TiFLClient(SynchronousClient[TiFLParams]):
         return super().reply(device, instruction, result)
 
 
+@dataclass
+class TiFLState(TieredState, FedAvgState):
+    """Memory of TiFL."""
+
+    current: int | None = None
+    """The tier drawn last."""
+    probabilities: list[float] = field(default_factory=list)
+    """Weight of each tier in the draw."""
+    credits: list[int] = field(default_factory=list)
+    """Rounds that remain for each tier."""
+    tested: int | None = None
+    """The round of the last test."""
+    testing: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the test, task -> tier."""
+    testers: dict[int, list[int]] = field(default_factory=dict)
+    """Devices of each tier that have answered in the test."""
+    accuracies: list[float | None] = field(default_factory=list)
+    """Accuracy on each tier in the last test."""
+
+
 class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     """Tier-based federated learning.
 
@@ -148,15 +169,12 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     With credits, every I rounds the model goes to five clients of each tier (d parameters), which
     report its accuracy (a scalar). Probabilities change if the accuracy on the last tier has not
     risen. Without learning, and when no tier has credits, tiers are drawn uniformly.
-
-    State besides FedAvg's and ``Tiered``'s: ``current``, the tier drawn last; ``tested``, the round
-    of the last test; ``testing``, task -> tier of the open test; ``testers``, tier -> devices that
-    have answered in it; ``accuracies``, of each tier in the last test; ``probabilities`` and
-    ``credits`` of each tier.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
     Client = TiFLClient
+    State = TiFLState
+    state: TiFLState
 
     def __init__(self, params: TiFLParams, server: Server) -> None:
         super().__init__(params, server)
@@ -170,10 +188,10 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
     async def on_start(self) -> None:
         tiers = self.params.tiers
-        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
-        self.state |= {"current": None, "tested": None, "testing": {}, "testers": {}}
-        self.state |= {"accuracies": [None] * tiers, "credits": [self._credits] * tiers}
-        self.state["probabilities"] = self.params.probabilities or [1.0] * tiers
+        self.state.model = self.server.models.initial()
+        self.state.accuracies = [None] * tiers
+        self.state.credits = [self._credits] * tiers
+        self.state.probabilities = self.params.probabilities or [1.0] * tiers
         self._meet_all(tiers)
 
     # The tiers
@@ -182,35 +200,35 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         super()._meet(device, "report" if self.params.tiers_from == "size" else job)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
-        figures = np.array([self.state["figures"][device] for device in devices])
-        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state["cuts"])]
+        figures = np.array([self.state.figures[device] for device in devices])
+        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state.cuts)]
 
     def begin(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
         if devices:
-            figures = np.array([state["figures"][device] for device in devices])
-            state["cuts"] = equal_width_bins(figures, self.params.tiers)
+            figures = np.array([state.figures[device] for device in devices])
+            state.cuts = equal_width_bins(figures, self.params.tiers)
             self._sort_in(devices)
-            counts = [len(members) for members in state["members"]]
-            server.emit("tiers", bins=list(state["cuts"]), members=counts)
+            counts = [len(members) for members in state.members]
+            server.emit("tiers", bins=list(state.cuts), members=counts)
             self._open_round()
-        elif not (state["away"] or server.clients.expects_newcomers()):
+        elif not (state.away or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
         """Members of a tier that is drawn; a tier without an available member is drawn again."""
         state = self.state
-        number = state["round"]
+        number = state.round
         generator = self.server.rng("tier", number)
         weights = self._tier_weights()
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
-            cohort = self.pick(self.params.asked_per_round, among=state["members"][tier])
+            cohort = self.pick(self.params.asked_per_round, among=state.members[tier])
             if cohort:
-                state["current"] = tier
-                state["credits"][tier] = max(state["credits"][tier] - 1, 0)
-                self.server.emit("tier", round=number, group=tier, credits=state["credits"][tier])
+                state.current = tier
+                state.credits[tier] = max(state.credits[tier] - 1, 0)
+                self.server.emit("tier", round=number, group=tier, credits=state.credits[tier])
                 return cohort
             weights[tier] = 0.0
         return []
@@ -220,17 +238,17 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
 
         If no tier has credits, the weights of all others are equal.
         """
-        inhabited = np.array([bool(members) for members in self.state["members"]], dtype=np.float64)
-        weights = inhabited * self.state["probabilities"]
+        inhabited = np.array([bool(members) for members in self.state.members], dtype=np.float64)
+        weights = inhabited * self.state.probabilities
         if self.params.mode == "credits":
-            weights *= np.array(self.state["credits"]) > 0
+            weights *= np.array(self.state.credits) > 0
         return weights if weights.any() else inhabited
 
     # The test of all tiers (Algorithm 2)
 
     def _open_round(self) -> None:
         if self._test_is_due():
-            self.state["tested"] = self.state["round"]
+            self.state.tested = self.state.round
             self._test()
         else:
             super()._open_round()
@@ -238,45 +256,43 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     def _test_is_due(self) -> bool:
         if self.params.mode != "credits":
             return False
-        number = self.state["round"]
+        number = self.state.round
         interval = self.params.interval or self.params.tiers
-        return bool(number % interval == 0 and self.state["tested"] != number)
+        return bool(number % interval == 0 and self.state.tested != number)
 
     def _test(self) -> None:
         state = self.state
         server = self.server
-        state["testers"] = {}
-        for tier, members in enumerate(state["members"]):
-            testers = server.clients.sample(
-                _TEST_CLIENTS, "test", state["round"], tier, among=members
-            )
+        state.testers = {}
+        for tier, members in enumerate(state.members):
+            testers = server.clients.sample(_TEST_CLIENTS, "test", state.round, tier, among=members)
             for device in testers:
-                task = server.ask(device, {"model": state["model"]}, "test", group=tier)
-                state["testing"][task] = tier
-        if not state["testing"]:
+                task = server.ask(device, {"model": state.model}, "test", group=tier)
+                state.testing[task] = tier
+        if not state.testing:
             server.timer("tested", server.now)
 
     async def _end_test(self) -> None:
         """Store the accuracy on each tier, and change the probabilities (``ChangeProbs``)."""
         state = self.state
-        previous = state["accuracies"]
+        previous = state.accuracies
         accuracies = list(previous)
-        for tier, devices in sorted(state["testers"].items()):
-            accuracy = await self.server.models.test(state["model"], sorted(devices))
+        for tier, devices in sorted(state.testers.items()):
+            accuracy = await self.server.models.test(state.model, sorted(devices))
             if accuracy is not None:
                 accuracies[tier] = accuracy
-        state["accuracies"] = accuracies
+        state.accuracies = accuracies
         if self._has_not_risen(previous, accuracies):
             remaining = [0] * self.params.tiers
-            for tier, members in enumerate(state["members"]):
+            for tier, members in enumerate(state.members):
                 if members:
-                    remaining[tier] = state["credits"][tier]
-            state["probabilities"] = credit_probabilities(accuracies, remaining)
+                    remaining[tier] = state.credits[tier]
+            state.probabilities = credit_probabilities(accuracies, remaining)
         self.server.emit(
             "tier-test",
-            round=state["round"],
+            round=state.round,
             accuracies=accuracies,
-            probabilities=state["probabilities"],
+            probabilities=state.probabilities,
         )
         super()._open_round()
 
@@ -284,7 +300,7 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         self, previous: Sequence[float | None], accuracies: Sequence[float | None]
     ) -> bool:
         """Whether the accuracy on the tier drawn last is at most the previous one."""
-        current = self.state["current"]
+        current = self.state.current
         if current is None:
             return False
         before = previous[current]
@@ -292,11 +308,11 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         return before is not None and now is not None and now <= before
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        testing = self.state["testing"]
+        testing = self.state.testing
         if message.task in testing:
             tier = testing.pop(message.task)
             if message.outcome == "done":
-                self.state["testers"].setdefault(tier, []).append(message.device)
+                self.state.testers.setdefault(tier, []).append(message.device)
             if not testing:
                 await self._end_test()
         elif self._is_meeting(message.task):

@@ -409,7 +409,7 @@ def test_devices_take_back_what_the_server_could_not_read(kind: str, state: str)
     for number, remembered in run.dispatch.devices.states.items():
         now = (
             remembered["before_sum"]
-            if number in run.strategy.state.get("take_back", ())
+            if number in run.strategy.state.secure.take_back
             else remembered
         )
         own += [now[state]] if state in now else []

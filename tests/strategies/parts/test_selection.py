@@ -350,12 +350,10 @@ def test_flanps_stages_by_hand(tmp_path: Path) -> None:
 
 def test_the_least_available_come_first() -> None:
     server = everybody(6)
-    state: dict[str, Any] = {
-        "seen": {0: (0, 9), 1: (0, 2), 2: (0, 5), 3: (8, 1), 4: (6, 1), 5: (0, 8)},
-        "looked": 8,
-    }
+    seen = {0: (0, 9), 1: (0, 2), 2: (0, 5), 3: (8, 1), 4: (6, 1), 5: (0, 8)}
+    state = LeastAvailable.State(availability=seen, counted=8)
     # 3 of 10, 2 of 4, 6 of 10 times
     assert LeastAvailable().select(server, state, 3, (9,)) == [1, 4, 2]
-    assert state["at_work"] == [1, 4, 2]
+    assert state.at_work == [1, 4, 2]
     # looked at once a round: all of the times
     assert LeastAvailable().select(server, state, 6, (9,))[-1] in (0, 3)

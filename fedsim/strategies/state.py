@@ -1,0 +1,66 @@
+"""The memory of strategies and of their parts: dataclasses that are saved with a run."""
+
+from collections.abc import Iterator, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+
+@dataclass
+class State(MutableMapping[str, Any]):
+    """Base of the memory of a strategy or of a part: a dataclass, saved with a run and restored.
+
+    Fields hold JSON-able values, refs, and containers of them. A field that has no value before
+    the run begins is declared with ``field(init=False)``.
+
+    The same entries can be read and set by key, as in a dict: ``state["round"]`` is
+    ``state.round``. A subclass of a strategy may thus add entries that no field declares. Such
+    entries are saved too.
+    """
+
+    def __getitem__(self, name: str) -> Any:
+        return vars(self)[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        setattr(self, name, value)
+
+    def __delitem__(self, name: str) -> None:
+        del vars(self)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(vars(self))
+
+    def __len__(self) -> int:
+        return len(vars(self))
+
+    def __ior__(self, entries: MutableMapping[str, Any]) -> Self:
+        self.update(entries)
+        return self
+
+
+def new_state(part: object) -> Any:
+    """Create an empty memory for a part: its ``State``, or a dict if it declares none."""
+    return getattr(part, "State", dict)()
+
+
+def state_of_slot(states: dict[Any, Any], slot: object, part: object) -> Any:
+    """Return the memory of ``part`` for one of several models, created at its first use.
+
+    Args:
+        states: memories by slot; a new one is added.
+        slot: the model's key, such as the number of its group.
+        part: the aggregation or server optimiser.
+    """
+    if slot not in states:
+        states[slot] = new_state(part)
+    return states[slot]
+
+
+def state_classes() -> dict[str, type[State]]:
+    """All subclasses of ``State`` that are loaded, by the name under which they are saved."""
+    classes: dict[str, type[State]] = {}
+    bases = list(State.__subclasses__())
+    while bases:
+        cls = bases.pop()
+        classes[f"{cls.__module__}:{cls.__qualname__}"] = cls
+        bases += cls.__subclasses__()
+    return classes
