@@ -1,4 +1,4 @@
-"""CATA-Fed: adaptive local updates, straggler mitigation and cluster-driven selection (2022)."""
+"""CATA-Fed: adaptive epochs, straggler mitigation, selection by clusters (Jeong and Kim, 2022)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -41,8 +41,8 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
     """The cluster of each client by its data size, int64 [n], 0..P-1 (Eqs. 19, 20).
 
     R_l to R_u is cut into P clusters of equal width theta. A size on the border of two clusters
-    belongs to the upper cluster, an outlier to the first or the last. If theta is 0, all clients are
-    in the last cluster. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
+    belongs to the upper cluster, an outlier to the first or the last. If theta is 0, all clients
+    are in the last cluster. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
 
     Args:
         sizes: reported data sizes (samples), int64 [n].

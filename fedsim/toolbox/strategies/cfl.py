@@ -156,14 +156,14 @@ class CFL(Grouped[CFLParams]):
     update (d); the model moves by the weighted mean of updates. When that mean is shorter than
     ``eps1``, and some update at least ``eps2`` long, the cluster is cut such that the largest
     cosine of updates across the cut is least (Eq. 6), and both parts go on from its model. An
-    absent client goes to the side with the update most like its own last one to this cluster;
-    without one it leaves the cluster.
+    absent client goes to the side with the update most similar to its last update to this cluster.
+    A client without such an update leaves the cluster.
 
-    Such a client, or a newcomer, joins the root when it is selected, if that is whole. Else it goes
-    down the tree, on arrival or when it is selected: at each split it receives the parent's model
-    (d, purpose ``cold-start``), trains, sends its update (d), and goes to the side with the most
-    similar update. Shifts of data move no device. With ``learning = "off"`` clusters are split by
-    ``split_rounds`` alone, at random.
+    A client without a cluster, such as a newcomer, joins the root when it is selected, if the root
+    was never split. Else it goes down the tree, on arrival or when it is selected: at each split it
+    receives the parent's model (d, purpose ``cold-start``), trains, sends its update (d), and goes
+    to the side with the most similar update. Shifts of data move no device. With ``learning =
+    "off"`` clusters are split by ``split_rounds`` alone, at random.
     """
 
     Params: ClassVar[type[CFLParams]] = CFLParams
@@ -179,17 +179,20 @@ class CFL(Grouped[CFLParams]):
         await super().on_start()
 
     def select(self) -> list[int]:
-        candidates = self._next_leaf() if self.params.order == "recursive" else None
-        if self.params.clients_per_round is None:
-            return self.server.clients.online() if candidates is None else candidates
+        asks_all = self.params.clients_per_round is None
+        candidates = None
+        if self.params.order == "recursive":
+            candidates = self._next_leaf()
         if candidates is None:
-            return super().select()
+            return self.server.clients.online() if asks_all else super().select()
+        if asks_all:
+            return candidates
         return self.pick(self.params.asked_per_round, among=candidates)
 
     def _next_leaf(self) -> list[int] | None:
         """The available devices of the leaf whose turn it is (Algorithm 2).
 
-        A leaf without an available device is skipped now. Devices without a group may join the root.
+        A leaf without an available device is skipped. Devices without a group may join the root.
         """
         groups = self.state.group
         online = self.server.clients.online()
@@ -223,11 +226,10 @@ class CFL(Grouped[CFLParams]):
         """The clusters that are split in this round, and their best bipartitions."""
         state = self.state
         schedule = self.params.split_rounds
-        may_split = schedule is None or self._split_is_due(schedule)
-        if not may_split and (schedule is not None or state.scale is not None):
+        if schedule is not None and not self._split_is_due(schedule):
             return []
         if not self.server.models.learns:
-            return self._random_cut() if may_split and schedule is not None else []
+            return [] if schedule is None else self._random_cut()
         clusters = await self._clusters()
         if state.scale is None and clusters:
             norms = [length(update) for cluster in clusters for update in cluster.updates]
@@ -235,21 +237,22 @@ class CFL(Grouped[CFLParams]):
         thresholds = self._thresholds()
         for cluster in clusters:
             self._record_criteria(cluster, thresholds)
-        incongruent: list[Cluster] = []
-        if may_split:
-            divisible = [cluster for cluster in clusters if len(cluster.entries) > 1]
-            if schedule is None:
-                incongruent = [
-                    cluster
-                    for cluster in divisible
-                    if is_incongruent(**cluster.lengths, **thresholds)
-                ]
-            elif divisible:
-                incongruent = [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
-                state.scheduled += 1
+        incongruent = self._incongruent(clusters, thresholds)
         if self.params.order == "recursive":
             self._finish_leaves(clusters, incongruent, thresholds)
         return [self._bipartition(cluster) for cluster in incongruent]
+
+    def _incongruent(self, clusters: list[Cluster], thresholds: Thresholds) -> list[Cluster]:
+        """The clusters to split: by both criteria, or the one with the longest update (Fig. 3)."""
+        divisible = [cluster for cluster in clusters if len(cluster.entries) > 1]
+        if self.params.split_rounds is None:
+            return [
+                cluster for cluster in divisible if is_incongruent(**cluster.lengths, **thresholds)
+            ]
+        if not divisible:
+            return []
+        self.state.scheduled += 1
+        return [max(divisible, key=lambda cluster: cluster.lengths["max_norm"])]
 
     def _split_is_due(self, schedule: Sequence[int]) -> bool:
         """Whether fewer splits are done than are scheduled by now.
@@ -257,7 +260,7 @@ class CFL(Grouped[CFLParams]):
         A split that was impossible in its round is thus made up for.
         """
         due = sum(number <= self.state.round for number in schedule)
-        return bool(due > self.state.scheduled)
+        return due > self.state.scheduled
 
     def _thresholds(self) -> Thresholds:
         eps1 = self.params.eps1
@@ -397,7 +400,7 @@ class CFL(Grouped[CFLParams]):
         return children
 
     def _send_down(self, device: int, parent: int) -> None:
-        """Take out of a split cluster a member that has sent it no update; it goes down the tree."""
+        """Take a member that has sent no update out of a split cluster, to go down the tree."""
         self.state.group[device] = -1
         self.state.down[device] = parent
         self.server.emit("assign", device=device, group=None, before=parent, why="split")

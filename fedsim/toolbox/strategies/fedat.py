@@ -94,7 +94,8 @@ class FedATState(TieredState):
     """Memory of the aggregation, by tier."""
 
 
-class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work follows from the tiers
+# The type variable of Asynchronous asks for ``concurrency``, which follows from the tiers here.
+class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]
     """Federated learning with asynchronous tiers.
 
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning
@@ -104,11 +105,11 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
     First every available device does the whole task of a round once (down and up d parameters), and
     the server measures its latency. The tiers are equal numbers of devices, from the fastest to the
     slowest. Each tier has its own rounds: random clients receive the global model (d), train, and
-    send their update (d). The mean of the updates becomes the tier's model. The global model becomes
-    the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is the number of updates
-    of tier m and T their sum. Before its first update a tier's model is the initial one. Each update
-    of a tier makes a version. Devices that are away at first, and newcomers, are profiled when they
-    are available, and join the tier of their latency.
+    send their update (d). The mean of the updates becomes the tier's model. The global model
+    becomes the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is the number of
+    updates of tier m and T their sum. Before its first update a tier's model is the initial one.
+    Each update of a tier makes a version. Devices that are away at first, and newcomers, are
+    profiled when they are available, and join the tier of their latency.
     """
 
     Params = FedATParams

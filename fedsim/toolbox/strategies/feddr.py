@@ -30,7 +30,7 @@ class FedDRParams(SynchronousParams):
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by SGD, and sends the change of z.
+    """Moves its point y_i, finds the proximal point x_i by SGD, and sends the change of z.
 
     State: ``x``, x_i; ``y``, y_i; ``z``, 2 x_i - y_i as the server has received it.
     """

@@ -70,8 +70,8 @@ class FLHC(LCFL):
 
     async def _gather(self) -> None:
         """Begin the warm-up, in which all devices train the same model again."""
-        self.state.local_models = [None] * self.server.devices
-        self.state.starts = [None] * self.server.devices
+        self.state.local_models = {}
+        self.state.starts = {}
         await super()._gather()
 
     async def distances(self, devices: Sequence[int]) -> Comparison:

@@ -1,4 +1,4 @@
-"""FlexCFL: groups by the direction of first updates, and migration when data shift (2021)."""
+"""FlexCFL: groups by first updates, and migration when data shift (Duan et al., 2021)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,9 +50,9 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
-    """the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with the m leading
-    singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute difference of their
-    cosines with all other updates.
+    """the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with the m
+    leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute difference of
+    their cosines with all other updates.
     """
     clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
     """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m random

@@ -21,8 +21,9 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and
-    ``CombiningParams``.
+    """Parameters of every strategy with groups of devices.
+
+    In addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
         groups: m, the number of groups.
@@ -137,9 +138,8 @@ class Grouped(Synchronous[G]):
         if before == group:
             return
         self.state.group[device] = group
-        self.server.emit(
-            "assign", device=device, group=group, before=None if before < 0 else before, why=why
-        )
+        previous = None if before < 0 else before
+        self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
         """The devices of a group, ascending; of group -1, the devices without a group."""
@@ -197,7 +197,7 @@ class Grouped(Synchronous[G]):
         return cohort
 
     def _sweep(self, count: int) -> list[int]:
-        """The next available devices in turn, in the published code's first rounds; see ``sweeps``."""
+        """The next available devices in turn, in the published code's first rounds."""
         if not (self.params.sweeps and self.params.as_published):
             return []
         if self.state.round * count >= self.server.devices:
@@ -387,7 +387,10 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Detects shifts of its data."""
+    """Detects shifts of its data.
+
+    State: ``reference``, label counts of the data by which the device found its group.
+    """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         """Whether this task decides the group of the device."""

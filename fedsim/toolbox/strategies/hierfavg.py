@@ -73,7 +73,7 @@ class EdgeRound(State):
 
     Attributes:
         clients: its clients that still take part.
-        left: edge rounds that remain, the open one included.
+        remaining: edge rounds that remain, the open one included.
         model: its model.
         start: the global model with which its round began.
         open: open tasks of its clients.
@@ -83,7 +83,7 @@ class EdgeRound(State):
         is_lost: whether it was lost in the round.
     """
 
-    left: int
+    remaining: int
     clients: list[int] = field(default_factory=list)
     model: Ref = field(init=False)
     start: Ref = field(init=False)
@@ -202,7 +202,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         state = self.state
         server = self.server
         edge_round = state.edges[edge]
-        is_later = edge_round.left < self.params.kappa2
+        is_later = edge_round.remaining < self.params.kappa2
         clients = [] if state.over else list(filter(server.clients.idle, edge_round.clients))
         edge_round.clients = clients
         for device in clients:
@@ -237,7 +237,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             edge_round.tasks.append(message.task)
         else:
             edge_round.clients.remove(message.device)
-        if verdict != "valid" or edge_round.left == 1:
+        if verdict != "valid" or edge_round.remaining == 1:
             self._heard(message)
         if edge_round.open:
             return
@@ -252,8 +252,8 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round = state.edges[edge]
         if edge_round.updates:
             await self._average(edge, edge_round)
-        edge_round.left -= 1
-        if edge_round.left and edge_round.clients and not state.over:
+        edge_round.remaining -= 1
+        if edge_round.remaining and edge_round.clients and not state.over:
             await self._begin_edge_round(edge)
         elif edge_round.last:
             contents = {"edge-update": edge_round.model}
@@ -274,7 +274,7 @@ class HierFAVG(FedAvg[HierFAVGParams]):
         edge_round.model = aggregation.combine(self.server, memory, updates, weights, model)
 
     async def _leave(self, edge: int) -> None:
-        """The edge server has finished the round, or was lost; after the last one close the round."""
+        """Take an edge server out of the round; close the round after the last one."""
         state = self.state
         tasks = state.edges.pop(edge).tasks
         if tasks:

@@ -30,7 +30,11 @@ from fedsim.world.task import Computation, Evaluate, Train
 
 
 class LCFLClient(SynchronousClient[LCFLParams]):
-    """Trains and stores its local model w_i, tests the models of others, and trains its cluster's."""
+    """Trains its local model w_i, tests the models of all devices, and trains its cluster's model.
+
+    State: ``own``, w_i until the device has been compared; ``gradient``, the gradient of the last
+    mini-batch of w_i's training; ``unsent-gradient``, until the update of that training is sent.
+    """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
@@ -106,14 +110,14 @@ class LCFLState(GroupedState):
     """Whether the devices have been clustered."""
     campaign: CampaignState = field(default_factory=CampaignState)
     """Memory of the campaigns."""
-    local_models: list[Ref | None] = field(default_factory=list)
-    """w_i, the last model that each device has sent; None before. Empty after the clustering."""
-    starts: list[Ref | None] = field(default_factory=list)
-    """Models from which these were trained."""
+    local_models: dict[int, Ref] = field(default_factory=dict)
+    """w_i, the last model that each device has sent; empty after the clustering."""
+    starts: dict[int, Ref] = field(default_factory=dict)
+    """Models from which the local models were trained."""
     compared: list[int] = field(default_factory=list)
     """Devices of the exchange, whose models are compared; empty after the clustering."""
     reports: dict[int, Any] = field(default_factory=dict)
-    """Losses or gradient that each of them has sent, a ``Lazy`` or a ``Ref``."""
+    """Losses or gradient that each of the compared devices has sent, a ``Lazy`` or a ``Ref``."""
     admitting: bool = False
     """Whether all clusters' models differ, so that devices without a cluster look for one."""
 
@@ -148,8 +152,6 @@ class LCFL(Grouped[LCFLParams]):
 
     async def on_start(self) -> None:
         self.state.global_model = self.server.models.initial()
-        self.state.local_models = [None] * self.server.devices
-        self.state.starts = [None] * self.server.devices
         await super().on_start()
 
     # Warm-up by rounds of FedAvg, then rounds of each cluster
@@ -231,9 +233,8 @@ class LCFL(Grouped[LCFLParams]):
     async def _gather(self) -> None:
         """Ask the available devices that have sent no model for one."""
         models = self.state.local_models
-        without = [device for device in self.server.clients.online() if models[device] is None]
-        with_model = sum(model is not None for model in models)
-        if len(without) + with_model < self.params.groups:
+        without = [device for device in self.server.clients.online() if device not in models]
+        if len(without) + len(models) < self.params.groups:
             self.server.look_again("gather", self.params.retry)
         else:
             await self._begin_campaign("warm-up", without)
@@ -277,11 +278,7 @@ class LCFL(Grouped[LCFLParams]):
         if not campaign.is_over:
             return
         job = campaign.close()
-        if job == "warm-up":
-            models = state.local_models
-            devices = [device for device, model in enumerate(models) if model is not None]
-        else:
-            devices = sorted(state.reports)
+        devices = sorted(state.local_models if job == "warm-up" else state.reports)
         if len(devices) < groups:
             self.server.stop(
                 f"{len(devices)} devices came back from the {job}, too few for {groups} groups"
@@ -305,8 +302,8 @@ class LCFL(Grouped[LCFLParams]):
         for device, label in zip(devices, labels, strict=True):
             self.move(device, label, "clustering")
         # large, and not needed any more
-        state.local_models = []
-        state.starts = []
+        state.local_models = {}
+        state.starts = {}
         state.compared = []
         state.reports = {}
         state.clustered = True
@@ -373,20 +370,16 @@ class LCFL(Grouped[LCFLParams]):
                 return by_rows(await self._changes(state.starts, devices), cosine_distances)
 
     async def _reported_losses(self, devices: Sequence[int]) -> Matrix:
-        """L_i(w_j) as reported in the exchange, float64 [n, n]: device i a row, model j a column."""
+        """L_i(w_j) as reported in the exchange, float64 [n, n]; device i is row i."""
         reports = [self.state.reports[device] for device in devices]
         rows = await self.server.models.numbers(reports)
         columns = [self.state.compared.index(device) for device in devices]
         return np.stack(rows)[:, columns]
 
-    async def _values(
-        self, models: Sequence[Ref] | Mapping[int, Ref], devices: Sequence[int]
-    ) -> list[Floats32]:
+    async def _values(self, models: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
         return await self.server.models.values([models[device] for device in devices])
 
-    async def _changes(
-        self, starts: Sequence[Ref] | Mapping[int, Ref], devices: Sequence[int]
-    ) -> list[Floats32]:
+    async def _changes(self, starts: Mapping[int, Ref], devices: Sequence[int]) -> list[Floats32]:
         """w_i minus the model in ``starts``, float32 [d], for each device."""
         models = await self._values(self.state.local_models, devices)
         origins = await self._values(starts, devices)

@@ -55,7 +55,7 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
         return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """For each batch K steps on its loss + lambda / 2 ||theta - w_r||^2, from the last theta."""
+        """R times K steps on loss(batch) + lambda / 2 ||theta - w_r||^2, from the last theta."""
         params = self.params
         received = instruction["model"]
         first = Training(received, steps=params.steps, mu=params.lam, only_batch=0)

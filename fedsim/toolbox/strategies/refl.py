@@ -114,8 +114,8 @@ class REFL(FedAvg[REFLParams]):
     round in which they arrive (``stale``). A stale update moves the present model by its difference
     from the model with which it began. It counts ``stale_weights`` beside 1 for a fresh update; all
     weights are then scaled to sum to 1. Without learning there is nothing to compare, and it counts
-    1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients lost
-    before it closed.
+    1 / (tau + 1). A round's ``valid`` are its updates in time, its ``disconnected`` the clients
+    lost before it closed.
     """
 
     Params = REFLParams
@@ -155,13 +155,13 @@ class REFL(FedAvg[REFLParams]):
         counts = list[float]()
         if stale:
             counts = await self._stale_weights(fresh, stale, staleness)
-        moved = list[dict[str, Any]]()
+        rebased = list[dict[str, Any]]()
         for entry, count in zip(stale, counts, strict=True):
             # As if a late client had begun at the present model; not finite if the update is not.
             models = [model, entry["update"], entry["start"]]
             update = self.server.models.apply(weighted_sum, models, coefficients=[1.0, 1.0, -1.0])
-            moved.append(entry | {"update": update, "start": model, "counts": count})
-        entries = [*fresh, *moved]
+            rebased.append(entry | {"update": update, "start": model, "counts": count})
+        entries = [*fresh, *rebased]
         state.model = await self.next_model(model, entries, staleness=[0] * len(fresh) + staleness)
 
     def weights(self, entries: Sequence[dict[str, Any]]) -> list[float]:

@@ -40,8 +40,8 @@ def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequenc
     for cluster in clusters:
         ordered = sorted(cluster)
         worst = ordered[int(np.argmax(imbalance[ordered]))]
-        others = sum(int(sizes[device]) for device in ordered if device != worst)
-        values.append(max(float(imbalance[worst]) - others, 1.0))
+        rest = sum(int(sizes[device]) for device in ordered if device != worst)
+        values.append(max(float(imbalance[worst]) - rest, 1.0))
     return np.array(values)
 
 

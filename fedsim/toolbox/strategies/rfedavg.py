@@ -310,8 +310,8 @@ class RFedAvg(FedAvg[RFedAvgParams]):
         with np.errstate(over="ignore", invalid="ignore"):
             changes = np.stack(weights) - model
         finite = np.isfinite(changes).all(axis=1)
-        kept = [position for position, ok in zip(positions, finite, strict=True) if ok]
-        return kept, changes[finite]
+        order = np.array(positions)[finite]
+        return order.tolist(), changes[finite]
 
     def _cluster_weights(
         self, devices: list[int], sizes: Ints, clusters: Clusters

@@ -24,7 +24,7 @@ class TieredState(State):
     figures: list[float | None] = field(default_factory=list)
     """Size (samples) or latency (s) of each device; None before its meeting."""
     cuts: Any = None
-    """Borders of the tiers, as ``tiers_of`` reads them; None until all reachable devices are met."""
+    """Borders of the tiers, for ``tiers_of``; None until all reachable devices are met."""
     tier: list[int | None] = field(default_factory=list)
     """Tier of each device; None before its meeting."""
     members: list[list[int]] = field(default_factory=list)

@@ -84,7 +84,10 @@ class TiFLParams(AggregatingParams):
         return super().needs_accuracy
 
 
-def credit_probabilities(accuracies: Sequence[float | None], credits: Sequence[int]) -> list[float]:  # noqa: A002
+def credit_probabilities(
+    accuracies: Sequence[float | None],
+    credits: Sequence[int],  # noqa: A002
+) -> list[float]:
     """The probability of each tier after a test: the lower its accuracy, the likelier.
 
     TiFL's ``ChangeProbs``: of the n tiers with credits, in ascending order of accuracy, the tier of
