@@ -1,6 +1,7 @@
 """The loop without rounds that asynchronous strategies share."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from pydantic import Field, model_validator
@@ -9,11 +10,12 @@ from pydantic_core import PydanticCustomError
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
-from fedsim.federation import TaskEnd
+from fedsim.federation import Server, TaskEnd
 from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.parts.selection import Random, SelectionSpec
+from fedsim.strategies.state import State, new_state
 
 
 class AsynchronousParams(StrategyParams):
@@ -54,6 +56,26 @@ class AsynchronousParams(StrategyParams):
 A = TypeVar("A", bound=AsynchronousParams)
 
 
+@dataclass
+class AsynchronousState(State):
+    """Memory of ``Asynchronous``."""
+
+    version: int = 0
+    """Number of the next version, from 0."""
+    model: Ref = field(init=False)
+    """The current model."""
+    open: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """Open tasks, task -> its ``version`` and ``model``."""
+    draws: int = 0
+    """Number of draws of clients so far, which names the stream."""
+    refilling: bool = False
+    """Whether replacements follow in this instant."""
+    over: bool = False
+    """Whether the last version is made."""
+    selection: Any = None
+    """Memory of the selection."""
+
+
 class Asynchronous(Strategy[A]):
     """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its
     own if that is not plain SGD.
@@ -62,11 +84,14 @@ class Asynchronous(Strategy[A]):
     trains, and uploads the result (d parameters); its staleness is the number of versions made
     meanwhile. Clients that end in one instant are replaced together. The run records each version
     as a round.
-
-    State: ``version``, the number of the next one, from 0; ``model``; ``open``, task -> its version
-    and model; ``draws``, the number of draws so far, which names the stream; ``refilling``, whether
-    replacements follow in this instant; ``selection``; ``over``, whether the last version is made.
     """
+
+    State = AsynchronousState
+    state: AsynchronousState
+
+    def __init__(self, params: A, server: Server) -> None:
+        super().__init__(params, server)
+        self.state.selection = new_state(self._selection)
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
         """Take in an update, and ``publish`` a new version when it is time.
@@ -90,51 +115,57 @@ class Asynchronous(Strategy[A]):
         Returns:
             ``task``, ``device``, ``base``, ``update`` and ``samples``, by name.
         """
-        about = {"task": message.task, "device": message.device, "base": base}
-        return about | {name: message[name] for name in ("update", "samples")}
+        return {
+            "task": message.task,
+            "device": message.device,
+            "base": base,
+            "update": message["update"],
+            "samples": message["samples"],
+        }
 
     async def on_start(self) -> None:
-        self.state |= {"version": 0, "model": self.server.models.initial(), "open": {}}
-        self.state |= {"draws": 0, "refilling": False, "over": False}
+        self.state.model = self.server.models.initial()
         self.server.begin_round(0)
         self._refill()
 
     def _refill(self) -> None:
         state = self.state
         server = self.server
-        missing = self.params.concurrency - len(state["open"])
-        state["refilling"], selection = False, self.params.selection
-        devices = selection.select(server, self.remembered("selection"), missing, (state["draws"],))
+        selection = self.params.selection
+        concurrency = self.params.concurrency
+        state.refilling = False
+        missing = concurrency - len(state.open)
+        devices = selection.select(server, state.selection, missing, (state.draws,))
         for device in server.clients.chosen(devices, type(selection).select):
-            task = server.ask(device, {"model": state["model"]}, round=state["version"])
-            state["open"][task] = {"version": state["version"], "model": state["model"]}
-        state["draws"] += 1
-        if not state["open"]:
+            task = server.ask(device, {"model": state.model}, round=state.version)
+            state.open[task] = {"version": state.version, "model": state.model}
+        state.draws += 1
+        if not state.open:
             server.look_again("refill", self.params.retry)
-        elif len(state["open"]) < self.params.concurrency:
+        elif len(state.open) < concurrency:
             server.timer("refill", server.now + self.params.retry)
 
     async def on_arrival(self, device: int) -> None:
-        if len(self.state["open"]) < self.params.concurrency:
+        if len(self.state.open) < self.params.concurrency:
             self._refill_soon()
 
     def _refill_soon(self) -> None:
-        if not self.state["refilling"]:
-            self.state["refilling"] = True
+        if not self.state.refilling:
+            self.state.refilling = True
             self.server.timer("refill", self.server.now)
 
     async def on_timer(self, name: str) -> None:
-        if not self.state["over"]:
+        if not self.state.over:
             self._refill()
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        begun = state["open"].pop(message.task)
-        self.params.selection.heard(self.server, self.remembered("selection"), message)
-        if state["over"]:
+        begun = state.open.pop(message.task)
+        self.params.selection.heard(self.server, state.selection, message)
+        if state.over:
             return
         if message.outcome == "done":
-            await self.receive(message, begun["model"], state["version"] - begun["version"])
+            await self.receive(message, begun["model"], state.version - begun["version"])
         self._refill_soon()
 
     async def publish(self, model: Ref, updates: Sequence[dict[str, Any]], **about: int) -> None:
@@ -148,29 +179,25 @@ class Asynchronous(Strategy[A]):
         """
         state = self.state
         server = self.server
-        state["model"] = model
-        tasks, weights, staleness = (
-            [entry[name] for entry in updates] for name in ("task", "weight", "staleness")
-        )
+        state.model = model
         server.emit(
             "aggregate",
-            round=state["version"],
-            tasks=tasks,
-            weights=weights,
-            staleness=staleness,
+            round=state.version,
+            tasks=[update["task"] for update in updates],
+            weights=[update["weight"] for update in updates],
+            staleness=[update["staleness"] for update in updates],
             **about,
         )
-        measured = [
-            Measured(one["update"], float(one["samples"]), one["base"], model, one.get("device"))
-            for one in updates
-        ]
-        state["over"] = not await server.finish_round(
-            state["version"], self.models(), updates=measured
-        )
-        if not state["over"] and self._selection is not None:
-            await self._selection.learn(server, self.remembered("selection"))
-        state["version"] += 1
-        server.begin_round(state["version"])
+        measured = []
+        for update in updates:
+            samples = float(update["samples"])
+            device = update.get("device")
+            measured.append(Measured(update["update"], samples, update["base"], model, device))
+        state.over = not await server.finish_round(state.version, self.models(), updates=measured)
+        if not state.over and self._selection is not None:
+            await self._selection.learn(server, state.selection)
+        state.version += 1
+        server.begin_round(state.version)
 
     def models(self) -> ModelAssignment:
-        return {"global": (self.state["model"], None)}
+        return {"global": (self.state.model, None)}

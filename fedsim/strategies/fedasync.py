@@ -71,11 +71,11 @@ class FedAsync(Asynchronous[FedAsyncParams]):
     Client = FedAsyncClient
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        weight = self.params.weight(self.state["version"], staleness)
-        before = self.state["model"]
-        model = self.server.models.mix(
-            [(before, 1.0 - weight), (message["update"], weight)], otherwise=before
-        )
-        await self.publish(
-            model, [self.entry(message, base) | {"weight": weight, "staleness": staleness}]
-        )
+        weight = self.params.weight(self.state.version, staleness)
+        before = self.state.model
+        parts = [(before, 1.0 - weight), (message["update"], weight)]
+        model = self.server.models.mix(parts, otherwise=before)
+        update = self.entry(message, base)
+        update["weight"] = weight
+        update["staleness"] = staleness
+        await self.publish(model, [update])

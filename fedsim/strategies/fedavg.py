@@ -1,14 +1,12 @@
 """FedAvg: the mean of the models of a round's clients (McMahan et al., 2017)."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fedsim.federation import Contents, Partial, Server
 from fedsim.federation.evaluator import ModelAssignment
-from fedsim.learning.functions import spliced
 from fedsim.learning.refs import Ref
-from fedsim.strategies.parts.keeping import Split
+from fedsim.strategies.parts.keeping import ServerKeeping
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import S, Synchronous, SynchronousState
 
@@ -28,11 +26,9 @@ class FedAvgState(SynchronousState):
     model: Ref = field(init=False)
     """The global model."""
     kept: dict[int, Ref] = field(default_factory=dict)
-    """Kept tensors of each device that has ever answered, with ``model.keep`` or ``model.send``."""
+    """With ``model.keep`` or ``model.send``: the kept tensors of each device that has answered."""
     own: dict[int, Ref] = field(default_factory=dict)
-    """Models of these devices, with their kept tensors; the server does not use them."""
-    followed: dict[int, Ref] = field(default_factory=dict)
-    """States that devices keep, for a robust aggregation of them (``followed``)."""
+    """The models of these devices, which the server does not use."""
 
 
 class FedAvg(Synchronous[S]):
@@ -57,8 +53,9 @@ class FedAvg(Synchronous[S]):
 
     def __init__(self, params: S, server: Server) -> None:
         super().__init__(params, server)
-        self._split = params.split_of(self.setting)
-        if self._split is not None:
+        split = params.split_of(self.setting)
+        self._keeping = None if split is None else ServerKeeping(split, server)
+        if self._keeping is not None:
             self.score = "device-mean"
 
     async def on_start(self) -> None:
@@ -70,67 +67,30 @@ class FedAvg(Synchronous[S]):
 
     def shared(self, model: Ref) -> Ref | Partial:
         """A model as it is sent to devices: all of it, or the tensors that they do not keep."""
-        return model if self._split is None else Partial(model, model, self._split.sent)
+        return model if self._keeping is None else self._keeping.sent(model)
 
     async def aggregate(self) -> None:
-        model = self.state.model
-        received = self.state.received
-        if any(entry["samples"] for entry in received):
-            self.state.model = await self.next_model(model, received)
-        if self._split is not None:
-            self._keep(model, received, self._split)
-
-    def _keep(self, before: Ref, received: Sequence[dict[str, Any]], split: Split) -> None:
-        """Put what devices keep beside the model, of which nothing else than what was sent has
-        changed.
-        """
-        apply = self.server.models.apply
-        how = self._needed_aggregation
-        if how.protection == "private":  # its noise is on every number
-            self.state.model = apply(spliced, [before, self.state.model], places=split.sent)
-        kept = self.state.kept
-        model = self.state.model
-        kept |= {entry["device"]: entry["contents"]["kept"] for entry in received}
-        self.state.own = {
-            device: apply(spliced, [model, numbers], places=split.kept)
-            for device, numbers in kept.items()
-        }
-
-    async def followed(
-        self, mean: Ref, entries: Sequence[dict[str, Any]], changes: Sequence[Ref]
-    ) -> Ref:
-        """The mean, over all N devices, of a state that each keeps, after K clients have changed
-        theirs: mean + sum / N.
-
-        With a robust aggregation (1 - K / N) mean + K / N times its result of the K states;
-        malicious changes would add up.
-        """
-        mix = self.server.models.mix
-        how = self._needed_aggregation
-        share = 1.0 / self.setting.devices
-        if how.protection != "robust":
-            return mix(
-                [(mean, 1.0), *((change, share) for change in changes)],
-                otherwise=mean,
-                rescale=False,
-            )
-        own = self.state.followed
-        for entry, change in zip(entries, changes, strict=True):
-            before = own.get(entry["device"]) or self.server.models.zero()
-            own[entry["device"]] = mix([(before, 1.0), (change, 1.0)], rescale=False)
-        parts = await how.total(self.server, [own[entry["device"]] for entry in entries], share)
-        return mix([(mean, 1.0 - share * len(entries)), *parts], otherwise=mean, rescale=False)
+        state = self.state
+        before = state.model
+        if any(entry["samples"] for entry in state.received):
+            state.model = await self.next_model(before, state.received)
+        if self._keeping is not None:
+            if self._needed_aggregation.protection == "private":  # its noise is on every number
+                state.model = self._keeping.restore(before, state.model)
+            for entry in state.received:
+                state.kept[entry["device"]] = entry["contents"]["kept"]
+            state.own = self._keeping.device_models(state.model, state.kept)
 
     def center(self, entry: dict[str, Any]) -> Ref:
         return self.state.model
 
     def models(self) -> ModelAssignment:
         own = self.state.own
-        others = (
-            [device for device in range(self.server.devices) if device not in own] if own else None
-        )
-        served = {f"device/{device}": (model, [device]) for device, model in sorted(own.items())}
-        return {"global": (self.state.model, others), **served}
+        if not own:
+            return self._shared_models()
+        others = [device for device in range(self.server.devices) if device not in own]
+        personal = {f"device/{device}": (own[device], [device]) for device in sorted(own)}
+        return {"global": (self.state.model, others), **personal}
 
     def _shared_models(self) -> ModelAssignment:
         return {"global": (self.state.model, None)}

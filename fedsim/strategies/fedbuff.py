@@ -1,12 +1,13 @@
 """FedBuff: updates are buffered, and a full buffer makes the next version (Nguyen et al., 2022)."""
 
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pydantic import Field
 
 from fedsim.federation import TaskEnd
 from fedsim.learning.refs import Ref
-from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 
 
@@ -26,6 +27,16 @@ class FedBuffParams(AsynchronousParams):
     """an update that is staler counts 0, and fills no place in the buffer; None: all count."""
 
 
+@dataclass
+class FedBuffState(AsynchronousState):
+    """Memory of FedBuff."""
+
+    buffer: list[dict[str, Any]] = field(default_factory=list)
+    """Updates since the last version: each an ``entry`` with ``weight`` and ``staleness``."""
+    server: Any = None
+    """Memory of the server optimiser."""
+
+
 class FedBuff(Asynchronous[FedBuffParams]):
     """Federated learning with buffered asynchronous aggregation.
 
@@ -38,43 +49,43 @@ class FedBuff(Asynchronous[FedBuffParams]):
     """
 
     Params = FedBuffParams
-
-    async def on_start(self) -> None:
-        self.state["buffer"] = []
-        await super().on_start()
+    State = FedBuffState
+    state: FedBuffState
 
     async def receive(self, message: TaskEnd, base: Ref, staleness: int) -> None:
-        """Put an update into the buffer, and publish what a full one makes.
+        """Put an update into the buffer, and publish a version when the buffer is full.
 
         It reads the keys ``buffer``, ``staleness_discount``, ``most_staleness`` and ``server``:
-        who overrides it reads them too, or drops them by annotating them None.
+        an override reads these keys too, or drops them by annotating them None.
         """
         params = self.params
-        buffer = self.state["buffer"]
+        state = self.state
         discount = (1 + staleness) ** -0.5 if params.staleness_discount else 1.0
         if params.most_staleness is not None and staleness > params.most_staleness:
             discount = 0.0
-        buffer.append(
-            self.entry(message, base) | {"weight": discount / params.buffer, "staleness": staleness}
-        )
-        if sum(each["weight"] > 0 for each in buffer) == params.buffer:
-            self.state["buffer"] = []
+        update = self.entry(message, base)
+        update["weight"] = discount / params.buffer
+        update["staleness"] = staleness
+        state.buffer.append(update)
+        if sum(update["weight"] > 0 for update in state.buffer) == params.buffer:
+            buffer = state.buffer
+            state.buffer = []
             await self.publish(self._step(buffer), buffer)
 
     def _step(self, buffer: list[dict[str, Any]]) -> Ref:
-        """The current model moved by the buffer's updates; one that is not finite takes its base
-        out with it.
+        """The current model moved by the buffer's updates.
+
+        An update that is not finite is left out together with its base.
         """
         mix = self.server.models.mix
-        model = self.state["model"]
+        model = self.state.model
         optimiser = self.params.server
-        differences = [
-            (mix([(entry["update"], 1.0), (entry["base"], -1.0)]), entry) for entry in buffer
-        ]
-        step = mix([(difference, entry["weight"]) for difference, entry in differences])
+        parts = []
+        for update in buffer:
+            difference = mix([(update["update"], 1.0), (update["base"], -1.0)])
+            parts.append((difference, update["weight"]))
+        step = mix(parts)
         stepped = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
-        return (
-            stepped
-            if optimiser is None
-            else optimiser.step(self.server, self.remembered("server"), model, stepped)
-        )
+        if optimiser is None:
+            return stepped
+        return optimiser.step(self.server, self.remembered("server"), model, stepped)

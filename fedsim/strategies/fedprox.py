@@ -54,4 +54,4 @@ class FedProx(FedAvg[FedProxParams]):
 
     def contents(self, device: int) -> Contents:
         stop_at = None if self._round_limit is None else self.server.now + self._round_limit
-        return {"model": self.shared(self.state["model"]), "stop_at": Header(stop_at)}
+        return {"model": self.shared(self.state.model), "stop_at": Header(stop_at)}

@@ -1,13 +1,15 @@
 """SCAFFOLD: local steps corrected by control variates."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, LocalResult
 from fedsim.learning.refs import Ref
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
+from fedsim.strategies.parts.mean_of_states import mean_after_changes
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.world.task import Computation, Train
@@ -35,6 +37,11 @@ class ScaffoldParams(AggregatingParams):
         return "with 'option' I a client finds a gradient too" if self.option == "I" else None
 
 
+def _minus_control(device: Device) -> list[tuple[Ref, float]]:
+    """-c_i of a device, as a part of a mix; nothing while it is 0."""
+    return [(device.state["control"], -1.0)] if "control" in device.state else []
+
+
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     """Trains along the gradient + c - c_i, and renews its control variate c_i (``control``;
     absent while it is 0).
@@ -49,7 +56,7 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         return (gradient, *steps) if self.params.option == "I" else steps
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        linear = device.mix([(instruction["control-variate"], 1.0), *self._own(device)])
+        linear = device.mix([(instruction["control-variate"], 1.0), *_minus_control(device)])
         return Training(instruction["model"], self.params.local_epochs, linear=linear)
 
     def reply(
@@ -59,23 +66,18 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
         g_i(x) - c_i (I).
         """
         assert result.update is not None
+        model = instruction["model"]
         if result.earlier:
-            parts = [(instruction["model"], 1.0), (result.earlier[0], -1.0), *self._own(device)]
+            gradient = [(model, 1.0), (result.earlier[0], -1.0)]
+            change = device.mix([*gradient, *_minus_control(device)])
         else:
-            scale = (
-                1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
-                if result.steps
-                else 0.0
-            )
-            parts = [
-                (instruction["model"], scale),
-                (result.update, -scale),
-                (instruction["control-variate"], -1.0),
-            ]
-        return {
-            **(super().reply(device, instruction, result) or {}),
-            "control-variate": device.mix(parts),
-        }
+            scale = 0.0
+            if result.steps:
+                scale = 1.0 / (result.steps * self.setting.lr_in(instruction.round or 0))
+            gradient = [(model, scale), (result.update, -scale)]
+            change = device.mix([*gradient, (instruction["control-variate"], -1.0)])
+        contents = super().reply(device, instruction, result) or {}
+        return {**contents, "control-variate": change}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("control", device.zero())
@@ -83,8 +85,15 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
             [(before, 1.0), (reply["control-variate"], 1.0)], otherwise=before
         )
 
-    def _own(self, device: Device) -> list[tuple[Ref, float]]:
-        return [(device.state["control"], -1.0)] if "control" in device.state else []
+
+@dataclass
+class ScaffoldState(FedAvgState):
+    """Memory of SCAFFOLD."""
+
+    control: Ref = field(init=False)
+    """The control variate c of the server."""
+    controls: dict[int, Ref] = field(default_factory=dict)
+    """With a robust aggregation, the c_i of each device that has answered."""
 
 
 class Scaffold(FedAvg[ScaffoldParams]):
@@ -96,23 +105,32 @@ class Scaffold(FedAvg[ScaffoldParams]):
     A round: K clients receive the model and the server's control variate c (2 d parameters). Each
     trains with the term c - c_i added to every gradient, and sends its update and the change of c_i
     (2 d parameters). The model becomes the mean of the updates, c moves by the sum of the changes
-    over the number N of all devices (``followed``). c and all c_i begin at 0, also those of
+    over the number N of all devices. c and all c_i begin at 0, also those of
     newcomers. A client whose answer is cut off keeps its c_i. With option II ``training.momentum``
     makes K lr too short a measure of a step.
     """
 
     Params = ScaffoldParams
     Client = ScaffoldClient
+    State = ScaffoldState
+    state: ScaffoldState
 
     async def on_start(self) -> None:
-        self.state["control"] = self.server.models.zero()
+        self.state.control = self.server.models.zero()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        return {**super().contents(device), "control-variate": self.state["control"]}
+        return {**super().contents(device), "control-variate": self.state.control}
 
     async def aggregate(self) -> None:
-        received: list[dict[str, Any]] = self.state["received"]
-        sent = [entry["contents"]["control-variate"] for entry in received]
+        state = self.state
+        changes = [entry["contents"]["control-variate"] for entry in state.received]
         await super().aggregate()
-        self.state["control"] = await self.followed(self.state["control"], received, sent)
+        state.control = await mean_after_changes(
+            self.server,
+            self.params.aggregation,
+            state.controls,
+            state.control,
+            state.received,
+            changes,
+        )

@@ -2,15 +2,23 @@
 receives.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Places, complement, places_of
-from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Partial
+from fedsim.federation import (
+    Contents,
+    Device,
+    Header,
+    Instruction,
+    LocalResult,
+    Partial,
+    Server,
+)
 from fedsim.learning.architecture import Tensor
-from fedsim.learning.functions import taken
+from fedsim.learning.functions import spliced, taken
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts import PartClient
 from fedsim.world.task import Computation
@@ -43,6 +51,34 @@ class Split(NamedTuple):
         ranges = zip([0, *ends], ends, strict=False)
         kept = places_of(part for part, own in zip(ranges, stays, strict=True) if own)
         return cls(complement(kept, ends[-1]), kept)
+
+
+class ServerKeeping:
+    """The server half of kept tensors: it sends only the others, and tracks the devices' models.
+
+    Args:
+        split: the ranges that are sent, and that are kept.
+        server: the server, which computes the models.
+    """
+
+    def __init__(self, split: Split, server: Server) -> None:
+        self._split = split
+        self._apply = server.models.apply
+
+    def sent(self, model: Ref) -> Partial:
+        """A model as it is sent to devices: the tensors that they do not keep."""
+        return Partial(model, model, self._split.sent)
+
+    def restore(self, before: Ref, model: Ref) -> Ref:
+        """``model`` with the kept tensors of ``before``."""
+        return self._apply(spliced, [before, model], places=self._split.sent)
+
+    def device_models(self, model: Ref, kept: Mapping[int, Ref]) -> dict[int, Ref]:
+        """Models of devices by number: ``model`` with the tensors that each has ``kept``."""
+        return {
+            device: self._apply(spliced, [model, tensors], places=self._split.kept)
+            for device, tensors in kept.items()
+        }
 
 
 class KeepingClient(PartClient):

@@ -1,5 +1,6 @@
 """Server optimisers: steps from the model along the aggregated update."""
 
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -8,6 +9,7 @@ from fedsim.common.registry import Registry
 from fedsim.common.spec import OnlyWith, Spec
 from fedsim.federation import Server
 from fedsim.learning.refs import Ref
+from fedsim.strategies.state import State
 
 _HERE = "fedsim.strategies.parts.server"
 _TOOLS = "fedsim.toolbox.optimisers"
@@ -31,10 +33,7 @@ OPTIMISERS = Registry(
 
 
 class ServerOptimiser(Spec):
-    """The base of every server optimiser.
-
-    Its memory is ``state``: JSON-able values and refs, one for each model.
-    """
+    """The base of every server optimiser."""
 
     kind: str
 
@@ -42,8 +41,16 @@ class ServerOptimiser(Spec):
     """Class of its memory of one model: a plain dict, or a subclass of ``State``."""
 
     def step(self, server: Server, state: Any, model: Ref, aggregated: Ref) -> Ref:
-        """The next model; ``aggregated`` is the aggregation of the updates, ``model`` the start
-        of their trainings.
+        """Compute the next model.
+
+        Args:
+            server: the server, which computes with models.
+            state: the memory for this model, a ``State``.
+            model: the model [d] from which the updates were trained.
+            aggregated: the aggregation [d] of the updates.
+
+        Returns:
+            The next model [d].
         """
         raise NotImplementedError
 
@@ -51,9 +58,18 @@ class ServerOptimiser(Spec):
 ServerOptimiserSpec = Annotated[ServerOptimiser, OPTIMISERS]
 
 
+@dataclass
+class SGDState(State):
+    """Memory of ``sgd``, for one model."""
+
+    velocity: Ref | None = None
+    """v [d]; None without momentum, and before the first step."""
+
+
 class SGD(ServerOptimiser):
-    """v <- momentum v + (aggregated - w); w <- w + lr v. With lr = 1 and no momentum the
-    aggregated update, up to rounding.
+    """Gradient descent: v <- momentum v + (aggregated - w); w <- w + lr v.
+
+    With lr = 1 and no momentum the next model is the aggregated update, up to rounding.
 
     Source: Hsu, Qi and Brown, "Measuring the effects of non-identical data distribution" (2019):
     FedAvgM.
@@ -69,14 +85,16 @@ class SGD(ServerOptimiser):
     2013).
     """
 
-    def step(self, server: Server, state: Any, model: Ref, aggregated: Ref) -> Ref:
+    State = SGDState
+
+    def step(self, server: Server, state: SGDState, model: Ref, aggregated: Ref) -> Ref:
         mix = server.models.mix
         delta = [(aggregated, 1.0), (model, -1.0)]
-        known = [(state["velocity"], self.momentum)] if "velocity" in state else []
-        velocity = mix([*delta, *known], rescale=False)
+        momentum = [] if state.velocity is None else [(state.velocity, self.momentum)]
+        velocity = mix([*delta, *momentum], rescale=False)
         if self.momentum:
-            state["velocity"] = velocity
-        along = (
-            mix([*delta, (velocity, self.momentum)], rescale=False) if self.nesterov else velocity
-        )
-        return mix([(model, 1.0), (along, self.lr)], otherwise=model, rescale=False)
+            state.velocity = velocity
+        direction = velocity
+        if self.nesterov:
+            direction = mix([*delta, (velocity, self.momentum)], rescale=False)
+        return mix([(model, 1.0), (direction, self.lr)], otherwise=model, rescale=False)

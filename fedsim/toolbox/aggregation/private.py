@@ -4,6 +4,7 @@ clipping" (NeurIPS 2021), Algorithm 1.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Self
@@ -20,6 +21,7 @@ from fedsim.federation.codecs import Codec
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Draws, Entry, Protection, changes
+from fedsim.strategies.state import State
 
 Accountant = Literal["rdp", "pld"]
 WeightsList = list[NDArray[np.float32]]
@@ -151,6 +153,14 @@ class AdaptiveClip(Spec):
     """
 
 
+@dataclass
+class PrivateState(State):
+    """Memory of ``private``, for one model."""
+
+    clip: Ref | None = None
+    """The adaptive bound C [1]; None before the first round, and with a fixed bound."""
+
+
 class Private(Aggregation):
     """The mean of changes clipped to the L2 length C, with noise: w + (sum clip(u_i - w_i) +
     N(0, (z C)^2)) / n.
@@ -259,45 +269,50 @@ class Private(Aggregation):
             clipped_and_noised, [update, start], clip=self.clip, noise=self.noise, stream=stream
         )
 
+    State = PrivateState
+
     def combine(
         self,
         server: Server,
-        state: dict[str, Any],
+        state: PrivateState,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        moves = changes(server, entries)
-        before = [state["clip"]] if "clip" in state else []
-        release = entries[0]["task"]  # names the draws: it is in one aggregation only
         central = self.where == "central"
-        adaptive = self.adaptive
-        how: dict[str, Any] = {
-            "noise": self.noise_of_sum if central else 0.0,
-            "divide_by": self.divide_by,
-        }
-        how |= {"clip": self.clip if central else None, "adapted": bool(before)}
-        if adaptive is not None:
-            rule: dict[str, Any] = {
-                "quantile": adaptive.quantile,
-                "lr": adaptive.lr,
-                "noise": adaptive.count_noise,
-            }
-            rule |= {"divide_by": self.divide_by, "size": 1, "stream": ("clip", release)}
-            state["clip"] = server.models.apply(
-                adapted_clip, [*before, *moves], clip=None if before else self.clip, **rule
+        moves = changes(server, entries)
+        clips = [] if state.clip is None else [state.clip]
+        release = entries[0]["task"]  # names the draws: it is in one aggregation only
+        if self.adaptive is not None:
+            state.clip = server.models.apply(
+                adapted_clip,
+                [*clips, *moves],
+                clip=None if clips else self.clip,
+                quantile=self.adaptive.quantile,
+                lr=self.adaptive.lr,
+                noise=self.adaptive.count_noise,
+                divide_by=self.divide_by,
+                size=1,
+                stream=("clip", release),
             )
-        how |= {"otherwise": otherwise, "leave_out": True, "stream": ("noise", release)}
-        return server.models.apply(private_mean, [otherwise, *before, *moves], **how)
+        return server.models.apply(
+            private_mean,
+            [otherwise, *clips, *moves],
+            noise=self.noise_of_sum if central else 0.0,
+            divide_by=self.divide_by,
+            clip=self.clip if central else None,
+            adapted=bool(clips),
+            otherwise=otherwise,
+            leave_out=True,
+            stream=("noise", release),
+        )
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
         if not self.accounts:
             return {}
         delta = self.delta if self.delta is not None else min(0.5, devices**-1.1)
+        noise = self.noise
         if self.where == "local":  # any two updates of a device are 2 C apart at most
-            return {
-                "epsilon": epsilon(
-                    self.noise / 2, {(1, 1): sum(draws.values())}, delta, self.accountant
-                )
-            }
-        return {"epsilon": epsilon(self.noise, draws, delta, self.accountant)}
+            noise /= 2
+            draws = {(1, 1): sum(draws.values())}
+        return {"epsilon": epsilon(noise, draws, delta, self.accountant)}

@@ -19,6 +19,7 @@ from fedsim.federation.codecs import Codec
 from fedsim.learning.functions import Function, pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import Aggregation, Entry, Protection
+from fedsim.strategies.state import new_state
 
 Models = list[NDArray[np.float32]]
 
@@ -64,19 +65,20 @@ class Robust(Aggregation):
             return []
         entries: list[Entry] = [{"update": model} for model in models]
         weights = await self.weigh(server, entries, self.weights(entries))
-        return [
-            (self.combine(server, {}, entries, weights, server.models.zero()), share * len(entries))
-        ]
+        memory = new_state(self)
+        combined = self.combine(server, memory, entries, weights, server.models.zero())
+        return [(combined, share * len(entries))]
 
     def combine(
         self,
         server: Server,
-        state: dict[str, Any],
+        state: Any,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        if (function := type(self).function) is None:
+        function = type(self).function
+        if function is None:
             return super().combine(server, state, entries, weights, otherwise)
         updates = [entry["update"] for entry in entries]
         keys = self.model_dump(exclude={"kind"})
@@ -207,16 +209,14 @@ class _ByDistance(Robust):
     def combine(
         self,
         server: Server,
-        state: dict[str, Any],
+        state: Any,
         entries: Sequence[Entry],
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        return (
-            otherwise
-            if self.told(len(entries))
-            else super().combine(server, state, entries, weights, otherwise)
-        )
+        if self.told(len(entries)):
+            return otherwise
+        return super().combine(server, state, entries, weights, otherwise)
 
     def told(self, updates: int) -> dict[str, int]:
         f = self.tolerated(updates)

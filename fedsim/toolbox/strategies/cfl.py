@@ -454,6 +454,7 @@ class CFL(Grouped[CFLParams]):
         for entry in prepared:
             device = entry["device"]
             children = self.state.children[down.get(device, 0)]
+            assert children is not None  # else it would not have been prepared
             pull = Pull(entry["contents"]["cold-start"], entry["asked"]["cold-start"])
             down |= await self._most_similar({device: pull}, children)
             if self.preparation(device) is None:

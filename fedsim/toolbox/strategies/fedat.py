@@ -13,7 +13,7 @@ from fedsim.common.training import Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
 from fedsim.learning.refs import Ref
-from fedsim.strategies.asynchronous import Asynchronous
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.state import state_of_slot
@@ -60,9 +60,8 @@ class FedATClient(Client[FedATParams]):
     ) -> LocalResult:
         if result.update is None or result.start is None:
             return result
-        return result._replace(
-            update=self.params.aggregation.on_device(device, result.update, result.start)
-        )
+        update = self.params.aggregation.on_device(device, result.update, result.start)
+        return result._replace(update=update)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -73,15 +72,9 @@ class FedATClient(Client[FedATParams]):
 
 
 @dataclass
-class FedATState(TieredState):
-    """Memory of FedAT."""
+class FedATState(TieredState, AsynchronousState):
+    """Memory of FedAT; ``open`` has the ``tier`` of each task, too."""
 
-    version: int = 0
-    """Number of the global model's version."""
-    open: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """Open tasks, task -> ``version`` and ``model`` that the client has received, and ``tier``."""
-    over: bool = False
-    """Whether the run has ended."""
     tiers: list[Ref] = field(default_factory=list)
     """Model of each tier."""
     counts: list[int] = field(default_factory=list)
@@ -100,7 +93,7 @@ class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[typ
 
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
-    compression, which ``[messages]`` can say.
+    compression, which a codec in ``[messages]`` can replace.
 
     First every available device does the whole task of a round once (down and up d parameters), and
     the server measures its latency. The tiers are equal numbers of devices, from the fastest to the

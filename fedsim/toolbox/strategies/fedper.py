@@ -25,8 +25,9 @@ class FedPerParams(AggregatingParams):
             layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
             last = list(dict.fromkeys(layers))[-self.head :]
             return [layer in last for layer in layers]
-        chosen = matching([tensor.name for tensor in tensors], self.head, "strategy.head")
-        return [tensor.name in chosen for tensor in tensors]
+        names = [tensor.name for tensor in tensors]
+        head = matching(names, self.head, "strategy.head")
+        return [name in head for name in names]
 
 
 class FedPer(FedAvg[FedPerParams]):

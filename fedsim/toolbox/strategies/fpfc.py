@@ -131,10 +131,10 @@ class FPFC(Synchronous[FPFCParams]):
         pairs = self.state.pairs
         if device not in models:
             return {"model": self.state.first}
-        others = [other for other in models if other != device]
-        signs = [1.0 if device < other else -1.0 for other in others]
-        parts = [models[device], *(models[other] for other in others)]
-        parts += [pairs[min(device, other), max(device, other)] for other in others]
+        peers = [peer for peer in models if peer != device]
+        signs = [1.0 if device < peer else -1.0 for peer in peers]
+        parts = [models[device], *(models[peer] for peer in peers)]
+        parts += [pairs[min(device, peer), max(device, peer)] for peer in peers]
         center = self.server.models.apply(
             held_to, parts, otherwise=models[device], signs=signs, rho=self.params.rho
         )

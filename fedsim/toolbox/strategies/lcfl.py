@@ -213,7 +213,7 @@ class LCFL(Grouped[LCFLParams]):
         state = self.state
         if job == "exchange":
             compared = state.compared
-            models = [state.local_models[other] for other in compared if other != device]
+            models = [state.local_models[peer] for peer in compared if peer != device]
             return {"exchange": models, "place": Header(compared.index(device))}
         moment = self.params.moment
         draws_own = isinstance(moment, AfterLocalTraining) and moment.start == "own"

@@ -29,7 +29,8 @@ def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
 def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
     """I_C of each cluster, float64 [N]: the largest I_k of its members, less the others' samples.
 
-    At least 1 sample: with I_k from a device's number of samples it could become negative.
+    Steps 1 and 2 after Eq. 17. At least 1 sample: with I_k from a device's number of samples it
+    could become negative.
 
     Args:
         imbalance: I_k of each device, float64 [n].

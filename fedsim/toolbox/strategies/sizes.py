@@ -78,18 +78,18 @@ class CutParams(AggregatingParams):
 
 
 def leading(
-    whole: Sequence[Tensor], part: Sequence[Tensor], chosen: Sequence[bool] | None = None
+    whole: Sequence[Tensor], part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
     """Ranges of a flat model that hold a smaller model: the first numbers of each tensor.
 
     Args:
         whole: the tensors of the model.
         part: the tensors of the smaller model, shorter along the first two axes.
-        chosen: whether each tensor counts; None: all.
+        mask: whether each tensor counts; None: all tensors.
     """
     ranges = list[tuple[int, int]]()
     begin = 0
-    for tensor, small, counts in zip(whole, part, chosen or [True] * len(whole), strict=True):
+    for tensor, small, counts in zip(whole, part, mask or [True] * len(whole), strict=True):
         row = math.prod(tensor.shape[1:])
         length = math.prod(small.shape[1:])
         if counts:

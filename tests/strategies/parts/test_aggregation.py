@@ -106,7 +106,7 @@ def combined(spec: dict[str, Any], points: Floats) -> Floats:
         weights = await how.weigh(server, entries, how.weights(entries))
         assert math.fsum(weights) == pytest.approx(0 if how.told(len(entries)) else 1)
         return await server.models.value(
-            how.combine(server, {}, entries, weights, server.models.zero())
+            how.combine(server, how.State(), entries, weights, server.models.zero())
         )
 
     found = asyncio.run(found_by())
@@ -218,7 +218,7 @@ def walk(optimiser: ServerOptimiser, deltas: list[Weights]) -> tuple[list[Weight
     and the first model.
     """
     server = a_server()
-    model, state, models = server.models.initial(), {}, []
+    model, state, models = server.models.initial(), optimiser.State(), []
     first = asyncio.run(server.models.value(model))
     for delta in deltas:
         aggregated: Ref = server.models.given(

@@ -56,7 +56,7 @@ def rounds(
     """The change of the model in each round, of updates that differ from a model by ``changes``;
     and the clip after it.
     """
-    state: dict[str, Any] = {}
+    state = how.State()
     model = server.models.initial()
     before = asyncio.run(server.models.value(model)).astype(np.float64)
     for number, of_round in enumerate(changes):
@@ -66,11 +66,9 @@ def rounds(
             for at, one in enumerate(updates)
         ]
         found = how.combine(server, state, entries, how.weights(entries), model)
-        clip = (
-            float(asyncio.run(server.models.value(state["clip"]))[0])
-            if "clip" in state
-            else how.clip
-        )
+        clip = how.clip
+        if state.clip is not None:
+            clip = float(asyncio.run(server.models.value(state.clip))[0])
         yield asyncio.run(server.models.value(found)) - before, clip
 
 

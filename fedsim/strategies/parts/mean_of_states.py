@@ -1,0 +1,45 @@
+"""The mean of a state that every device keeps, as SCAFFOLD and FedDyn track it on the server."""
+
+from collections.abc import Sequence
+
+from fedsim.federation import Server
+from fedsim.learning.refs import Ref
+from fedsim.strategies.parts.aggregation import Aggregation, Entry
+
+
+async def mean_after_changes(
+    server: Server,
+    aggregation: Aggregation,
+    states: dict[int, Ref],
+    mean: Ref,
+    entries: Sequence[Entry],
+    changes: Sequence[Ref],
+) -> Ref:
+    """Return the mean over all N devices after K clients have changed their states.
+
+    By default the result is mean + sum of changes / N. With a robust aggregation it is
+    (1 - K / N) mean + K / N times the aggregation of the K states, since the changes of malicious
+    clients would add up over the rounds.
+
+    Args:
+        server: the server, which mixes the models.
+        aggregation: the aggregation of the scenario.
+        states: the state of each device, by device; updated if the aggregation is robust.
+        mean: the mean before the changes.
+        entries: the updates of the K clients.
+        changes: the change of each client's state, in the same order.
+
+    Returns:
+        The new mean, of the size of ``mean``.
+    """
+    mix = server.models.mix
+    share = 1.0 / server.setting.devices
+    if aggregation.protection != "robust":
+        parts = [(mean, 1.0), *((change, share) for change in changes)]
+        return mix(parts, otherwise=mean, rescale=False)
+    devices = [entry["device"] for entry in entries]
+    for device, change in zip(devices, changes, strict=True):
+        before = states.get(device) or server.models.zero()
+        states[device] = mix([(before, 1.0), (change, 1.0)], rescale=False)
+    total = await aggregation.total(server, [states[device] for device in devices], share)
+    return mix([(mean, 1.0 - share * len(entries)), *total], otherwise=mean, rescale=False)
