@@ -62,11 +62,11 @@ from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.learning.spec import Trainer
 from fedsim.records.reading import RunFolder
-from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousParams, AsynchronousState
 from fedsim.strategies.base import Strategy, StrategyParams
 from fedsim.strategies.fedasync import FedAsync, FedAsyncParams
-from fedsim.strategies.fedavg import FedAvg, FedAvgParams
-from fedsim.strategies.fedbuff import FedBuff, FedBuffParams
+from fedsim.strategies.fedavg import FedAvg, FedAvgParams, FedAvgState
+from fedsim.strategies.fedbuff import FedBuff, FedBuffParams, FedBuffState
 from fedsim.strategies.fedprox import FedProx, FedProxParams
 from fedsim.strategies.parts.aggregation import Aggregation, AggregationSpec
 from fedsim.strategies.parts.deadline import Deadline, DeadlineSpec
@@ -79,13 +79,13 @@ from fedsim.strategies.round_params import (
     SelectingParams,
     SynchronousParams,
 )
-from fedsim.strategies.scaffold import Scaffold, ScaffoldParams
+from fedsim.strategies.scaffold import Scaffold, ScaffoldParams, ScaffoldState
 from fedsim.strategies.state import State
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.attacks import Attack
-from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers
+from fedsim.toolbox.peers.base import PeerHalf, PeerParams, Peers, PeersState
 from fedsim.toolbox.peers.collectives import AllReduce
-from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams
+from fedsim.toolbox.strategies.grouped import ClusteredParams, Grouped, GroupedParams, GroupedState
 from fedsim.world.availability import Availability, AvailabilityModel
 from fedsim.world.calendar import Calendar
 from fedsim.world.distributions import Distribution
@@ -108,16 +108,17 @@ _HEAVY = {"LocalData": "learning.solvers.context", "TrainingContext": "learning.
 
 __all__ = [  # noqa: RUF022 - by task
     # A strategy: its server half, its client half, and what they send each other.
-    "Strategy", "StrategyParams", "State", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
+    "Strategy", "StrategyParams", "FedAvg", "FedAvgParams", "FedProx", "FedProxParams", "Scaffold", "ScaffoldParams",
     "Synchronous", "SynchronousClient", "RoundParams", "SelectingParams", "CombiningParams",
     "SynchronousParams", "AggregatingParams",
     "Asynchronous", "AsynchronousParams", "FedBuff", "FedBuffParams", "FedAsync", "FedAsyncParams",
     "Grouped", "GroupedParams", "ClusteredParams",
+    "State", "SynchronousState", "FedAvgState", "ScaffoldState", "AsynchronousState", "FedBuffState", "GroupedState",
     "Server", "Clients", "ServerModels", "ServerEdges", "TaskEnd", "Carried", "Client", "Device", "Instruction",
     "LocalResult", "PreviousResult", "RunInfo", "BEST", "Real", "Contents", "Header", "Lazy", "Opaque", "Partial", "Ref",
     "pure", "Train", "Evaluate", "Work", "Pause", "Limit", "Training", "Batching", "Contrast", "Tensor", "Measured",
     # A strategy without a server.
-    "Peers", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
+    "Peers", "PeersState", "PeerHalf", "PeerParams", "Peer", "PeerMessage",
     # A part of strategies, and the keys that hold one.
     "Selection", "SelectionSpec", "Deadline", "DeadlineSpec", "Aggregation", "AggregationSpec", "ServerOptimiser",
     "ServerOptimiserSpec", "Codec", "Coded", "Arithmetic", "Attack",

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -10,12 +11,14 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.units import PositiveSeconds
 from fedsim.strategies.parts.deadline import Deadline, Fixed, Since
+from fedsim.strategies.state import State
 from fedsim.world.population import DeadlineBase
 
 
 class Relative(Deadline):
-    """Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs``
-    (CATA-Fed's T, section 5.2).
+    """A multiple of the mean training time of all devices: T of CATA-Fed, section 5.2.
+
+    Clients have ``times`` the mean time in which all devices, undisturbed, train ``epochs``.
     """
 
     instead: ClassVar[Mapping[str, str]] = {"time": "times"}
@@ -28,7 +31,7 @@ class Relative(Deadline):
     (``unslowed``) or over the devices as they are (``all``).
     """
     since: Since = "download"
-    """as of ``Fixed``; by default ``download``."""
+    """begin of the time, as in ``Fixed``."""
 
     @property
     def mean_over(self) -> DeadlineBase:
@@ -45,14 +48,19 @@ class Relative(Deadline):
         return Fixed.model_construct(time=self.times * self.epochs * mean_epoch_s)
 
 
+@dataclass
+class QuantileState(State):
+    """Memory of ``quantile``."""
+
+    times: list[float | None] = field(default_factory=list)
+    """Times of the last tasks (s), None for late ones."""
+
+
 class Quantile(Deadline):
-    """1.2 times the time in which ``share`` of the last ``over`` tasks were done; a late one
-    counts as longer than all.
+    """1.2 times the time in which ``share`` of the last ``over`` tasks were done.
 
-    Until ``over`` tasks have ended, and where fewer than ``share`` of them were in time, clients
-    have ``most`` (s), which is also the longest that they ever have.
-
-    State: ``took``, the times of the last tasks (s), None for late ones.
+    A late task counts as longer than all others. Until ``over`` tasks have ended, and if fewer than
+    ``share`` of the last were in time, clients have ``most`` (s). They never have longer.
     """
 
     kind: Literal["quantile"] = "quantile"
@@ -63,15 +71,15 @@ class Quantile(Deadline):
     def least_s(self) -> float:
         return self.most
 
-    def limit_s(self, state: dict[str, Any], number: int) -> float | None:
-        took = state.get("took", [])
-        in_time: list[float] = sorted(time for time in took if time is not None)
-        wanted = math.ceil(self.share * self.over)
-        if len(took) < self.over or len(in_time) < wanted:
-            return self.most
-        return min(self.most, 1.2 * in_time[wanted - 1])
+    State = QuantileState
 
-    def heard(self, state: dict[str, Any], took_s: float, in_time: bool) -> None:
-        took = state.setdefault("took", [])
-        took.append(took_s if in_time else None)
-        del took[: -self.over]
+    def limit_s(self, state: QuantileState, number: int) -> float | None:
+        in_time = sorted(time for time in state.times if time is not None)
+        enough = math.ceil(self.share * self.over)
+        if len(state.times) < self.over or len(in_time) < enough:
+            return self.most
+        return min(self.most, 1.2 * in_time[enough - 1])
+
+    def heard(self, state: QuantileState, took_s: float, in_time: bool) -> None:
+        state.times.append(took_s if in_time else None)
+        del state.times[: -self.over]

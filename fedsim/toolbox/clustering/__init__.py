@@ -1,3 +1,1 @@
-"""The mathematics of clustered federated learning: numbers in, numbers out; no messages, no
-models, no clock.
-"""
+"""The mathematics of clustered federated learning, without messages, models or a clock."""

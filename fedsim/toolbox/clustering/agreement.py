@@ -1,5 +1,6 @@
-"""Agreement of a grouping with the true one; each measure is 1 when both are the same up to the
-groups' names.
+"""Agreement of a grouping with the true one.
+
+Each measure is 1 if the two groupings are equal up to the names of groups.
 """
 
 import warnings
@@ -12,42 +13,54 @@ Grouping = Sequence[int] | NDArray[np.int64]
 
 
 def measures(groups: Grouping, truth: Grouping) -> dict[str, float]:
-    """Purity, adjusted Rand index and normalised mutual information, by their columns in the
-    rounds.
+    """Purity, adjusted Rand index and normalised mutual information of a grouping.
 
-    ``groups`` and ``truth`` are the group of every device and its true one, ints [n]. Devices
-    without a group (-1) are left out; one at least must have one. Purity is the share of devices
-    that are of the commonest true kind in their group.
+    Purity is the share of devices that are of the commonest true group in their group. Devices
+    without a group are left out.
+
+    Args:
+        groups: the group of each device, ints [n]; -1 for none, but not for all.
+        truth: the true group of each device, ints [n].
+
+    Returns:
+        The measures by their columns in the table of rounds.
     """
     from sklearn.metrics import adjusted_rand_score
     from sklearn.metrics.cluster import contingency_matrix
 
-    found = np.asarray(groups)
-    real = np.asarray(truth)
-    real = real[found >= 0]
-    found = found[found >= 0]
+    grouped = np.asarray(groups) >= 0
+    labels = np.asarray(groups)[grouped]
+    true_labels = np.asarray(truth)[grouped]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of as many groups as devices
-        table = contingency_matrix(found, real)
-        ari = float(adjusted_rand_score(real, found))
+        table = contingency_matrix(labels, true_labels)
+        ari = float(adjusted_rand_score(true_labels, labels))
     return {
-        "purity": int(table.max(axis=1).sum()) / len(real),
+        "purity": int(table.max(axis=1).sum()) / len(true_labels),
         "ari": ari,
         "nmi": normalised_mutual_information(table),
     }
 
 
 def normalised_mutual_information(table: NDArray[np.int64]) -> float:
-    """Mutual information by the mean of the two entropies, in [0, 1]; ``table`` counts devices
-    by group and kind.
+    """Mutual information divided by the mean of the two entropies, in [0, 1].
+
+    Args:
+        table: the number of devices in each group of each true group, [groups, true groups].
     """
     n = int(table.sum())
-    margins = (table.sum(axis=1), table.sum(axis=0))
-    mean = sum(-float((counts / n * np.log(counts / n)).sum()) for counts in margins) / 2
+    row_sums = table.sum(axis=1)
+    column_sums = table.sum(axis=0)
+    mean = (_entropy(row_sums / n) + _entropy(column_sums / n)) / 2
     if mean == 0:
         return 1.0
     rows, columns = np.nonzero(table)
     cells = table[rows, columns]
     # Whole numbers in the ratio: independent groupings give the logarithm of exactly 1.
-    ratios = (cells * n) / (margins[0][rows] * margins[1][columns])
-    return min(max(float((cells / n * np.log(ratios)).sum()) / mean, 0.0), 1.0)
+    ratios = (cells * n) / (row_sums[rows] * column_sums[columns])
+    information = float((cells / n * np.log(ratios)).sum())
+    return min(max(information / mean, 0.0), 1.0)
+
+
+def _entropy(shares: NDArray[np.float64]) -> float:
+    return -float((shares * np.log(shares)).sum())

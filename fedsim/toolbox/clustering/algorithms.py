@@ -1,5 +1,6 @@
-"""Groupings of devices, and the clusterers by which a scenario names them; none leaves a group
-empty.
+"""Clustering algorithms, and the clusterers by which a scenario names them.
+
+No algorithm leaves a group empty.
 """
 
 import math
@@ -20,26 +21,35 @@ Labels = NDArray[np.int64]
 
 
 def canonical(labels: Sequence[int] | NDArray[np.integer]) -> Labels:
-    """The same grouping, int64 [n], with groups numbered 0, 1, ... by their first member."""
+    """Number the groups of ``labels`` [n] as 0, 1, ... by their first member, int64 [n]."""
     _, first, inverse = np.unique(np.asarray(labels), return_index=True, return_inverse=True)
     return np.asarray(np.argsort(np.argsort(first))[inverse])
 
 
 def members(labels: Labels) -> list[list[int]]:
     """The members of each group 0, 1, ..., in ascending order."""
-    return [
-        np.flatnonzero(labels == group).tolist() for group in range(int(labels.max(initial=-1)) + 1)
-    ]
+    groups = int(labels.max(initial=-1)) + 1
+    return [np.flatnonzero(labels == group).tolist() for group in range(groups)]
 
 
 _SAME = 1e-9  # rows nearer than this share of the largest value are one point
 
 
 def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Generator) -> Labels:
-    """The best of ten runs of Lloyd's algorithm (20 iterations, as FlexCFL's code has them) from
-    k-means++ starts.
+    """The best of ten runs of Lloyd's algorithm from k-means++ starts.
 
-    ``features`` are [n, k]. Raises ``SimulationError`` if fewer of its rows than ``groups`` differ.
+    A run has 20 iterations, as in FlexCFL's published code.
+
+    Args:
+        features: one row for each device, [n, k].
+        groups: the number of groups.
+        generator: draws the seed of the starts.
+
+    Returns:
+        The group of each device, numbered by first members.
+
+    Raises:
+        SimulationError: fewer rows than ``groups`` differ, or a row is not finite.
     """
     from sklearn.cluster import KMeans as Lloyd
     from sklearn.exceptions import ConvergenceWarning
@@ -60,29 +70,31 @@ def kmeans(features: NDArray[np.floating], groups: int, generator: np.random.Gen
         warnings.simplefilter("ignore", ConvergenceWarning)
         labels = model.fit(rows).labels_
     if len(np.unique(labels)) < groups:
-        labels = np.argmin([np.linalg.norm(rows - rows[one], axis=1) for one in distinct], axis=0)
+        distances = [np.linalg.norm(rows - rows[place], axis=1) for place in distinct]
+        labels = np.argmin(distances, axis=0)
     return canonical(labels)
 
 
 def _distinct(rows: NDArray[np.float64], groups: int) -> list[int]:
-    """As many distinct rows as groups; rows that differ by rounding alone count as one."""
+    """Places of ``groups`` distinct rows; rows that differ by rounding alone count as one."""
     if not np.isfinite(rows).all():
         raise SimulationError(
             f"of {len(rows)} rows some are not finite; a smaller training.lr may help"
         )
     same = _SAME * float(np.abs(rows).max(initial=0.0))
-    found = [0]
+    distinct = [0]
     nearest = np.linalg.norm(rows - rows[0], axis=1)
-    while len(found) < groups:
-        found.append(int(np.argmax(nearest)))
-        if nearest[found[-1]] <= same:
+    while len(distinct) < groups:
+        farthest = int(np.argmax(nearest))
+        if nearest[farthest] <= same:
             raise SimulationError(
                 f"k-means into {groups} groups needs as many distinct feature rows, and the "
                 f"{len(rows)} devices have "
-                f"{len(found) - 1}"
+                f"{len(distinct)}"
             )
-        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[found[-1]], axis=1))
-    return found
+        distinct.append(farthest)
+        nearest = np.minimum(nearest, np.linalg.norm(rows - rows[farthest], axis=1))
+    return distinct
 
 
 FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
@@ -91,41 +103,51 @@ FirstMedoids = Literal["build", "heuristic", "k-medoids++"]
 def k_medoids(
     distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
 ) -> Labels:
-    """Alternate between the nearest medoid for each device and the best medoid for each cluster,
-    until neither changes.
+    """Cluster by k-medoids: alternate between nearest medoids and best medoids until none changes.
 
-    ``distance`` [n, n] need not be a metric. The first medoids are, one after the other, each that
-    lowers the sum of distances most (``build``); those with the smallest sums of distances to all,
-    as LCFL's code has it (``heuristic``); or drawn in proportion to the squared distance from those
-    before (``k-medoids++``, which alone draws from ``generator``). Ties go to the smaller number,
-    but a medoid stays one unless another is better.
+    Ties go to the smaller number, but a medoid stays one unless another is better.
+
+    Args:
+        distance: distances [n, n], which need not be a metric.
+        groups: the number of groups.
+        start: the first medoids. With ``build`` each lowers the sum of distances most. With
+            ``heuristic`` they have the smallest sums of distances to all devices, as in LCFL's
+            code. With ``k-medoids++`` they are drawn in proportion to the squared distance from
+            the medoids before.
+        generator: draws for ``k-medoids++``.
+
+    Returns:
+        The group of each device, numbered by first members.
     """
-    if start == "heuristic":
-        medoids = np.argsort(distance.sum(axis=1), kind="stable")[:groups]
-    else:
-        medoids = (
-            plus_plus(distance, groups, generator)
-            if start == "k-medoids++"
-            else _build(distance, groups)
-        )
+    medoids = _first_medoids(distance, groups, start, generator)
     labels = _nearest(distance, medoids)
     for _ in range(300):
-        moved = np.array(
+        best = np.array(
             [
                 _best(distance, np.flatnonzero(labels == group), medoids[group])
                 for group in range(groups)
             ]
         )
-        if np.array_equal(moved, medoids):
+        if np.array_equal(best, medoids):
             break
-        medoids = moved
-        labels = _nearest(distance, moved)
+        medoids = best
+        labels = _nearest(distance, medoids)
     return canonical(labels)
+
+
+def _first_medoids(
+    distance: Matrix, groups: int, start: FirstMedoids, generator: np.random.Generator
+) -> NDArray[np.int64]:
+    if start == "heuristic":
+        return np.argsort(distance.sum(axis=1), kind="stable")[:groups]
+    if start == "build":
+        return _build(distance, groups)
+    return plus_plus(distance, groups, generator)
 
 
 def _nearest(distance: Matrix, medoids: NDArray[np.int64]) -> Labels:
     labels: Labels = np.argmin(distance[:, medoids], axis=1)
-    # one at distance 0 from another medoid still keeps its own cluster
+    # a medoid at distance 0 from another one still keeps its cluster
     labels[medoids] = np.arange(len(medoids))
     return labels
 
@@ -168,47 +190,63 @@ Linkage = Literal["single", "complete", "average"]
 def agglomerative(
     distance: Matrix, groups: int, method: Linkage, threshold: float | None = None
 ) -> Labels:
-    """Merge the two nearest clusters until ``groups`` are left, however distances tie; or up to
-    the distance ``threshold``.
+    """Merge the two nearest clusters, until ``groups`` are left or up to a distance.
+
+    Args:
+        distance: distances [n, n].
+        groups: the number of groups, reached even if distances tie.
+        method: the distance of two clusters.
+        threshold: the largest distance of merged clusters, in place of ``groups``.
+
+    Returns:
+        The group of each device, numbered by first members.
     """
     if len(distance) == 1:
         return np.zeros(1, dtype=np.int64)
     from scipy.cluster.hierarchy import cut_tree, fcluster, linkage
 
     merges = linkage(distance[np.triu_indices(len(distance), 1)], method)
-    return canonical(
-        cut_tree(merges, groups)[:, 0]
-        if threshold is None
-        else fcluster(merges, threshold, "distance")
-    )
+    if threshold is None:
+        return canonical(cut_tree(merges, groups)[:, 0])
+    return canonical(fcluster(merges, threshold, "distance"))
 
 
 def bipartition(
     similarity: Matrix, method: Literal["single", "complete"] = "single"
 ) -> tuple[list[int], list[int], float]:
-    """Split a cluster in two so that the largest similarity [n, n] across is the least possible
-    (CFL, Eq. 6).
+    """Split a cluster in two so that the largest similarity across is the least (CFL, Eq. 6).
 
-    Single linkage does just that; ``complete``, as in published code, need not. Returns both
-    parts and that similarity.
+    Args:
+        similarity: pairwise similarities, [n, n].
+        method: ``single`` linkage finds the least; ``complete``, as in published code, need not.
+
+    Returns:
+        The members of both parts, and the largest similarity across.
     """
     # Ranks instead of 1 - similarity: both linkages see the order alone, which subtracting could
     # blur.
     _, ranks = np.unique(-similarity, return_inverse=True)
-    first, second = members(
-        agglomerative(ranks.reshape(similarity.shape).astype(np.float64), 2, method)
-    )
+    distance = ranks.reshape(similarity.shape).astype(np.float64)
+    first, second = members(agglomerative(distance, 2, method))
     return first, second, float(similarity[np.ix_(first, second)].max())
 
 
 def threshold(
     loss: float, first_loss: float, least_loss: float = 0.0, theta: float = math.pi / 36
 ) -> float:
-    """The similarity that gradients need in order to be clustered (CCS, Eq. 7): cos(theta) at
-    first, 0 in the end.
+    """The least similarity of gradients in a cluster (CCS, Eq. 7): from cos(theta) down to 0.
 
-    Progress, (l_0 - l_t) / (l_0 - l_*) with l_t = ``loss``, is limited to [0, 1]; it is 0 if
-    there is nothing to gain from l_0.
+    It falls with the progress (l_0 - l_t) / (l_0 - l_*), limited to [0, 1]. Progress is 0 if
+    l_0 is not above l_*.
+
+    Args:
+        loss: l_t, the present loss.
+        first_loss: l_0.
+        least_loss: l_*.
+        theta: the angle at first (rad).
+
+    Raises:
+        SimulationError: a loss is not finite.
     """
     if not (math.isfinite(loss) and math.isfinite(first_loss)):
         raise SimulationError(
@@ -224,33 +262,44 @@ def threshold(
 
 
 def greedy_clusters(similarity: Matrix, eps: float) -> list[list[int]]:
-    """Take the largest neighbourhood among those left, the first of equals, again and again
-    (CCS, Algorithm 1).
+    """Cluster greedily: the largest neighbourhood of the remaining devices, repeatedly.
 
-    A neighbourhood is a device and all that are at least ``eps`` similar to it.
+    Source: CCS, Algorithm 1. Of equal neighbourhoods the first is used.
+
+    Args:
+        similarity: pairwise similarities, [n, n].
+        eps: the least similarity of a device and its neighbours.
+
+    Returns:
+        The members of each cluster.
     """
     near = similarity >= eps
     np.fill_diagonal(near, True)
-    left = np.ones(len(near), dtype=bool)
+    remaining = np.ones(len(near), dtype=bool)
     clusters = []
-    while left.any():
-        sizes = np.where(left, (near & left).sum(axis=1), 0)
-        cluster = near[np.argmax(sizes)] & left
+    while remaining.any():
+        sizes = np.where(remaining, (near & remaining).sum(axis=1), 0)
+        cluster = near[np.argmax(sizes)] & remaining
         clusters.append(np.flatnonzero(cluster).tolist())
-        left &= ~cluster
+        remaining &= ~cluster
     return clusters
 
 
 class Clusterer(Spec):
-    """The algorithm that makes groups of devices, with its arguments; those without ``labels``
-    need more than distances.
-    """
+    """Base of the clusterers; one without ``labels`` needs more than distances."""
 
     kind: str
 
     def labels(self, distance: Matrix, groups: int, generator: np.random.Generator) -> Labels:
-        """The group of each device, int64 [n], numbered by first members, from ``distance`` [n,
-        n].
+        """Cluster devices by their distances.
+
+        Args:
+            distance: distances [n, n].
+            groups: the number of groups.
+            generator: the source of random draws.
+
+        Returns:
+            The group of each device, int64 [n], numbered by first members.
         """
         raise NotImplementedError
 
@@ -300,9 +349,8 @@ class Dbscan(Clusterer):
         eps = np.percentile(distance, 100 / (groups - 1))  # of all entries, the diagonal too
         # 0, where most devices coincide, is not accepted
         positive = max(float(eps), float(np.finfo(np.float64).tiny))
-        return canonical(
-            DBSCAN(eps=positive, min_samples=5, metric="precomputed").fit_predict(distance)
-        )
+        model = DBSCAN(eps=positive, min_samples=5, metric="precomputed")
+        return canonical(model.fit_predict(distance))
 
 
 class RandomGroups(Clusterer):

@@ -13,8 +13,9 @@ class Once(Spec):
     """Once, by models that all devices have sent."""
 
     deadline: PositiveSeconds | None = None
-    """the warm-up and the exchange each end so long (s) after they begin, with the devices that
-    came back. None: with all.
+    """longest time of the warm-up, and of the exchange (s).
+
+    They go on with the devices that have answered by then. None: all are waited for.
     """
 
 
@@ -23,9 +24,9 @@ class AfterRounds(Once):
 
     kind: Literal["rounds"] = "rounds"
     rounds: int = Field(default=5, ge=1)
-    """how many; they count as rounds of the run."""
+    """number of these rounds; they count as rounds of the run."""
     participation: float = Field(default=1.0, gt=0.0, le=1.0)
-    """the share of all devices asked in each of them."""
+    """share of all devices that are asked in each of these rounds."""
 
 
 class AfterLocalTraining(Once):
@@ -33,9 +34,9 @@ class AfterLocalTraining(Once):
 
     kind: Literal["local"] = "local"
     epochs: Epochs = 10
-    """passes over its data of a device's training."""
+    """passes over its own data that a device makes."""
     steps: Iterations | None = None
-    """SGD steps of it, in place of ``epochs`` (the T of Algorithm 1)."""
+    """SGD steps of a device's training, in place of ``epochs`` (the T of Algorithm 1)."""
     start: Literal["common", "own"] = "common"
     """the training begins at a model that the server sends (``common``) or at the device's own
     draw (``own``).
@@ -49,12 +50,13 @@ class WhenShifted(Spec):
     """Again, when a device's data have shifted."""
 
     shift: ShiftTest | None = None
-    """how a device tells whether they have, by how far its label counts c are from its reference r,
-    over C classes: ``aligned_l1``, 1/C sum |c_k - r_k|; ``sorted_counts``, the same of the sorted
-    counts (the published code of FlexCFL; it does not see labels that change places); ``oracle``,
-    any change of data counts; ``never``. By default ``aligned_l1`` in ``flexcfl`` and ``ifca-mig``,
-    ``never`` elsewhere. A distance is a shift above 0.2 n / C, n the device's training samples at
-    first (FlexCFL, Eq. 9).
+    """distance of a device's label counts c from its reference r, over C classes.
+
+    ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is this distance of the sorted counts,
+    as in the published code of FlexCFL; it does not see labels that change places. With ``oracle``
+    any change of data counts, with ``never`` none. By default ``aligned_l1`` in ``flexcfl`` and
+    ``ifca-mig``, ``never`` elsewhere. A distance above 0.2 n / C is a shift, n being the device's
+    training samples at first (FlexCFL, Eq. 9).
     """
 
 

@@ -1,5 +1,6 @@
-"""Lengths, inner products, cosines and distances of high-dimensional rows, such as flattened
-updates, of finite numbers.
+"""Lengths, inner products, cosines and distances of rows, such as flattened updates.
+
+All numbers are finite, unless a function says otherwise.
 """
 
 from collections.abc import Sequence
@@ -11,15 +12,14 @@ from numpy.typing import NDArray
 RowVectors = NDArray[np.floating]
 Matrix = NDArray[np.float64]
 
-_BLOCK_BYTES = 64_000_000  # how much of the rows is held in float64 at a time
+_BLOCK_BYTES = 64_000_000  # of rows in float64 at a time
 
 
 def gram_matrix(rows: RowVectors) -> Matrix:
-    """Inner products of all pairs of ``rows`` [n, d], float64 [n, n], exactly symmetric, in
-    O(n^2 d).
+    """Inner products of all pairs of ``rows`` [n, d]: float64 [n, n], exactly symmetric.
 
-    Float32 rows are summed in float64: near-parallel updates differ in digits that float32 sums
-    do not have.
+    It takes O(n^2 d). Float32 rows are summed in float64: near-parallel updates differ in digits
+    that float32 sums do not have.
     """
     n, d = rows.shape
     width = max(1, _BLOCK_BYTES // (8 * n))
@@ -31,10 +31,10 @@ def gram_matrix(rows: RowVectors) -> Matrix:
 
 
 def cosine_matrix(rows: RowVectors) -> Matrix:
-    """Cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1]: exactly symmetric,
-    exactly 1 on the diagonal.
+    """Cosines of all pairs of ``rows`` [n, d], float64 [n, n] in [-1, 1].
 
-    A row of zeros has no direction: its cosine is 0 with every other row.
+    The result is exactly symmetric, and exactly 1 on the diagonal. A row of zeros has no
+    direction: its cosine is 0 with every other row.
     """
     gram = gram_matrix(rows)
     norms = np.sqrt(gram.diagonal())
@@ -52,36 +52,43 @@ def length(update: NDArray[np.floating]) -> float:
 def most_alike(
     updates: Sequence[NDArray[np.floating]], directions: Sequence[NDArray[np.floating]]
 ) -> list[int]:
-    """For each update [d] the position of the direction [d] that has the largest cosine with it,
-    the first of equals.
+    """Find the direction with the largest cosine for each update; ties go to the first.
 
-    The cosine is 0 where one of the two is 0 or not finite. Sums are in float64, independent of
-    other pairs.
+    A cosine is 0 if the update or the direction is 0 or not finite. Sums are in float64,
+    independent of other pairs.
+
+    Args:
+        updates: arrays [d].
+        directions: arrays [d].
+
+    Returns:
+        The position in ``directions`` for each update.
     """
     lengths = np.array([length(direction) for direction in directions])
-    found = list[int]()
+    best = list[int]()
     for update in updates:
         wide = update.astype(np.float64)
         sizes = length(update) * lengths
         with np.errstate(all="ignore"):
             cosines = np.array([(wide * direction).sum() for direction in directions]) / sizes
-        found.append(
-            int(
-                np.argmax(
-                    np.where((sizes > 0) & np.isfinite(sizes) & np.isfinite(cosines), cosines, 0.0)
-                )
-            )
-        )
-    return found
+        usable = (sizes > 0) & np.isfinite(sizes) & np.isfinite(cosines)
+        best.append(int(np.argmax(np.where(usable, cosines, 0.0))))
+    return best
 
 
 def edc_features(updates: RowVectors, groups: int) -> Matrix:
-    """FlexCFL's features float64 [n, m] of ``updates`` [n, d], whose Euclidean distance is EDC
-    (Eq. 7), up to the constant 1/m.
+    """FlexCFL's features: their Euclidean distance is EDC (Eq. 7), up to the constant 1/m.
 
     Feature (i, k) is the cosine of update i with the k-th left singular vector of ``updates``^T
     (not centred), k < m = ``groups``: sqrt(L_k) Q_ik / sqrt(G_ii) with the Gram matrix G = Q L Q^T,
     in O(n^2 d). Features of zero updates are 0.
+
+    Args:
+        updates: flattened updates, [n, d].
+        groups: m, the number of features.
+
+    Returns:
+        The features, float64 [n, m].
     """
     gram = gram_matrix(updates)
     values, vectors = np.linalg.eigh(gram)
@@ -95,29 +102,37 @@ def edc_features(updates: RowVectors, groups: int) -> Matrix:
     # it for another.
     sizes = np.abs(features)
     first = np.argmax(sizes >= sizes.max(axis=0) / 2, axis=0)
-    chosen = features[first, np.arange(features.shape[1])]
-    return features * np.where(chosen < 0, -1.0, 1.0)
+    leading = features[first, np.arange(features.shape[1])]
+    return features * np.where(leading < 0, -1.0, 1.0)
 
 
 def madc(similarity: Matrix) -> Matrix:
-    """Mean absolute difference of pairwise cosines [n, n] (FlexCFL, Eq. 6): how differently two
-    devices resemble the others.
+    """Mean absolute difference of two devices' cosines with all third ones (FlexCFL, Eq. 6).
 
-    Two devices alone have no others to compare with: 0.
+    With two devices there is no third one, and the distance is 0.
+
+    Args:
+        similarity: pairwise cosines, [n, n].
+
+    Returns:
+        Distances, float64 [n, n].
     """
     n = len(similarity)
-    itself = similarity.diagonal()
+    diagonal = similarity.diagonal()
     if n <= 2:
         return np.zeros((n, n))
-    own = np.abs(itself[:, None] - similarity.T) + np.abs(similarity - itself[None, :])
-    distance: Matrix = np.maximum(row_distances(similarity, "cityblock") - own, 0.0) / (n - 2)
+    sums = row_distances(similarity, "cityblock")
+    # the terms of the two devices themselves, which do not count
+    terms = np.abs(diagonal[:, None] - similarity.T) + np.abs(similarity - diagonal[None, :])
+    distance: Matrix = np.maximum(sums - terms, 0.0) / (n - 2)
     np.fill_diagonal(distance, 0.0)
     return distance
 
 
 def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
-    """Distances of all pairs of ``rows`` [n, d] by a ``metric`` of SciPy, float64 [n, n]; the
-    Euclidean is LCFL's DiffNorm.
+    """Distances of all pairs of ``rows`` [n, d] by a ``metric`` of SciPy, float64 [n, n].
+
+    The Euclidean distance is LCFL's DiffNorm.
     """
     from scipy.spatial.distance import pdist, squareform
 
@@ -125,19 +140,24 @@ def row_distances(rows: RowVectors, metric: str = "euclidean") -> Matrix:
 
 
 def loss_distance(losses: Matrix) -> Matrix:
-    """Excess loss of two models on each other's data (LCFL, Eq. 2): |L_i(w_j) - L_i(w_i)| +
-    |L_j(w_i) - L_j(w_j)|.
+    """Excess loss of two models on each other's data (LCFL, Eq. 2); no metric.
 
-    ``losses`` [n, n] is L_i(w_j), the loss of the model of device j (column) on the data of
-    device i (row). It is no metric.
+    It is |L_i(w_j) - L_i(w_i)| + |L_j(w_i) - L_j(w_j)|.
+
+    Args:
+        losses: L_i(w_j), the loss of the model of device j on the data of device i, [i, j].
+
+    Returns:
+        Distances, float64 [n, n].
     """
     excess = np.abs(losses - losses.diagonal()[:, None])
     return excess + excess.T
 
 
 def loss_gap(losses: Matrix) -> Matrix:
-    """Difference of two devices' losses on both models (LCFL, Eq. 6): |L_i(w_i) - L_j(w_i)| +
-    |L_i(w_j) - L_j(w_j)|.
+    """Difference of two devices' losses on both models (LCFL, Eq. 6).
+
+    It is |L_i(w_i) - L_j(w_i)| + |L_i(w_j) - L_j(w_j)|, with ``losses`` as in ``loss_distance``.
     """
     gap = np.abs(losses - losses.diagonal()[None, :])
     return gap + gap.T
@@ -152,7 +172,5 @@ def rounded(figures: NDArray[np.floating]) -> list[Any]:
 
 
 def shown_pairs(name: str, matrix: NDArray[np.floating]) -> dict[str, list[list[float]]]:
-    """A field of a record with a figure [n, n] for every two devices; none where they are more
-    than ``MOST_SHOWN``.
-    """
+    """A field of a record with ``matrix`` [n, n]; none for more than ``MOST_SHOWN`` devices."""
     return {name: rounded(matrix)} if len(matrix) <= MOST_SHOWN else {}

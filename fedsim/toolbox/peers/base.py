@@ -1,8 +1,7 @@
-"""The base of every strategy without a server: the same half on each device, and the state of
-all devices.
-"""
+"""The base of every strategy without a server, and of the half that acts on each device."""
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import Field
@@ -25,6 +24,7 @@ from fedsim.federation.client import RunInfo
 from fedsim.federation.evaluator import Measured, ModelAssignment
 from fedsim.learning.refs import Ref
 from fedsim.strategies.base import Strategy, StrategyParams
+from fedsim.strategies.state import State
 from fedsim.world.population import PopulationSpec
 
 
@@ -66,8 +66,9 @@ T = TypeVar("T")
 
 
 class PeerHalf(Generic[P]):
-    """The half on every device, called while that can be reached. One object serves all devices
-    and keeps nothing of any.
+    """The half that acts on every device, called while the device can be reached.
+
+    One object serves all devices and keeps nothing of any.
 
     A device's ``state["model"]`` is its model, ``state["round"]`` the number of its finished
     rounds.
@@ -78,8 +79,8 @@ class PeerHalf(Generic[P]):
         self.setting = setting
         self._draws: dict[int, Any] = {}
 
-    def _drawn(self, number: int, draw: Callable[[], T]) -> T:
-        """The draw of a round. The last eight are kept: devices are in few rounds at a time."""
+    def _cached(self, number: int, draw: Callable[[], T]) -> T:
+        """The draw of round ``number``; the last eight are cached, as few rounds are open."""
         if number not in self._draws:
             if len(self._draws) >= 8:
                 self._draws.pop(next(iter(self._draws)))
@@ -91,7 +92,7 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """The training is over; None where it gave nothing."""
+        """The training is over; ``update`` is None if it has no result."""
         raise NotImplementedError
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
@@ -109,7 +110,7 @@ class PeerHalf(Generic[P]):
         raise NotImplementedError
 
     def train(self, device: Peer, model: Ref) -> None:
-        """Train from a model; ``on_trained`` follows, at once where there are no epochs."""
+        """Train from a model; ``on_trained`` follows, at once if there are no epochs."""
         if self.params.local_epochs:
             device.train(model, device.state["round"])
         else:
@@ -127,18 +128,36 @@ class PeerClient(Client[PeerParams]):
         }
 
 
+@dataclass
+class PeersState(State):
+    """Memory of ``Peers``."""
+
+    round: int = 0
+    """Number of the run's open round, from 0."""
+    steps: int = 0
+    """Sum of the rounds that all devices have finished."""
+    rounds: dict[int, int] = field(default_factory=dict)
+    """Number of rounds that each device has finished."""
+    own: dict[int, Ref] = field(default_factory=dict)
+    """Model of each device that takes part."""
+    updates: list[tuple[Ref, int, Ref, int]] = field(default_factory=list)
+    """Trainings of the open round: update, samples, starting model, and device."""
+    away: list[int] = field(default_factory=list)
+    """Devices that act when they return."""
+    over: bool = False
+    """Whether the last round is over."""
+
+
 class Peers(Strategy[P]):
-    """A strategy without a server: an algorithm fills in ``Half``.
+    """A strategy without a server. An algorithm fills in ``Half``.
 
     The score is the mean accuracy of the devices, each with its own model on its own test
     samples. Rounds also have ``mean_accuracy`` and ``consensus``.
-
-    State: ``round``, of the run, from 0; ``over``, after the last round; ``rounds``, finished by
-    each device, and ``steps``, their sum; ``own``, each device's model; ``updates`` of the round:
-    update, samples, start, device; ``away``, devices that act when they return.
     """
 
     Client = PeerClient
+    State = PeersState
+    state: PeersState
     Half: ClassVar[type[PeerHalf[Any]]] = PeerHalf
     """The class of the half on every device."""
     score: Literal["pooled", "device-mean"] = "device-mean"
@@ -148,11 +167,9 @@ class Peers(Strategy[P]):
         self._half = self.Half(params, server.setting)
 
     def is_over(self) -> bool:
-        """Whether the round of the run is over: every device in it that can be reached has
-        finished it.
-        """
-        number = self.state["round"]
-        rounds = self.state["rounds"]
+        """Whether every reachable device that takes part has finished the run's open round."""
+        number = self.state.round
+        rounds = self.state.rounds
         waits = any(
             finished == number and self.server.peer(device).online
             for device, finished in rounds.items()
@@ -160,15 +177,6 @@ class Peers(Strategy[P]):
         return not waits and bool(max(rounds.values(), default=0) > number)
 
     async def on_start(self) -> None:
-        self.state |= {
-            "round": 0,
-            "steps": 0,
-            "rounds": {},
-            "own": {},
-            "updates": [],
-            "away": [],
-            "over": False,
-        }
         self.server.begin_round(0)
         for device in filter(self.server.clients.arrived, range(self.server.devices)):
             await self._call(device, "on_return")
@@ -177,8 +185,8 @@ class Peers(Strategy[P]):
         await self._call(device, "on_return")
 
     async def on_return(self, device: int) -> None:
-        if device in self.state["away"]:
-            self.state["away"].remove(device)
+        if device in self.state.away:
+            self.state.away.remove(device)
         await self._call(device, "on_return")
 
     async def on_task_end(self, message: TaskEnd) -> None:
@@ -188,7 +196,7 @@ class Peers(Strategy[P]):
             self.server.emit(
                 "aggregate", round=message.round, tasks=[message.task], weights=[1.0], staleness=[0]
             )
-            self.state["updates"].append((update, message["samples"], message["start"], device))
+            self.state.updates.append((update, message["samples"], message["start"], device))
         await self._call(device, "on_return" if message.outcome == "lost" else "on_trained", update)
 
     async def on_peer_message(self, message: PeerMessage) -> None:
@@ -203,59 +211,76 @@ class Peers(Strategy[P]):
     async def on_timer(self, name: str) -> None:
         await self._call(int(name.partition("/")[2]), "on_timer")
 
-    async def _call(self, number: int, handler: str, *told: Any) -> None:
-        """Let a device's half act, now or when it returns, and see whether a round of the run is
-        over.
-        """
-        device = self.server.peer(number)
-        state = self.state
-        if state["over"]:
+    async def _call(self, number: int, handler: str, *arguments: Any) -> None:
+        """Let a device's half act, now or when it returns, and finish the rounds that are over."""
+        if self.state.over:
             return
+        device = self.server.peer(number)
+        self._act(device, handler, *arguments)
+        changed = self._finished_more(device) or not device.online
+        while changed and not self.state.over and self.is_over():
+            await self._finish_round()
+
+    def _act(self, device: Peer, handler: str, *arguments: Any) -> None:
+        """Call a handler of the device's half, if the device can act on it now."""
+        state = self.state
+        number = device.number
+        clients = self.server.clients
         if not device.online:
-            if number not in state["away"] and self.server.clients.await_return(number):
-                state["away"].append(number)
-            elif not self.server.clients.anyone_ever():
+            if number not in state.away and clients.await_return(number):
+                state.away.append(number)
+            elif not clients.anyone_ever():
                 self.server.stop("no device will ever be there again")
-        elif number not in state["own"]:
+        elif number not in state.own:
             if handler == "on_return":
-                device.state["model"] = device.initial(
-                    0 if self.params.start == "same" else 1 + number
-                )
-                device.state["round"], state["own"][number] = 0, device.state["model"]
-                self._half.on_start(device)
+                self._begin(device)
         elif handler == "on_return":
-            if self.server.clients.idle(number):
+            if clients.idle(number):
                 device.cancel_timer()
                 self._half.on_return(device)
-        elif number not in state["away"]:
-            getattr(self._half, handler)(device, *told)
-        changed = not device.online
-        if number in state["own"]:
-            finished = device.state["round"]
-            before = state["rounds"].get(number, 0)
-            state["own"][number], state["rounds"][number] = device.state["model"], finished
-            state["steps"] += finished - before
-            changed |= finished > before
-        while changed and not state["over"] and self.is_over():
-            await self._finish_round()
+        elif number not in state.away:
+            getattr(self._half, handler)(device, *arguments)
+
+    def _begin(self, device: Peer) -> None:
+        """Give a device its initial model, and let it take part."""
+        variant = 0 if self.params.start == "same" else 1 + device.number
+        model = device.initial(variant)
+        device.state["model"] = model
+        device.state["round"] = 0
+        self.state.own[device.number] = model
+        self._half.on_start(device)
+
+    def _finished_more(self, device: Peer) -> bool:
+        """Store the device's model and rounds; whether it has finished another round."""
+        state = self.state
+        number = device.number
+        if number not in state.own:
+            return False
+        finished = device.state["round"]
+        before = state.rounds.get(number, 0)
+        state.own[number] = device.state["model"]
+        state.rounds[number] = finished
+        state.steps += finished - before
+        return bool(finished > before)
 
     async def _finish_round(self) -> None:
         state = self.state
         server = self.server
-        number = state["round"]
+        number = state.round
         models = self.models()
         figures = await server.models.agreement(number, [model for model, _ in models.values()])
         updates = [
-            Measured(update, float(samples), start, None, one)
-            for update, samples, start, one in state["updates"]
+            Measured(update, float(samples), start, None, device)
+            for update, samples, start, device in state.updates
         ]
-        state["over"] = not await server.finish_round(number, models, updates=updates, **figures)
-        state["updates"], state["round"] = [], number + 1
-        if not state["over"]:
+        state.over = not await server.finish_round(number, models, updates=updates, **figures)
+        state.updates = []
+        state.round = number + 1
+        if not state.over:
             server.begin_round(number + 1)
 
     def models(self) -> ModelAssignment:
         return {
             f"device/{device}": (model, [device])
-            for device, model in sorted(self.state["own"].items())
+            for device, model in sorted(self.state.own.items())
         }

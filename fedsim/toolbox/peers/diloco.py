@@ -1,6 +1,4 @@
-"""Periodic averaging by an all-reduce, without a server: local SGD, DiLoCo, and streaming
-DiLoCo.
-"""
+"""Averaging by all-reduces, without a server: local SGD, DiLoCo, and streaming DiLoCo."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -72,22 +70,19 @@ class _DiLoCoClient(PeerClient):
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         steps = self.params.local_steps  # type: ignore[attr-defined]
-        return (
-            Training(instruction["model"], steps=steps)
-            if steps
-            else super().training(device, instruction)
-        )
+        if steps:
+            return Training(instruction["model"], steps=steps)
+        return super().training(device, instruction)
 
 
 class DiLoCoHalf(PeerHalf[DiLoCoParams]):
-    """Trains, averages the changes of a fragment, makes an outer step, and again; one all-reduce
-    at a time.
+    """Trains, averages the changes of a fragment, and makes an outer step, repeatedly.
 
-    The header of a message has the contributions behind its sum, which all devices add up in one
-    order.
+    A device takes part in one all-reduce at a time. The header of a message has the contributions
+    behind its sum, which all devices add up in one order.
 
-    State: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the
-    next all-reduce is due; ``fresh``, whether the last result is not taken yet; ``reducing``, the
+    State of a device: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the
+    next all-reduce is due; ``fresh``, whether the last result is not in the model yet; ``reducing``, the
     number of the all-reduce under way, or None; ``step`` of its program; ``known``, device ->
     contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
     """
@@ -98,8 +93,12 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
     def on_start(self, device: Peer) -> None:
         state = device.state
-        state |= {"reducing": None, "step": 0, "known": {}, "bytes": 0.0, "inbox": {}}
         state |= {
+            "reducing": None,
+            "step": 0,
+            "known": {},
+            "bytes": 0.0,
+            "inbox": {},
             "outer": state["model"],
             "velocity": device.zero(),
             "trained": False,
@@ -118,10 +117,8 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self.on_return(device)
 
     def _train(self, device: Peer) -> None:
-        if (
-            self.setting.planned_rounds is None
-            or device.state["round"] < self.setting.planned_rounds
-        ):
+        planned = self.setting.planned_rounds
+        if planned is None or device.state["round"] < planned:
             self.train(device, device.state["model"])
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
@@ -134,58 +131,60 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
 
     def _synchronise(self, device: Peer) -> None:
         state = device.state
-        number, state["trained"] = state["round"], False
+        number = state["round"]
+        state["trained"] = False
         if state["fresh"]:
             self._take(device, number - 1, self.params.mixing)
-        change = device.mix(
-            [(state["model"], 1.0), (state["outer"], -1.0)], otherwise=device.zero()
-        )
+        zero = device.zero()
+        change = device.mix([(state["model"], 1.0), (state["outer"], -1.0)], otherwise=zero)
         places = self._places(number)
-        written, size = device.written(Partial(change, device.zero(), places) if places else change)
+        part = Partial(change, device.zero(), places) if places else change
+        written, size = device.written(part)
         state |= {"reducing": number, "step": 0, "known": {device.number: written}, "bytes": size}
         self._reduce(device)
         if self._goes_on(number):
             self._next(device)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
-        device.state["inbox"].setdefault(contents["number"], {}).setdefault(sender, []).append(
-            contents["known"]
-        )
+        of_number = device.state["inbox"].setdefault(contents["number"], {})
+        of_number.setdefault(sender, []).append(contents["known"])
         self._reduce(device)
 
     def _reduce(self, device: Peer) -> None:
-        """Go on with the all-reduce as far as messages have come."""
+        """Run the steps of the all-reduce for which all messages have arrived."""
         state = device.state
         number = state["reducing"]
         program = self._collective.programs[device.number]
         if number is None:
             return
-        came = state["inbox"].get(number, {})
+        received = state["inbox"].get(number, {})
         while state["step"] < len(program):
             step = program[state["step"]]
-            if not all(came.get(sender) for sender in step.receive):
+            if not all(received.get(sender) for sender in step.receive):
                 return
             for sender in step.receive:
-                state["known"] |= came[sender].pop(0)
+                state["known"] |= received[sender].pop(0)
             state["step"] += 1
             if step.send:
-                part = Opaque(None, state["bytes"] * self._collective.share)
-                device.send(
-                    step.send,
-                    {"part": part, "known": Header(dict(state["known"])), "number": Header(number)},
-                    number,
-                )
+                contents = {
+                    "part": Opaque(None, state["bytes"] * self._collective.share),
+                    "known": Header(dict(state["known"])),
+                    "number": Header(number),
+                }
+                device.send(step.send, contents, number)
         state["inbox"].pop(number, None)
         state["reducing"] = None
-        self._step(device, number, [state["known"][one] for one in sorted(state["known"])])
+        contributions = [contribution for _, contribution in sorted(state["known"].items())]
+        self._step(device, number, contributions)
 
     def _step(self, device: Peer, number: int, contributions: list[Ref]) -> None:
-        """The outer step; ``contributions`` are those of all devices, in their order."""
+        """The outer step, by the contributions of all devices in ascending order."""
         state = device.state
         params = self.params
         share = 1.0 / len(contributions)
         zero = device.zero()
-        change = device.mix([(each, share) for each in contributions], otherwise=zero)
+        parts = [(contribution, share) for contribution in contributions]
+        change = device.mix(parts, otherwise=zero)
         velocity = device.mix(
             [(state["velocity"], params.outer_momentum), (change, 1.0)], otherwise=zero
         )
@@ -206,25 +205,28 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
         self._train(device)
 
     def _goes_on(self, number: int) -> bool:
-        """Whether devices train during the all-reduce of this number: not during the last."""
+        """Whether devices train during all-reduce ``number``; not during the last one."""
         return self.params.overlap and number + 1 != self.setting.planned_rounds
 
     def _take(self, device: Peer, number: int, mixing: float) -> None:
-        """Take a synchronised fragment, and keep a share of its own."""
+        """Mix the synchronised fragment into the model, which keeps the share ``mixing``."""
         state = device.state
         places = self._places(number)
-        model = device.mix(
-            [(state["model"], mixing), (state["outer"], 1.0 - mixing)], otherwise=state["outer"]
-        )
+        parts = [(state["model"], mixing), (state["outer"], 1.0 - mixing)]
+        model = device.mix(parts, otherwise=state["outer"])
         state["model"] = device.splice(state["model"], model, places) if places else model
         state["fresh"] = False
 
     def _places(self, number: int) -> Places:
-        """The fragment of a synchronisation; none for the whole model."""
+        """The range of the fragment of synchronisation ``number``; () for the whole model."""
         count = self.params.fragments
+        if count == 1:
+            return ()
         size = self.setting.parameters
         part = number % count
-        return ((part * size // count, (part + 1) * size // count),) if count > 1 else ()
+        begin = part * size // count
+        end = (part + 1) * size // count
+        return ((begin, end),)
 
 
 class DiLoCo(Peers[DiLoCoParams]):

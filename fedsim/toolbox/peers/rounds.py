@@ -1,6 +1,4 @@
-"""D-PSGD, epidemic learning and gossip: devices train, send their models to some others, and
-average what they receive.
-"""
+"""D-PSGD, epidemic learning and gossip: devices train, and average their models with peers'."""
 
 import inspect
 import math
@@ -50,9 +48,7 @@ class Topology(Spec):
     parameters: dict[str, int | float | bool] = Field(default={})
     """arguments of the generator by name, but for the number of nodes, that of the devices."""
     every: int | None = Field(default=None, ge=1)
-    """the graph is drawn again after so many rounds, for a kind with random edges; None: it
-    stays.
-    """
+    """rounds after which a graph with random edges is drawn again; None: it stays."""
 
     @model_validator(mode="before")
     @classmethod
@@ -63,38 +59,34 @@ class Topology(Spec):
     def _is_known(self) -> Self:
         takes = inspect.signature(self._generator()).parameters
         if self.every is not None and "seed" not in takes:
-            drawn = "a graph that is drawn, such as 'random-regular' or 'erdos_renyi'"
             raise ValueError(
-                f"'every' is {self.every}, which counts only with {drawn}; {self.kind!r} is "
-                "always the same"
+                f"'every' is {self.every}, which counts only with a graph that is drawn, such as "
+                f"'random-regular' or 'erdos_renyi'; {self.kind!r} is always the same"
             )
         return self
 
     def _generator(self) -> Any:
-        name = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph") + "_graph"
-        if not callable(found := getattr(networkx.generators, name, None)):
-            known = [
-                name.removesuffix("_graph")
-                for name in dir(networkx.generators)
-                if name.endswith("_graph")
-            ]
-            more = f"complete, star and other generators of networkx{nearest(self.kind, known)}"
-            raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
-        return found
+        """The function of networkx that makes the graph."""
+        stem = _SHORT.get(self.kind, self.kind.replace("-", "_")).removesuffix("_graph")
+        generator = getattr(networkx.generators, f"{stem}_graph", None)
+        if callable(generator):
+            return generator
+        functions = [name for name in dir(networkx.generators) if name.endswith("_graph")]
+        kinds = [name.removesuffix("_graph") for name in functions]
+        more = f"complete, star and other generators of networkx{nearest(self.kind, kinds)}"
+        raise ValueError(f"'kind' is {self.kind!r}; allowed are {', '.join(_SHORT)}, {more}")
 
     def _check_parameters(self, takes: Sequence[str], devices: int) -> None:
-        """Raise ``ScenarioError`` for an argument that the generator does not take, or by which
-        a graph has too many nodes.
-        """
+        """Refuse unknown arguments, and those that give too many nodes, by a ``ScenarioError``."""
         allowed = [name for name in takes if name not in _NOT_OURS]
         key = "strategy.topology.parameters"
         for name, value in self.parameters.items():
             if name not in allowed:
-                known = (
-                    f"allowed with {self.kind!r} are "
-                    f"{', '.join(allowed) or 'none'}{nearest(name, allowed)}"
+                names = ", ".join(allowed) or "none"
+                hint = nearest(name, allowed)
+                raise ScenarioError(
+                    f"{key} has {name!r}; allowed with {self.kind!r} are {names}{hint}"
                 )
-                raise ScenarioError(f"{key} has {name!r}; {known}")
             if isinstance(value, int) and abs(value) > devices:
                 raise ScenarioError(
                     f"{key} has {name} = {value}; allowed are at most {devices}, the number of "
@@ -113,32 +105,39 @@ class Topology(Spec):
             )
 
     def graph(self, devices: int, seed: int) -> "networkx.Graph[int]":
-        """The graph, with nodes from 0; ``ScenarioError`` where the generator refuses, or makes
-        something else.
+        """Make the graph.
+
+        Args:
+            devices: the number of nodes.
+            seed: of a graph with random edges.
+
+        Returns:
+            An undirected graph without self-loops, with nodes from 0.
+
+        Raises:
+            ScenarioError: the generator refuses the arguments, or makes another graph.
         """
         generator = self._generator()
         takes = inspect.signature(generator).parameters
         self._check_parameters([*takes], devices)
-        given = {**_USUAL.get(generator.__name__, {}), **self.parameters}
+        arguments = {**_USUAL.get(generator.__name__, {}), **self.parameters}
         if "seed" in takes:
-            given["seed"] = seed
-        if "n" in takes and "n" not in given:
-            given["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
+            arguments["seed"] = seed
+        if "n" in takes and "n" not in arguments:
+            arguments["n"] = devices - 1 if generator.__name__ == "star_graph" else devices
         try:
-            graph = networkx.convert_node_labels_to_integers(generator(**given), ordering="sorted")
+            graph = generator(**arguments)
+            graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
         except Exception as error:  # whatever another library says to a user's arguments
             why = f"networkx says {type(error).__name__}: {error}"
             raise ScenarioError(
                 f"strategy.topology.kind is {self.kind!r} with {self.parameters}: {why}"
             ) from None
         if graph.is_directed() or len(graph) != devices:
-            found = (
-                f"{'a directed' if graph.is_directed() else 'an undirected'} graph of {len(graph)} "
-                "nodes"
-            )
+            direction = "a directed" if graph.is_directed() else "an undirected"
             raise ScenarioError(
-                f"strategy.topology.kind is {self.kind!r}, {found}; allowed is an undirected "
-                f"one of {devices}"
+                f"strategy.topology.kind is {self.kind!r}, {direction} graph of {len(graph)} nodes; "
+                f"allowed is an undirected one of {devices}"
             )
         graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
         return graph
@@ -164,19 +163,22 @@ class GraphHalf(PeerHalf[G]):
         count = 0 if topology.every is None else number // topology.every
 
         def draw() -> Neighbours:
-            graph = topology.graph(devices, int(device.rng("topology", count).integers(1 << 31)))
-            return tuple(tuple(sorted(graph.neighbors(one))) for one in range(devices))
+            seed = int(device.rng("topology", count).integers(1 << 31))
+            graph = topology.graph(devices, seed)
+            return tuple(tuple(sorted(graph.neighbors(node))) for node in range(devices))
 
-        return self._drawn(count, draw)
+        return self._cached(count, draw)
 
 
 class RoundHalf(PeerHalf[R]):
-    """A device's half in rounds of its own, at most one ahead of its senders; after an absence
-    it joins the latest round.
+    """A device's half in rounds, each device at most one round ahead of its senders.
 
-    State: ``update``, of the training; ``sent``, the model; ``inbox``, round -> sender -> model;
-    ``newest``, the last round received of each sender; ``lost``, senders not waited for in this
-    round; ``late``, whether the deadline has passed.
+    After an absence a device joins the latest round.
+
+    State of a device: ``trained``, whether it has trained in the round; ``update``, the result;
+    ``sent``, the model that it sends; ``inbox``, round -> sender -> model; ``newest``, the last
+    round received from each sender; ``lost``, senders that it does not wait for in this round;
+    ``late``, whether the deadline has passed.
     """
 
     sends_first: ClassVar[bool] = False
@@ -191,8 +193,13 @@ class RoundHalf(PeerHalf[R]):
         raise NotImplementedError
 
     def weight(self, device: Peer, number: int, sender: int, received: int) -> float:
-        """The weight of a sender's model in the average of ``received`` models and the device's
-        own, which has the rest.
+        """The weight of a sender's model in a device's average; its own model has the rest.
+
+        Args:
+            device: the device that averages.
+            number: the round.
+            sender: the number of the sender.
+            received: the number of models that the device has received.
         """
         raise NotImplementedError
 
@@ -225,15 +232,12 @@ class RoundHalf(PeerHalf[R]):
             self._send(device)
         if self.params.deadline is not None:
             device.timer(self.params.deadline)
-        self._look(device)
+        self._average_if_complete(device)
 
     def _send(self, device: Peer) -> None:
         number = device.state["round"]
-        device.send(
-            self.receivers(device, number),
-            {"model": device.state["sent"], "round": Header(number)},
-            number,
-        )
+        contents = {"model": device.state["sent"], "round": Header(number)}
+        device.send(self.receivers(device, number), contents, number)
 
     def on_message(self, device: Peer, sender: int, contents: Contents) -> None:
         state = device.state
@@ -241,58 +245,64 @@ class RoundHalf(PeerHalf[R]):
         state["newest"][sender] = max(number, state["newest"].get(sender, 0))
         if number >= state["round"]:
             state["inbox"].setdefault(number, {})[sender] = contents["model"]
-        self._look(device)
+        self._average_if_complete(device)
 
     def on_lost(self, device: Peer, other: int) -> None:
         device.state["lost"].append(other)
-        self._look(device)
+        self._average_if_complete(device)
 
     def on_timer(self, device: Peer) -> None:
         device.state["late"] = True
-        self._look(device)
+        self._average_if_complete(device)
 
-    def _waits(self, device: Peer, number: int, there: Mapping[int, Ref]) -> bool:
+    def _waits(self, device: Peer, received: Mapping[int, Ref]) -> bool:
+        """Whether the device still trains, or waits for a model of the round."""
         state = device.state
-        heard = {*there, *device.state["lost"]}
-        if not state["trained"] or state["late"]:
-            return not state["trained"]
+        number = state["round"]
+        if not state["trained"]:
+            return True
+        if state["late"]:
+            return False
+        done = {*received, *state["lost"]}
         return any(
-            one not in heard and state["newest"].get(one, 0) <= number
-            for one in self.senders(device, number)
+            sender not in done and state["newest"].get(sender, 0) <= number
+            for sender in self.senders(device, number)
         )
 
-    def _look(self, device: Peer) -> None:
+    def _average_if_complete(self, device: Peer) -> None:
+        """Average the models of the round and begin the next one, unless the device waits."""
         state = device.state
-        number = device.state["round"]
-        there = state["inbox"].get(number, {})
-        if self._waits(device, number, there):
+        number = state["round"]
+        received = state["inbox"].get(number, {})
+        if self._waits(device, received):
             return
         device.cancel_timer()
+        state["model"] = self._average(device, number, received)
+        latest = [later - 1 for later in state["inbox"]]
+        self._go_to(device, max([number + 1, *latest]))
+
+    def _average(self, device: Peer, number: int, received: Mapping[int, Ref]) -> Ref:
+        """The average of the device's and the received models, plus a change not sent yet."""
+        state = device.state
+        update = state["update"]
         weights = {
-            sender: self.weight(device, number, sender, len(there)) for sender in sorted(there)
+            sender: self.weight(device, number, sender, len(received))
+            for sender in sorted(received)
         }
-        parts = [
-            (state["sent"], 1.0 - sum(weights.values())),
-            *((there[sender], part) for sender, part in weights.items()),
-        ]
+        parts = [(state["sent"], 1.0 - sum(weights.values()))]
+        parts += [(received[sender], weight) for sender, weight in weights.items()]
         model = device.mix(parts, otherwise=state["sent"])
-        if (
-            self.sends_first
-            and state["update"] is not None
-            and state["update"] is not state["model"]
-        ):
-            model = device.mix(
-                [(model, 1.0), (state["update"], 1.0), (state["model"], -1.0)], otherwise=model
-            )
-        state["model"] = model
-        self._go_to(device, max([number + 1, *(later - 1 for later in state["inbox"])]))
+        if not self.sends_first or update is None or update is state["model"]:
+            return model
+        parts = [(model, 1.0), (update, 1.0), (state["model"], -1.0)]
+        return device.mix(parts, otherwise=model)
 
     def _go_to(self, device: Peer, number: int) -> None:
         state = device.state
-        state["round"], state["trained"] = number, False
-        state["inbox"] = {
-            later: models for later, models in state["inbox"].items() if later >= number
-        }
+        state["round"] = number
+        state["trained"] = False
+        inbox = state["inbox"]
+        state["inbox"] = {later: models for later, models in inbox.items() if later >= number}
         if self.setting.planned_rounds is None or number < self.setting.planned_rounds:
             self._begin(device)
 
@@ -337,7 +347,7 @@ class EpidemicParams(PeerParams):
 
     kind: Literal["epidemic"] = "epidemic"
     sample_size: int = Field(default=2, ge=1)
-    """s, to how many others a device sends in a round."""
+    """s, the number of devices to which a device sends in a round."""
 
     def check(self, devices: int) -> None:
         if self.sample_size >= devices:
@@ -358,14 +368,17 @@ class EpidemicHalf(RoundHalf[EpidemicParams]):
                 rng.choice(devices - 1, self.params.sample_size, replace=False)
                 for _ in range(devices)
             ]
-            receivers = [sorted((draw + (draw >= one)).tolist()) for one, draw in enumerate(draws)]
+            # a draw counts the devices without the sender
+            receivers = [
+                sorted((draw + (draw >= sender)).tolist()) for sender, draw in enumerate(draws)
+            ]
             senders: list[list[int]] = [[] for _ in range(devices)]
-            for one, drawn in enumerate(receivers):
-                for other in drawn:
-                    senders[other].append(one)
+            for sender, its_receivers in enumerate(receivers):
+                for receiver in its_receivers:
+                    senders[receiver].append(sender)
             return receivers, senders
 
-        return self._drawn(number, draw)
+        return self._cached(number, draw)
 
     def receivers(self, device: Peer, number: int) -> Sequence[int]:
         return self._all(device, number)[0][device.number]
@@ -413,9 +426,7 @@ class GossipHalf(GraphHalf[GossipParams]):
     on_return = on_start
 
     def on_trained(self, device: Peer, update: Ref | None) -> None:
-        """Add what the training changed to the model, which others may have changed meanwhile,
-        and ask a neighbour.
-        """
+        """Add the change by training to the present model, and ask a neighbour."""
         state = device.state
         number = device.state["round"]
         if update is not None and update is not state["from"]:
@@ -483,4 +494,4 @@ class Gossip(Peers[GossipParams]):
     Half = GossipHalf
 
     def is_over(self) -> bool:
-        return bool(self.state["steps"] >= (self.state["round"] + 1) * self.server.devices)
+        return self.state.steps >= (self.state.round + 1) * self.server.devices

@@ -1,16 +1,34 @@
-"""Selections that need more than a uniform draw, and the weighted draw of two of them."""
+"""Selections beyond the uniform draw, and the weighted draw that selections share."""
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedsim.federation import Server
+from fedsim.strategies.parts.selection import Among
 
-def drawn(weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]) -> list[int]:
-    """``count`` places, drawn without replacement with probabilities proportional to ``weights``
-    [n].
 
-    They are the first arrivals at these rates; ``variates`` [n] are standard exponential.
+def available_devices(server: Server, among: Among) -> list[int]:
+    """The online, idle devices, of all or of those in ``among``."""
+    if among is None:
+        return server.clients.online()
+    return [device for device in among if server.clients.idle(device)]
+
+
+def draw_weighted(
+    weights: NDArray[np.float64], count: int, variates: NDArray[np.float64]
+) -> list[int]:
+    """Draw places without replacement, with probabilities proportional to ``weights``.
+
+    The places are those of the first arrivals of Poisson processes with these rates.
+
+    Args:
+        weights: the weight of each place, [n].
+        count: the number of places to draw.
+        variates: standard exponential variates, [n].
+
+    Returns:
+        At most ``count`` places, in the order in which they were drawn.
     """
-    found: list[int] = np.argsort(variates / np.maximum(weights, 1e-9), kind="stable")[
-        :count
-    ].tolist()
-    return found
+    arrivals = variates / np.maximum(weights, 1e-9)
+    places: list[int] = np.argsort(arrivals, kind="stable")[:count].tolist()
+    return places

@@ -1,8 +1,7 @@
-"""Selections by how fast devices say they are: FedCS (Nishio and Yonetani, 2019) and FLANP
-(Reisizadeh et al., 2022).
-"""
+"""Selections by the speed that devices report: FedCS (2019) and FLANP (2022)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,6 +15,8 @@ from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
+from fedsim.strategies.state import State
+from fedsim.toolbox.selection import available_devices
 
 
 class BySpeed(Selection):
@@ -56,16 +57,13 @@ class FedCS(BySpeed):
     """
 
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
         return server.clients.sample(max(self.candidates, count), "select", *ids, among=among)
 
-    async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Answers
-    ) -> list[int]:
-        return self.greedy(
-            count, {device: tuple(answer["resources"]) for device, answer in answers.items()}
-        )
+    async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
+        times = {device: tuple(answer["resources"]) for device, answer in answers.items()}
+        return self.greedy(count, times)
 
     def greedy(self, count: int, times: Mapping[int, tuple[float, float, float]]) -> list[int]:
         """At most ``count`` devices that are expected to finish by ``time``, in the order in
@@ -73,21 +71,36 @@ class FedCS(BySpeed):
 
         ``times``: device -> time to receive a model, to train, and to send a model (s).
         """
-        left = dict(times)
-        chosen = list[int]()
-        # when the last of the chosen has the model, and the time from then to the last update
-        received = sent = 0.0
-        while left and len(chosen) < count:
-            after = {
+        candidates = dict(times)
+        cohort = list[int]()
+        # when the last of the cohort has the model, and the time from then to the last update
+        received = 0.0
+        sent = 0.0
+        while candidates and len(cohort) < count:
+            ends = {
                 device: (max(received, down), max(sent, training) + up)
-                for device, (down, training, up) in left.items()
+                for device, (down, training, up) in candidates.items()
             }
-            best = min(after, key=lambda device: sum(after[device]))
-            del left[best]
-            if sum(after[best]) <= self.time:
-                received, sent = after[best]
-                chosen.append(best)
-        return chosen
+            best = min(ends, key=lambda device: sum(ends[device]))
+            del candidates[best]
+            if sum(ends[best]) <= self.time:
+                received, sent = ends[best]
+                cohort.append(best)
+        return cohort
+
+
+@dataclass
+class FLANPState(State):
+    """Memory of ``flanp``."""
+
+    times: dict[int, float] = field(default_factory=dict)
+    """Time of a round of each device that has reported it (s)."""
+    stage: int | None = None
+    """n, the clients of the stage; None before the first selection."""
+    round: int = 0
+    """Number of the open round, from 0."""
+    room: list[int] = field(default_factory=list)
+    """For each call of ``select`` with queries, the places left for the queried devices."""
 
 
 class FLANP(BySpeed):
@@ -106,9 +119,6 @@ class FLANP(BySpeed):
     fastest available ones, and at most ``clients_per_round`` (all devices, in the paper). In
     strategies with groups all models together make the gradient. Without learning a stage is one
     round. Each stage is a record, ``stage``.
-
-    State: ``told``, device -> time (s); ``stage``, n; ``round``; ``room``, places left for
-    clients that are being queried.
     """
 
     kind: Literal["flanp"] = "flanp"
@@ -131,68 +141,70 @@ class FLANP(BySpeed):
     def fewest(self, count: int) -> int:
         return min(self.first, count)
 
+    State = FLANPState
+
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: FLANPState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
-        state["round"] = ids[0]
-        there = (
-            server.clients.online()
-            if among is None
-            else [device for device in among if server.clients.idle(device)]
-        )
-        told = state.setdefault("told", {})
-        wanted = min(count, state.setdefault("stage", self.first))
-        fastest = _fastest(wanted, {device: told[device] for device in there if device in told})
-        unknown = [device for device in there if device not in told]
+        state.round = ids[0]
+        if state.stage is None:
+            state.stage = self.first
+        available = available_devices(server, among)
+        times = {device: state.times[device] for device in available if device in state.times}
+        size = min(count, state.stage)
+        fastest = _fastest(size, times)
+        unknown = [device for device in available if device not in state.times]
         if unknown:
-            state.setdefault("room", []).append(wanted - len(fastest))
+            state.room.append(size - len(fastest))
         return fastest + unknown
 
-    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        return [device for device in chosen if device not in state["told"]]
+    def asked_first(self, state: FLANPState, chosen: list[int]) -> list[int]:
+        return [device for device in chosen if device not in state.times]
 
     async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+        self, server: Server, state: FLANPState, count: int, answers: Answers
     ) -> list[int]:
-        state["told"] |= {device: sum(said["resources"]) for device, said in answers.items()}
-        return _fastest(state["room"].pop(0), {device: state["told"][device] for device in answers})
+        for device, answer in answers.items():
+            state.times[device] = sum(answer["resources"])
+        return _fastest(state.room.pop(0), {device: state.times[device] for device in answers})
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {"steps": Header(result.steps)}
 
     async def closed(
-        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+        self, server: Server, state: FLANPState, received: Updates, models: ModelAssignment
     ) -> None:
-        # the strategy has chosen clients without it (in a sweep)
-        if not received or "stage" not in state:
+        stage = state.stage
+        # without a stage the strategy has chosen the clients by itself (in a sweep)
+        if not received or stage is None:
             return
-        stage = state["stage"]
-        total = sum(entry["samples"] for entry in received)
-        if (
-            server.models.learns
-            and not await self._square(server, state["round"], received, total) * total
-            <= self.accuracy
-        ):
-            return
-        state["stage"] = min(2 * stage, server.devices)
-        if state["stage"] > stage:
-            server.emit("stage", round=state["round"], clients=state["stage"])
+        samples = sum(entry["samples"] for entry in received)
+        if server.models.learns:
+            square = await self._square(server, state.round, received, samples)
+            if not square * samples <= self.accuracy:  # it may be nan
+                return
+        state.stage = min(2 * stage, server.devices)
+        if state.stage > stage:
+            server.emit("stage", round=state.round, clients=state.stage)
 
     async def _square(self, server: Server, number: int, received: Updates, total: int) -> float:
-        """The squared norm of the gradient; not finite where it is not known."""
+        """The squared norm of the gradient; not finite if it is unknown."""
         lr = server.setting.lr_in(number)
         squares = []
         for start in dict.fromkeys(entry["start"] for entry in received):
-            own = [entry for entry in received if entry["start"] == start]
-            shares = [
-                entry["samples"] / max(total * lr * entry["contents"]["steps"], 1e-300)
-                for entry in own
-            ]
-            squares.append(
-                server.models.apply(
-                    squared, [start, *(entry["update"] for entry in own)], size=1, shares=shares
-                )
-            )
+            entries = [entry for entry in received if entry["start"] == start]
+            models = [start]
+            shares = []
+            for entry in entries:
+                models.append(entry["update"])
+                scale = max(total * lr * entry["contents"]["steps"], 1e-300)
+                shares.append(entry["samples"] / scale)
+            squares.append(server.models.apply(squared, models, size=1, shares=shares))
         return float(sum(value[0] for value in await server.models.values(squares)))
 
 
@@ -202,7 +214,12 @@ def _fastest(count: int, times: Mapping[int, float]) -> list[int]:
 
 @pure
 def squared(models: list[NDArray[np.float32]], shares: list[float]) -> NDArray[np.floating]:
-    """The squared norm of the sum of share x (the first model - another one)."""
-    start, *others = (model.astype(np.float64) for model in models)
-    total = np.array(shares) @ (start - np.array(others))
+    """The squared norm of sum_i share_i (w - w_i), float64 [1].
+
+    Args:
+        models: w, then each w_i, float32 [d].
+        shares: the factor of each w_i.
+    """
+    start, *updates = (model.astype(np.float64) for model in models)
+    total = np.array(shares) @ (start - np.array(updates))
     return np.array([total @ total])

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar, Literal, TypedDict
 
 import numpy as np
 from pydantic import Field
@@ -16,10 +17,45 @@ from fedsim.federation.evaluator import ModelAssignment
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection, Updates
+from fedsim.strategies.state import State
 from fedsim.world.task import Computation, Train
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class AgentSizes(TypedDict):
+    """Numbers of units of the agent's layers."""
+
+    inputs: int
+    hidden: int
+    actions: int
+
+
+@dataclass
+class FAVORState(State):
+    """Memory of ``favor``."""
+
+    round: int = 0
+    """Number of the open round, from 0."""
+    first: Ref | None = None
+    """The model from which the first device was profiled."""
+    local: dict[int, Ref] = field(default_factory=dict)
+    """The last known model of each profiled device."""
+    axes: Ref | None = None
+    """Mean and principal axes of the first models; None without learning, and before them."""
+    model: Ref = field(init=False)
+    """The present model."""
+    situation: Ref = field(init=False)
+    """s, the present state of the agent."""
+    q_values: list[float] | None = None
+    """Q(s, a) of each device; None before the agent exists."""
+    agent: Ref = field(init=False)
+    """Q, the agent."""
+    older: Ref = field(init=False)
+    """Q', the agent of an earlier round."""
+    replay: list[tuple[Ref, int, float, Ref]] = field(default_factory=list)
+    """Actions remembered: s, device, reward and s'."""
 
 
 class FAVOR(Selection):
@@ -44,10 +80,6 @@ class FAVOR(Selection):
     explores and learns, are our choice. A newcomer, or a device that was away, is profiled as soon
     as it is available; until then the first model stands for its own. In strategies with groups the
     model is the mean of the groups'. Without learning clients are random.
-
-    State: ``round``; ``first``, the first model; ``local``, device -> model; ``axes``, their mean
-    and the axes; ``model``, the present one; ``state``, s; ``values``, Q(s, a); ``agent`` and
-    ``older``, Q and Q'; ``replay``, lists of s, device, reward and s'.
     """
 
     kind: Literal["favor"] = "favor"
@@ -94,36 +126,40 @@ class FAVOR(Selection):
         least = min(self.least_exploration, self.exploration)
         return max(self.exploration * self.decay**number, least)
 
+    State = FAVORState
+
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: FAVORState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
-        state["round"] = ids[0]
-        profiled = state.setdefault("local", {})
+        state.round = ids[0]
         online = server.clients.sample(server.devices, "select", *ids, among=among)
-        candidates = [device for device in online if device in profiled]
-        chosen = self._best(server, state, count, candidates)
-        return chosen + self.asked_first(state, online)
+        candidates = [device for device in online if device in state.local]
+        return self._best(server, state, count, candidates) + self.asked_first(state, online)
 
     def _best(
-        self, server: Server, state: dict[str, Any], count: int, candidates: list[int]
+        self, server: Server, state: FAVORState, count: int, candidates: list[int]
     ) -> list[int]:
         """At most ``count`` of the candidates, whose order is drawn at random."""
-        number = state["round"]
-        values = state.get("values")
-        generator = server.rng("explore", number, len(candidates))
-        explores = (generator.random(count) < self.epsilon(number)).tolist()
-        left = list(candidates)
-        chosen = list[int]()
+        q_values = state.q_values
+        generator = server.rng("explore", state.round, len(candidates))
+        explores = (generator.random(count) < self.epsilon(state.round)).tolist()
+        remaining = list(candidates)
+        cohort = list[int]()
         for at_random in explores[: len(candidates)]:
-            device = left[0]
-            if values is not None and not at_random:
-                device = max(left, key=values.__getitem__)
-            left.remove(device)
-            chosen.append(device)
-        return chosen
+            device = remaining[0]
+            if q_values is not None and not at_random:
+                device = max(remaining, key=q_values.__getitem__)
+            remaining.remove(device)
+            cohort.append(device)
+        return cohort
 
-    def asked_first(self, state: dict[str, Any], chosen: list[int]) -> list[int]:
-        return [device for device in chosen if device not in state["local"]]
+    def asked_first(self, state: FAVORState, chosen: list[int]) -> list[int]:
+        return [device for device in chosen if device not in state.local]
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"profile": models[0]}
@@ -138,74 +174,81 @@ class FAVOR(Selection):
         return {"local-model": result.update, "profiled-from": start}
 
     async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+        self, server: Server, state: FAVORState, count: int, answers: Answers
     ) -> list[int]:
         for device, answer in answers.items():
-            first = state.setdefault("first", answer["profiled-from"])
-            model = server.models.mix([(answer["local-model"], 1.0)], otherwise=first)
-            state["local"][device] = model
+            if state.first is None:
+                state.first = answer["profiled-from"]
+            parts = [(answer["local-model"], 1.0)]
+            state.local[device] = server.models.mix(parts, otherwise=state.first)
         if answers and server.models.learns:
-            if "axes" not in state:
+            if state.axes is None:
                 self._begin(server, state)
             self._observe(server, state)
             await self._evaluate(server, state)
         return self._best(server, state, count, list(answers))
 
     async def closed(
-        self, server: Server, state: dict[str, Any], received: Updates, models: ModelAssignment
+        self, server: Server, state: FAVORState, received: Updates, models: ModelAssignment
     ) -> None:
-        if "axes" not in state or not received:
+        if state.axes is None or not received:
             return
-        before = state["state"]
+        assert state.first is not None
+        before = state.situation
         reward = await self._reward(server, state, models)
-        local = state["local"]
         for entry in received:
             device = entry["device"]
-            last = local.get(device, state["first"])
-            local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=last)
+            last = state.local.get(device, state.first)
+            state.local[device] = server.models.mix([(entry["update"], 1.0)], otherwise=last)
         self._observe(server, state)
-        state["replay"] += [[before, entry["device"], reward, state["state"]] for entry in received]
-        del state["replay"][: -self.memory]
+        for entry in received:
+            state.replay.append((before, entry["device"], reward, state.situation))
+        del state.replay[: -self.memory]
         self._learn(server, state)
         await self._evaluate(server, state)
 
-    def _sizes(self, server: Server) -> dict[str, Any]:
-        """The agent's layers."""
+    def _sizes(self, server: Server) -> AgentSizes:
         actions = server.devices
         inputs = min(self.components, server.devices) * (actions + 1)
         return {"inputs": inputs, "hidden": self.hidden, "actions": actions}
 
-    def _begin(self, server: Server, state: dict[str, Any]) -> None:
+    def _begin(self, server: Server, state: FAVORState) -> None:
         """Find the axes of the first models, and make an agent."""
+        assert state.first is not None
+        apply = server.models.apply
         count = min(self.components, server.devices)
-        local = list(state["local"].values())
+        local = list(state.local.values())
         size = (count + 1) * server.setting.parameters
-        state["axes"] = server.models.apply(principal_axes, local, size=size, count=count)
+        state.axes = apply(principal_axes, local, size=size, count=count)
         sizes = self._sizes(server)
-        agent = server.models.apply(
-            new_agent, [state["first"]], stream=("agent",), size=agent_size(**sizes), **sizes
-        )
-        state |= {"agent": agent, "older": agent, "replay": [], "model": state["first"]}
+        size = agent_size(**sizes)
+        state.agent = apply(new_agent, [state.first], stream=("agent",), size=size, **sizes)
+        state.older = state.agent
+        state.model = state.first
 
-    def _observe(self, server: Server, state: dict[str, Any]) -> None:
-        """The present state s."""
-        local = [state["local"].get(device, state["first"]) for device in range(server.devices)]
-        models = [state["axes"], state["model"], *local]
+    def _observe(self, server: Server, state: FAVORState) -> None:
+        """Update the present state s."""
+        assert state.axes is not None
+        assert state.first is not None
+        models = [state.axes, state.model]
+        models += [state.local.get(device, state.first) for device in range(server.devices)]
         size = self._sizes(server)["inputs"]
-        state["state"] = server.models.apply(along, models, size=size)
+        state.situation = server.models.apply(along, models, size=size)
 
-    async def _evaluate(self, server: Server, state: dict[str, Any]) -> None:
-        """The agent's values of all devices in the present state."""
-        inputs = [state["agent"], state["state"]]
+    async def _evaluate(self, server: Server, state: FAVORState) -> None:
+        """Update the agent's values of all devices in the present state."""
         actions = server.devices
-        sizes: dict[str, Any] = {"hidden": self.hidden, "actions": actions}
-        values = server.models.apply(state_values, inputs, size=actions, **sizes)
-        state["values"] = (await server.models.value(values)).tolist()
+        values = server.models.apply(
+            state_values,
+            [state.agent, state.situation],
+            size=actions,
+            hidden=self.hidden,
+            actions=actions,
+        )
+        state.q_values = (await server.models.value(values)).tolist()
 
-    async def _reward(
-        self, server: Server, state: dict[str, Any], models: ModelAssignment
-    ) -> float:
-        """By the accuracy of the models on the devices that each serves; keeps their mean."""
+    async def _reward(self, server: Server, state: FAVORState, models: ModelAssignment) -> float:
+        """The reward for the accuracy of the models on their devices; stores the models' mean."""
         served = list[tuple[Ref, Sequence[int] | None, int]]()
         for model, devices in models.values():
             size = server.devices if devices is None else len(devices)
@@ -216,30 +259,30 @@ class FAVOR(Selection):
         for model, devices, size in served:
             accuracy += (await server.models.test(model, devices) or 0.0) * size / total
         parts = [(model, size / total) for model, _, size in served]
-        state["model"] = server.models.mix(parts, otherwise=state["model"])
+        state.model = server.models.mix(parts, otherwise=state.model)
         return float(self.base ** (accuracy - self.target) - 1.0)
 
-    def _learn(self, server: Server, state: dict[str, Any]) -> None:
-        replay = state["replay"]
-        number = state["round"]
+    def _learn(self, server: Server, state: FAVORState) -> None:
+        """Train the agent on actions drawn from the replay memory."""
+        number = state.round
         if number % self.refresh == 0:
-            state["older"] = state["agent"]
-        sizes = self._sizes(server)
-        rule: dict[str, Any] = {
-            "size": agent_size(**sizes),
-            "hidden": self.hidden,
-            "actions": server.devices,
-        }
+            state.older = state.agent
+        size = agent_size(**self._sizes(server))
         generator = server.rng("replay", number)
-        draws = generator.integers(len(replay), size=(self.steps, self.batch))
+        draws = generator.integers(len(state.replay), size=(self.steps, self.batch))
         for places in draws.tolist():
-            befores, actions, rewards, afters = zip(
-                *(replay[place] for place in places), strict=True
-            )
-            models = [state["agent"], state["older"], *befores, *afters]
-            batch: dict[str, Any] = {"chosen": list(actions), "rewards": list(rewards)}
-            state["agent"] = server.models.apply(
-                trained_agent, models, discount=self.discount, lr=self.lr, **rule, **batch
+            actions = [state.replay[place] for place in places]
+            befores, devices, rewards, afters = zip(*actions, strict=True)
+            state.agent = server.models.apply(
+                trained_agent,
+                [state.agent, state.older, *befores, *afters],
+                discount=self.discount,
+                lr=self.lr,
+                size=size,
+                hidden=self.hidden,
+                actions=server.devices,
+                chosen=list(devices),
+                rewards=list(rewards),
             )
 
 

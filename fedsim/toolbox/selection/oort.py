@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
@@ -21,13 +22,36 @@ from fedsim.federation import (
     TaskEnd,
 )
 from fedsim.strategies.parts.selection import Among, Ids, Selection
-from fedsim.toolbox.selection import drawn
+from fedsim.strategies.state import State
+from fedsim.toolbox.selection import draw_weighted
 
 # percentiles of the published code
 _FIRST = 30.0
 _BY = 5.0
 _MOST_TIMES = 10
-_NEVER = (0.0, 0, 0.0)  # U, L and D of a client that was never heard
+_NEVER = (0.0, 0, 0.0)  # U, L and D of a client that has never answered
+
+
+@dataclass
+class OortState(State):
+    """Memory of ``oort``."""
+
+    round: int = 0
+    """R, the number of the open round, from 1."""
+    known: dict[int, tuple[float, int, float]] = field(default_factory=dict)
+    """U, L and D (s) of each client that has answered; U and L are 0 until its report."""
+    asked: dict[int, int] = field(default_factory=dict)
+    """Number of times that each client was asked."""
+    begun: dict[int, float] = field(default_factory=dict)
+    """Time at which each client at work was asked (s)."""
+    reports: dict[int, tuple[int, Any]] = field(default_factory=dict)
+    """Samples and training loss in each report of the open round."""
+    harvest: list[float] = field(default_factory=list)
+    """Utility of each round of the pacer's windows."""
+    preferred: float | None = None
+    """T of the paper's pacer (s); None before the first round."""
+    percentile: float = _FIRST
+    """Percentile of T of the published code's pacer."""
 
 
 class Oort(Selection):
@@ -38,7 +62,9 @@ class Oort(Selection):
     square of their losses, here the mean loss of its last epoch, which it sends with its update (4
     bytes). In round R the utility of a client that last reported in round L, and then took D, is
 
-        Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty, the last factor where D > T.
+        Util = (min(U, the ``clip`` quantile of all) + sqrt(0.1 ln R / L)) (T / D)^penalty,
+
+    with the last factor only if D > T.
 
     (1 - epsilon) of the cohort are drawn, with probabilities proportional to Util, from the clients
     whose Util is at least ``cutoff`` times that of the last of the best. The others have never
@@ -54,10 +80,6 @@ class Oort(Selection):
     The time of a late client is its D, but no report. Clients that the strategy has chosen by
     itself (in a sweep) count for nothing. Without learning all losses are 1. Without rounds R
     counts the draws of clients, and the pacer versions.
-
-    State: ``known``, device -> U, L, D (s; U and L are 0 until its report); ``asked``, how often;
-    ``begun``, when clients at work were asked (s); ``preferred``, T (s); ``harvest``, the utility
-    of each round; ``reports``, those of the open round.
 
     Attributes:
         pacer_step: Delta (s); the published code has none.
@@ -88,125 +110,153 @@ class Oort(Selection):
             )
         return self
 
+    State = OortState
+
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: OortState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
-        state["round"] = ids[0] + 1
-        known = state.setdefault("known", {})
-        asked = state.setdefault("asked", {})
+        state.round = ids[0] + 1
         tired = list[int]()
-        heard = list[int]()
-        unheard = list[int]()
+        reporters = list[int]()
+        newcomers = list[int]()
         for device in server.clients.sample(server.devices, "select", *ids, among=among):
-            rests = asked.get(device, 0) >= _MOST_TIMES
-            (tired if rests else heard if known.get(device, _NEVER)[1] else unheard).append(device)
-        unheard.sort(key=lambda device: known.get(device, _NEVER)[2])
-        wanted = round(count * (1 - self.epsilon(state["round"])))
-        wanted = min(len(heard), max(wanted, count - len(unheard)))
-        chosen = self._best(server, state, wanted, heard, ids)
-        chosen += unheard[: count - len(chosen)]
-        chosen += tired[: count - len(chosen)]
-        asked |= {device: asked.get(device, 0) + 1 for device in chosen}
-        state.setdefault("begun", {}).update(dict.fromkeys(chosen, server.now))
-        return chosen
+            _, last_report, _ = state.known.get(device, _NEVER)
+            if state.asked.get(device, 0) >= _MOST_TIMES:
+                tired.append(device)
+            elif last_report:
+                reporters.append(device)
+            else:
+                newcomers.append(device)
+        newcomers.sort(key=lambda device: state.known.get(device, _NEVER)[2])
+        exploited = round(count * (1 - self.epsilon(state.round)))
+        exploited = min(len(reporters), max(exploited, count - len(newcomers)))
+        cohort = self._best(server, state, exploited, reporters, ids)
+        cohort += newcomers[: count - len(cohort)]
+        cohort += tired[: count - len(cohort)]
+        for device in cohort:
+            state.asked[device] = state.asked.get(device, 0) + 1
+            state.begun[device] = server.now
+        return cohort
 
     def epsilon(self, number: int) -> float:
-        """The share of a round, from 1, that explores."""
+        """The share of explored clients in round ``number``, from 1."""
         return max(0.9 * 0.98 ** (number - 1), self.least_exploration)
 
     def utilities(
         self, entries: Sequence[Sequence[float]], number: int, preferred: float
     ) -> Floats:
-        """Util [n] of clients with U, L, D (s) of ``entries`` in round ``number`` with T =
-        ``preferred`` (s).
+        """The utility Util of clients, float64 [n].
+
+        Args:
+            entries: U, L and D (s) of each client, [n, 3].
+            number: R, the number of the round, from 1.
+            preferred: T (s).
         """
         utility, last, took = np.array(entries, dtype=np.float64).T
         utility = np.minimum(utility, np.quantile(utility, self.clip, method="lower"))
         if self.scale == "unit":
             utility = (utility - utility.min()) / max(float(np.ptp(utility)), 1e-4)
-        factor = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0) ** self.penalty
-        return np.asarray((utility + np.sqrt(0.1 * math.log(number) / last)) * factor)
+        speed = np.where(took > preferred, preferred / np.maximum(took, 1e-9), 1.0)
+        factor = speed**self.penalty
+        absence = np.sqrt(0.1 * math.log(number) / last)
+        return np.asarray((utility + absence) * factor)
 
     def _best(
-        self, server: Server, state: dict[str, Any], wanted: int, heard: list[int], ids: Ids
+        self, server: Server, state: OortState, count: int, reporters: list[int], ids: Ids
     ) -> list[int]:
-        if not wanted:
+        """``count`` of the clients that have reported, by their utility."""
+        if not count:
             return []
-        known = state["known"]
-        preferred = self.preferred(state)
-        utility = self.utilities([known[device] for device in heard], state["round"], preferred)
+        entries = [state.known[device] for device in reporters]
+        utility = self.utilities(entries, state.round, self.preferred(state))
         order = np.argsort(-utility, kind="stable")
-        able = order[utility[order] >= self.cutoff * utility[order[wanted - 1]]]
+        least = self.cutoff * utility[order[count - 1]]
+        able = order[utility[order] >= least]
         variates = server.rng("exploit", *ids).standard_exponential(len(able))
-        return [heard[place] for place in able[drawn(utility[able], wanted, variates)].tolist()]
+        places = able[draw_weighted(utility[able], count, variates)]
+        return [reporters[place] for place in places.tolist()]
 
-    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
-        if message.device not in state.get("begun", {}):
+    def heard(self, server: Server, state: OortState, message: TaskEnd) -> None:
+        device = message.device
+        if device not in state.begun:
             return
-        took = server.now - state["begun"].pop(message.device)
-        utility, last, before = state["known"].get(message.device, _NEVER)
+        took_s = server.now - state.begun.pop(device)
+        utility, last, longest_s = state.known.get(device, _NEVER)
         if message.outcome == "late":
-            state["known"][message.device] = (utility, last, max(before, took))
+            state.known[device] = (utility, last, max(longest_s, took_s))
         elif "training-loss" in message.contents:
-            state["known"][message.device] = (utility, last, took)
-            state.setdefault("reports", {})[message.device] = (
-                message["trained-on"],
-                message["training-loss"],
-            )
+            state.known[device] = (utility, last, took_s)
+            state.reports[device] = (message["trained-on"], message["training-loss"])
 
-    async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        reports = state.pop("reports", {})
-        known = state.setdefault("known", {})
+    async def learn(self, server: Server, state: OortState) -> None:
+        reports = state.reports
+        state.reports = {}
         harvest = 0.0
         losses = [1.0] * len(reports)
         if server.models.learns:
-            losses = [
-                float(found[0])
-                for found in await server.models.numbers([loss for _, loss in reports.values()])
-            ]
+            values = await server.models.numbers([loss for _, loss in reports.values()])
+            losses = [float(value[0]) for value in values]
         for (device, (samples, _)), loss in zip(reports.items(), losses, strict=True):
             utility = samples * loss if math.isfinite(loss) else 0.0
             harvest += utility
-            known[device] = (utility, state["round"], known[device][2])
-        history = state.setdefault("harvest", [])
-        if self.pacer_step is not None:
-            state["preferred"] = self.paced(
-                history, harvest, state.get("preferred", self.pacer_step)
-            )
+            state.known[device] = (utility, state.round, state.known[device][2])
+        if self.pacer_step is None:
+            state.percentile = self.percentile(state.harvest, harvest, state.percentile)
         else:
-            state["percentile"] = self.percentile(history, harvest, state.get("percentile", _FIRST))
+            preferred = self.pacer_step if state.preferred is None else state.preferred
+            state.preferred = self.paced(state.harvest, harvest, preferred)
 
-    def preferred(self, state: dict[str, Any]) -> float:
+    def preferred(self, state: OortState) -> float:
+        """T (s) of the open round."""
         if self.pacer_step is not None:
-            return float(state.setdefault("preferred", self.pacer_step))
-        times = sorted(took for _, last, took in state["known"].values() if last)
-        share = state.get("percentile", _FIRST) / 100
-        return (
-            times[min(int(len(times) * share), len(times) - 1)] if times and share < 1 else math.inf
-        )
+            return self.pacer_step if state.preferred is None else state.preferred
+        times = sorted(took_s for _, last, took_s in state.known.values() if last)
+        share = state.percentile / 100
+        if not times or share >= 1:
+            return math.inf
+        return times[min(int(len(times) * share), len(times) - 1)]
 
     def percentile(self, history: list[float], harvest: float, before: float) -> float:
-        """The percentile of T after a round of so much utility, which is added to the
-        ``history``.
+        """The percentile of T after a round, by the published code's pacer.
+
+        Args:
+            history: the utilities of earlier rounds; that of the round is added.
+            harvest: the utility of the round.
+            before: the percentile before the round.
         """
         history.append(harvest)
         if len(history) < 2 * self.window:
             return before
-        last = sum(history[: self.window])
-        now = sum(history[self.window :])
+        earlier = sum(history[: self.window])
+        recent = sum(history[self.window :])
         del history[: self.window]
-        if abs(now - last) <= 0.1 * last:
+        change = abs(recent - earlier)
+        if change <= 0.1 * earlier:
             return min(100.0, before + _BY)
-        return max(_BY, before - _BY) if abs(now - last) >= 5 * last else before
+        if change >= 5 * earlier:
+            return max(_BY, before - _BY)
+        return before
 
     def paced(self, history: list[float], harvest: float, preferred: float) -> float:
-        """T of the paper after a round of so much utility, which is added to the ``history``."""
+        """T (s) after a round, by the paper's pacer.
+
+        Args:
+            history: the utilities of earlier rounds; that of the round is added.
+            harvest: the utility of the round.
+            preferred: T before the round (s).
+        """
         history.append(harvest)
         del history[: -2 * self.window]
-        poorer = len(history) == 2 * self.window and sum(history[: self.window]) > sum(
-            history[self.window :]
-        )
-        return preferred + (self.pacer_step or 0.0) if poorer else preferred
+        if len(history) < 2 * self.window:
+            return preferred
+        earlier = sum(history[: self.window])
+        recent = sum(history[self.window :])
+        return preferred + (self.pacer_step or 0.0) if earlier > recent else preferred
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         if result.trained is None:

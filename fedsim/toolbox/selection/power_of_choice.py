@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from heapq import nsmallest
 from typing import Annotated, Any, Literal
 
@@ -22,8 +23,21 @@ from fedsim.federation import (
 )
 from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.selection import Among, Answers, Ids, Selection
-from fedsim.toolbox.selection import drawn
+from fedsim.strategies.state import State
+from fedsim.toolbox.selection import available_devices, draw_weighted
 from fedsim.world.task import Computation, Evaluate
+
+
+@dataclass
+class PowerOfChoiceState(State):
+    """Memory of ``power-of-choice``."""
+
+    samples: dict[int, int] = field(default_factory=dict)
+    """Sample count of each device that has sent an update."""
+    losses: dict[int, float] = field(default_factory=dict)
+    """With reports, the last loss of each device that has sent one."""
+    reports: dict[int, Any] = field(default_factory=dict)
+    """With reports, the losses of the open round, by device."""
 
 
 class PowerOfChoice(Selection):
@@ -40,18 +54,15 @@ class PowerOfChoice(Selection):
     has sent with its update (4 bytes), infinity for one that never did.
 
     Sample counts are those sent with updates; a client that has sent none counts as the mean of the
-    others. Without learning the candidates drawn first are taken. Looks at every device that is
-    there: O(population).
-
-    State: ``samples``; with reports ``losses``, both by device, and ``reports``, those of the
-    open round.
+    others. Without learning the candidates drawn first are taken. Looks at every available
+    device: O(population).
     """
 
     kind: Literal["power-of-choice"] = "power-of-choice"
     candidates: int = Field(default=20, ge=1)
     """d; at least as many as are wanted are drawn."""
     losses: Literal["asked", "reported"] = "asked"
-    """see above."""
+    """whether candidates are asked for their losses, or report them with updates."""
     samples: Annotated[int | None, Field(ge=1), OnlyWith("losses", values=("asked",))] = None
     """b, on which a candidate tests the model; None: on all that it has."""
     patience: Annotated[PositiveSeconds | None, OnlyWith("losses", values=("asked",))] = None
@@ -65,48 +76,51 @@ class PowerOfChoice(Selection):
     def needs_model(self) -> bool:
         return self.asks
 
+    State = PowerOfChoiceState
+
     def select(
-        self, server: Server, state: dict[str, Any], count: int, ids: Ids, among: Among = None
+        self,
+        server: Server,
+        state: PowerOfChoiceState,
+        count: int,
+        ids: Ids,
+        among: Among = None,
     ) -> list[int]:
-        there = (
-            server.clients.online()
-            if among is None
-            else [device for device in among if server.clients.idle(device)]
+        available = available_devices(server, among)
+        samples = state.samples
+        usual = sum(samples.values()) / len(samples) if samples else 1.0
+        weights = [samples.get(device, usual) for device in available]
+        variates = server.rng("select", *ids).standard_exponential(server.devices)[available]
+        places = draw_weighted(
+            np.array(weights, dtype=np.float64), max(self.candidates, count), variates
         )
-        told = state.setdefault("samples", {})
-        usual = sum(told.values()) / len(told) if told else 1.0
-        weights = np.array([told.get(device, usual) for device in there], dtype=np.float64)
-        variates = server.rng("select", *ids).standard_exponential(server.devices)[there]
-        candidates = [
-            there[place] for place in drawn(weights, max(self.candidates, count), variates)
-        ]
+        candidates = [available[place] for place in places]
         if self.asks:
             return candidates
-        losses = state.setdefault("losses", {})
-        return nsmallest(count, candidates, lambda device: -losses.get(device, math.inf))
+        return nsmallest(count, candidates, lambda device: -state.losses.get(device, math.inf))
 
-    def heard(self, server: Server, state: dict[str, Any], message: TaskEnd) -> None:
+    def heard(self, server: Server, state: PowerOfChoiceState, message: TaskEnd) -> None:
         if "trained-on" in message.contents:
-            state.setdefault("samples", {})[message.device] = message["trained-on"]
+            state.samples[message.device] = message["trained-on"]
             if not self.asks:
-                state.setdefault("reports", {})[message.device] = message["training-loss"]
+                state.reports[message.device] = message["training-loss"]
 
-    async def learn(self, server: Server, state: dict[str, Any]) -> None:
-        reports = state.pop("reports", {})
+    async def learn(self, server: Server, state: PowerOfChoiceState) -> None:
+        reports = state.reports
+        state.reports = {}
         if server.models.learns:
-            state.setdefault("losses", {}).update(await _losses(server, reports))
+            state.losses.update(await _losses(server, reports))
 
     def question(self, models: Sequence[Ref]) -> Contents:
         return {"loss-query": list(models)}
 
     async def choose(
-        self, server: Server, state: dict[str, Any], count: int, answers: Answers
+        self, server: Server, state: PowerOfChoiceState, count: int, answers: Answers
     ) -> list[int]:
         if not server.models.learns:
             return list(answers)[:count]
-        losses = await _losses(
-            server, {device: answer["loss"] for device, answer in answers.items()}
-        )
+        tests = {device: answer["loss"] for device, answer in answers.items()}
+        losses = await _losses(server, tests)
         return nsmallest(count, losses, lambda device: -losses[device])
 
     def look(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -119,18 +133,17 @@ class PowerOfChoice(Selection):
         return {"loss": Lazy("losses", result.tested)}
 
     def report(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
-        loss = (
-            {}
-            if self.asks or result.trained is None
-            else {"training-loss": Lazy("loss", result.trained)}
-        )
-        return {"trained-on": Header(result.samples), **loss}
+        contents: dict[str, Any] = {"trained-on": Header(result.samples)}
+        if not self.asks and result.trained is not None:
+            contents["training-loss"] = Lazy("loss", result.trained)
+        return contents
 
 
-async def _losses(server: Server, told: Mapping[int, Any]) -> dict[int, float]:
-    """By device the least of its losses; one that is no number is as high as can be."""
-    least = [losses.min() for losses in await server.models.numbers(list(told.values()))]
-    return {
-        device: math.inf if math.isnan(loss) else float(loss)
-        for device, loss in zip(told, least, strict=True)
-    }
+async def _losses(server: Server, tests: Mapping[int, Any]) -> dict[int, float]:
+    """The least loss of each device; infinity if it is not a number."""
+    losses: dict[int, float] = {}
+    values = await server.models.numbers(list(tests.values()))
+    for device, value in zip(tests, values, strict=True):
+        least = float(value.min())
+        losses[device] = math.inf if math.isnan(least) else least
+    return losses

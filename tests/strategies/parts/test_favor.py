@@ -108,7 +108,7 @@ def test_it_comes_to_prefer_the_devices_that_help(tmp_path: Path) -> None:
         if fields["round"] is not None and fields["round"] >= 25
     ]
     assert np.mean([device < 3 for device in late]) > 0.85
-    expected = run.strategy.state["selection"]["values"]
+    expected = run.strategy.state["selection"].q_values
     assert np.mean(expected[:3]) > np.mean(expected[3:])
 
 

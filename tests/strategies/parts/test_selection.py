@@ -166,7 +166,9 @@ def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> Non
     found = oort.utilities(list(TEN.values()), 60, 10.0)
     ranks, values = np.argsort(-found), np.sort(found)[::-1]
     able = set(ranks[values >= 0.95 * values[2]].tolist())
-    chosen = [oort.select(server, {"known": TEN | late}, 6, (59, number)) for number in range(40)]
+    chosen = [
+        oort.select(server, Oort.State(known=TEN | late), 6, (59, number)) for number in range(40)
+    ]
     assert {device for own in chosen for device in own[:3]} <= able
     assert {tuple(own[3:]) for own in chosen} == {(10, 11, 13), (11, 10, 13)}
 
@@ -174,10 +176,9 @@ def test_oort_draws_from_those_near_the_best_and_explores_with_the_rest() -> Non
 def test_oorts_exploration_decays_and_who_was_asked_often_rests() -> None:
     oort = Oort(pacer_step="10 s")
     assert [oort.epsilon(number) for number in (1, 2, 100)] == pytest.approx([0.9, 0.9 * 0.98, 0.2])
-    server, state = (
-        everybody(6),
-        {"known": dict.fromkeys(range(6), (1.0, 1, 1.0)), "asked": {2: 10, 4: 11}},
-    )
+    server = everybody(6)
+    known = dict.fromkeys(range(6), (1.0, 1, 1.0))
+    state = Oort.State(known=known, asked={2: 10, 4: 11})
     assert sorted(oort.select(server, state, 4, (5,))) == [0, 1, 3, 5]
     assert set(oort.select(server, state, 5, (6,))) > {0, 1, 3, 5}  # nobody else is there
 
@@ -194,7 +195,7 @@ def test_oorts_pacers() -> None:
     assert found[1:] == [30.0] * 3 + [35.0] * 2 + [30.0] * 5
     known = {device: (1.0, 1, float(device)) for device in range(10)} | {10: (0.0, 0, 99.0)}
     assert [
-        oort.preferred({"known": known, "percentile": share}) for share in (30.0, 95.0, 100.0)
+        oort.preferred(Oort.State(known=known, percentile=share)) for share in (30.0, 95.0, 100.0)
     ] == [3.0, 9.0, math.inf]
 
 
