@@ -16,9 +16,9 @@ from fedsim.common.training import Training
 from fedsim.records.reading import RunFolder
 from fedsim.testing import assert_same_run, run, run_until
 from fedsim.toolbox.clustering.algorithms import k_medoids
+from fedsim.toolbox.clustering.comparison import by_losses, by_rows
 from fedsim.toolbox.clustering.similarity import row_distances
 from fedsim.toolbox.strategies.fl_hc import update_distances
-from fedsim.toolbox.strategies.lcfl import by_losses, by_rows
 from tests.strategies.runs import made, model_of, moved, of_kind, played, ran, weights
 from tests.strategies.worlds import ROTATED, Centre, file_data, module, opposite_groups, world
 

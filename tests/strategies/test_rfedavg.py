@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fedsim.toolbox.strategies.rfedavg import (
+from fedsim.toolbox.strategies.reweighting import (
     balance,
     class_imbalance,
     class_shares,

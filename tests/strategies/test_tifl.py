@@ -9,7 +9,8 @@ import pytest
 
 from fedsim.lab.compare.published import Reading
 from fedsim.records.reading import RunFolder
-from fedsim.toolbox.strategies.tifl import credit_probabilities, equal_width_bins, tier_numbers
+from fedsim.toolbox.strategies.tiers import equal_width_bins, tier_numbers
+from fedsim.toolbox.strategies.tifl import credit_probabilities
 from tests.lab.test_audit import aggregated_never, events, found
 from tests.strategies.runs import model_after, model_of, moved, of_kind, played, ran
 from tests.strategies.worlds import PULLS, curved, file_data, world

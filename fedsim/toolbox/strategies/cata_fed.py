@@ -1,10 +1,8 @@
-"""CATA-Fed: clients train as much as fits their time, stragglers split their data, cohorts are
-of like data size.
-"""
+"""CATA-Fed: adaptive epochs, straggler mitigation, selection by clusters (Jeong and Kim, 2022)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import ClassVar, Literal, Self
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,7 +12,7 @@ from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Part, Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.deadline import Deadline
 from fedsim.strategies.round_params import CombiningParams, DeadlineKey, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient, Verdict
@@ -26,8 +24,12 @@ _REJOIN_S = 60.0
 
 
 def moderate_range(sizes: Ints) -> tuple[int, int]:
-    """R_l and R_u, the least and the largest of ``sizes`` [n] within 1.5 IQR of the quartiles
-    (Eqs. 17, 18).
+    """R_l and R_u: the smallest and largest of ``sizes`` within 1.5 IQR of the quartiles.
+
+    Eqs. 17 and 18.
+
+    Args:
+        sizes: reported data sizes (samples), int64 [n].
     """
     first, third = np.percentile(sizes, (25, 75))
     reach = 1.5 * (third - first)
@@ -36,11 +38,16 @@ def moderate_range(sizes: Ints) -> tuple[int, int]:
 
 
 def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints:
-    """The cluster of each client, 0..P-1 by ``sizes`` [n] in samples (Eqs. 19, 20); int64 [n].
+    """The cluster of each client by its data size, int64 [n], 0..P-1 (Eqs. 19, 20).
 
-    R_l to R_u is cut into P clusters of equal width theta; a size on the border between two belongs
-    to the upper one, outliers to the first or the last. Where theta is 0 all are in the last. (Eq.
-    20 as printed subtracts R_l; it is meant as an offset.)
+    R_l to R_u is cut into P clusters of equal width theta. A size on the border of two clusters
+    belongs to the upper cluster, an outlier to the first or the last. If theta is 0, all clients
+    are in the last cluster. (Eq. 20 as printed subtracts R_l; it is meant as an offset.)
+
+    Args:
+        sizes: reported data sizes (samples), int64 [n].
+        clusters: P.
+        bounds: R_l and R_u, see ``moderate_range``.
     """
     low, high = bounds
     if low == high:
@@ -50,29 +57,37 @@ def cluster_numbers(sizes: Ints, clusters: int, bounds: tuple[int, int]) -> Ints
 
 
 def cut_groups(cluster: Ints, size: int, generator: np.random.Generator) -> list[Ints]:
-    """Shuffle each cluster and cut it into disjoint groups of exactly ``size``, [g, size] a
-    cluster (Eq. 23).
+    """Shuffle each cluster, and cut it into disjoint groups of exactly ``size`` clients (Eq. 23).
 
-    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: it
-    would never be selected otherwise.
+    Clients that remain sit out this round. A cluster smaller than ``size`` is one group: otherwise
+    it would never be selected.
+
+    Args:
+        cluster: the cluster of each client, int64 [n]; -1: not connected.
+        size: K, clients of a group.
+        generator: for the shuffle.
+
+    Returns:
+        The groups of each cluster that is not empty, client numbers int64 [g, size].
     """
     shuffled = generator.permutation(len(cluster))
-    parts = [
-        shuffled[cluster[shuffled] == number] for number in range(int(cluster.max(initial=-1)) + 1)
-    ]
-    sizes = [min(size, len(part)) for part in parts]
-    return [
-        part[: len(part) // each * each].reshape(-1, each)
-        for part, each in zip(parts, sizes, strict=True)
-        if each
-    ]
+    blocks = list[Ints]()
+    for number in range(int(cluster.max(initial=-1)) + 1):
+        members = shuffled[cluster[shuffled] == number]
+        if len(members):
+            group_size = min(size, len(members))
+            used = len(members) // group_size * group_size
+            blocks.append(members[:used].reshape(-1, group_size))
+    return blocks
 
 
 def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Generator) -> Ints:
-    """The group out of ``blocks``, [g, size] each, with the largest sum of A over its clients
-    (Eqs. 24, 25); ties at random.
+    """The group with the largest sum of A over its clients, ties at random (Eqs. 24, 25).
 
-    A is ``waiting`` [n], rounds since each client was last selected.
+    Args:
+        blocks: groups of client numbers, int64 [g, size] each; see ``cut_groups``.
+        waiting: A of each client, int64 [n]: the rounds since it was last selected.
+        generator: for ties.
     """
     groups: list[Ints] = [group for block in blocks for group in block]
     if not groups:
@@ -84,17 +99,24 @@ def fairest_group(blocks: list[Ints], waiting: Ints, generator: np.random.Genera
 def in_turn(
     cluster: Ints, clusters: int, size: int, number: int, generator: np.random.Generator
 ) -> Ints:
-    """Round robin over clusters: random clients of cluster ``number`` mod P, or of the next one
-    that is not empty.
+    """Round robin: random clients of cluster ``number`` mod P, or of the next one with clients.
+
+    Args:
+        cluster: the cluster of each client, int64 [n]; -1: not connected.
+        clusters: P.
+        size: K, the number of clients.
+        number: the round.
+        generator: for the draw.
     """
     for step in range(clusters):
-        if len(members := np.flatnonzero(cluster == (number + step) % clusters)):
+        members = np.flatnonzero(cluster == (number + step) % clusters)
+        if len(members):
             return generator.permutation(members)[:size]
     return np.empty(0, dtype=np.int64)
 
 
 def at_random(cluster: Ints, size: int, generator: np.random.Generator) -> Ints:
-    """Random clients out of all connected ones, of any cluster."""
+    """``size`` random clients out of all that are in a ``cluster`` [n], not -1."""
     shuffled = generator.permutation(len(cluster))
     return shuffled[cluster[shuffled] >= 0][:size]
 
@@ -107,22 +129,22 @@ class CataFedParams(CombiningParams):
 
     kind: Literal["cata-fed"] = "cata-fed"
     deadline: DeadlineKey = Relative()
-    """T, for training and upload, from the end of a client's own download on; by default the mean
-    time of five epochs.
+    """T, for training and upload, from the end of a client's download on; by default the mean time
+    of five epochs.
     """
     adaptive: bool = True
-    """a client trains as many epochs as fit (ALU).
+    """a client trains as many epochs as fit into T (ALU).
 
-    If not, exactly ``local_epochs``, or it is a slow straggler.
+    If false, it trains exactly ``local_epochs``, or is a slow straggler.
     """
     local_epochs: Epochs = 5
-    """K_local, where ``adaptive`` is off."""
+    """K_local, if ``adaptive`` is false."""
     mitigation: bool = True
     """slow stragglers split their data (straggler mitigation, SMS)."""
     upload_time: Literal["reserved", "ignored"] = "reserved"
     """eps_i, the upload time of a client, is ``reserved`` out of T (Eq. 8) or ``ignored`` (0, as in
-    the paper's experiments). A client expects the time of its last upload of a model. Before its
-    first, it expects the time that its own link alone would need.
+    the paper's experiments). A client expects the time of its last upload of a model; before its
+    first upload, the time that its link alone would need.
     """
     cut_epoch: Literal["kept", "lost"] = "kept"
     """when T ends within an epoch, finished ones are ``kept`` (Eq. 13) or ``lost`` (Algorithm 2,
@@ -147,17 +169,16 @@ class CataFedParams(CombiningParams):
     rejoin: bool = False
     """a disconnected client may connect again after 60 s, as a new one.
 
-    If not, it is gone for good.
+    If false, it stays disconnected.
     """
 
     @model_validator(mode="after")
     def _from_the_download(self) -> Self:
-        since = (
-            getattr(self.deadline, "since", "round")
-            if isinstance(self.deadline, Deadline)
-            else None
+        deadline = self.deadline
+        from_round = isinstance(deadline, Deadline) and (
+            getattr(deadline, "since", "round") == "round"
         )
-        if self.deadline is None or since == "round":
+        if deadline is None or from_round:
             raise ValueError(
                 "'deadline' must be given, and counts from each client's download; 'since' may "
                 "not be 'round'"
@@ -176,9 +197,8 @@ class CataFedParams(CombiningParams):
         if self.mitigation and self.smallest_part > most:
             raise ScenarioError(
                 f"strategy.smallest_part is {self.smallest_part}, but the largest device holds "
-                f"{most} training samples, so no "
-                f"straggler could ever split its data; allowed are 1 to {most}, or "
-                "strategy.mitigation = false"
+                f"{most} training samples, so no straggler could ever split its data; allowed are "
+                f"1 to {most}, or strategy.mitigation = false"
             )
 
 
@@ -188,13 +208,14 @@ def most_splits(samples: int, smallest_part: int) -> int:
 
 
 class CataFedClient(SynchronousClient[CataFedParams]):
-    """Trains on one part of its data, in turn (n, ``selected``); splits them (u, ``splits``) if
-    no epoch was done.
+    """Trains on one part of its data, in turn; splits the data if it finished no epoch.
 
-    eps_i is measured (``upload_s``, from ``trained_at`` on), since the nominal rate of a device's
-    own link says nothing of links that it shares, nothing of encoding, and little of TCP. A
-    straggler forgets its measurement: a single slow upload must not keep it from training for good.
-    The unchanged model, if it sends that, is measured again.
+    State: ``selected``, n; ``splits``, u; ``upload_s``, eps_i (s); ``trained_at``, when the last
+    training ended (s).
+
+    eps_i is measured, since the nominal rate of a device's link neglects links that it shares,
+    encoding and TCP. A straggler forgets its measurement: a single slow upload must not keep it
+    from training for good. Its upload of the unchanged model, if any, is measured again.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
@@ -206,16 +227,14 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        """On the part x = 1 + n mod 2^u (Eq. 12); on everything before any split."""
-        params = self.params
+        """On the part x = 1 + n mod 2^u (Eq. 12); on all data before any split."""
         splits = device.state["splits"]
-        selected = device.state["selected"]
-        part = Part(splits, 1 + selected % 2**splits, device.samples) if splits else None
-        return Training(
-            instruction["model"],
-            _MOST_EPOCHS if params.adaptive else params.local_epochs,
-            part=part,
-        )
+        part = None
+        if splits:
+            number = 1 + device.state["selected"] % 2**splits
+            part = Part(splits, number, device.samples)
+        epochs = _MOST_EPOCHS if self.params.adaptive else self.params.local_epochs
+        return Training(instruction["model"], epochs, part=part)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         params = self.params
@@ -238,28 +257,49 @@ class CataFedClient(SynchronousClient[CataFedParams]):
         if instruction.job == "connect":
             return {"size-report": self._sizes(device)[0]}
         device.state["trained_at"] = device.clock_s
-        if result.update is None:
-            device.state.pop("upload_s", None)
         if result.update is not None:
             return {"update": result.update, "control": 1, "samples": Header(result.samples)}
-        unchanged = (
-            {"unchanged-model": instruction["model"]} if params.straggler_upload == "model" else {}
-        )
+        device.state.pop("upload_s", None)
+        contents: dict[str, Any] = {}
+        if params.straggler_upload == "model":
+            contents["unchanged-model"] = instruction["model"]
+        contents["control"] = 0
         splits = device.state["splits"]
-        if not params.mitigation or splits >= most_splits(device.samples, params.smallest_part):
-            return {**unchanged, "control": 0}
-        device.state["splits"] = splits + 1
-        sizes = self._sizes(device)
-        report = sizes if params.size_reports == "all" else sizes[0]
-        return {**unchanged, "control": 0, "size-report": report, "parts": Header(sizes)}
+        if params.mitigation and splits < most_splits(device.samples, params.smallest_part):
+            device.state["splits"] = splits + 1
+            sizes = self._sizes(device)
+            contents["size-report"] = sizes if params.size_reports == "all" else sizes[0]
+            contents["parts"] = Header(sizes)
+        return contents
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if "update" in reply or "unchanged-model" in reply:
             device.state["upload_s"] = device.clock_s - device.state["trained_at"]
 
     def _sizes(self, device: Device) -> list[int]:
+        """Samples of the device's 2^u parts, the largest first."""
         splits = device.state["splits"]
         return [Part(splits, number, device.samples).samples for number in range(1, 2**splits + 1)]
+
+
+@dataclass
+class CataFedState(FedAvgState):
+    """Memory of CATA-Fed."""
+
+    sizes: list[int] = field(default_factory=list)
+    """Size that each client reported last (samples), 0 if it is disconnected."""
+    cluster: list[int] = field(default_factory=list)
+    """Cluster of each client, -1 if it is disconnected."""
+    zeroed: list[int] = field(default_factory=list)
+    """Round in which each client's wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21)."""
+    reported: bool = False
+    """Whether a size was reported since the last clustering."""
+    connecting: dict[int, int] = field(default_factory=dict)
+    """Open reports of clients that connect, task -> client."""
+    away: int = 0
+    """Number of clients that may yet connect."""
+    waiting: bool = True
+    """Whether the next round waits for a client."""
 
 
 class CataFed(FedAvg[CataFedParams]):
@@ -270,140 +310,145 @@ class CataFed(FedAvg[CataFedParams]):
 
     A client reports its data size when it connects (a scalar), and is in a cluster from the next
     round on. A round asks K clients of one cluster. They receive the model and T (d parameters, a
-    scalar), train as long as their upload still fits in T after their download, and answer. *Valid*
-    (an epoch is finished): update and flag I = 1 (d, a scalar). *Slow straggler* (none is): the
-    unchanged model and I = 0 (d or nothing, a scalar); it halves its data, stratified by label,
-    down to pi samples, reports the size of its largest part (a scalar), and trains on one part a
-    time, in turn. *Disconnected* (no answer): it is removed.
+    scalar), train as long as their upload still fits in T after their download (ALU), and answer.
+
+    - *Valid*, after at least one finished epoch: sends its update and I = 1 (d, a scalar).
+    - *Slow straggler*, after none: sends the unchanged model and I = 0 (d or nothing, a scalar). It
+      halves its data, stratified by label, down to pi samples, reports the size of its largest
+      part (a scalar), and trains on one part at a time, in turn (SMS).
+    - *Disconnected*, without an answer: is removed.
 
     The new model is the mean of the valid updates, weighted by the size of the data of each
     training (psi_i, Eqs. 15, 16). Clusters are cut by the interquartile range of sizes after each
-    report; the group that waits longest is asked first.
-
-    State besides FedAvg's: for each client ``sizes``, 0 if disconnected, ``cluster``, then -1, and
-    ``zeroed``, the round in which its wait A_i was last 0: A_i[t] = t - zeroed_i (Eq. 21);
-    ``away``, how many may yet connect.
+    report; the group that has waited longest is asked first (CFS with PF).
     """
 
     Params: ClassVar[type[RoundParams]] = CataFedParams
     Client = CataFedClient
+    State = CataFedState
+    state: CataFedState
 
     def __init__(self, params: CataFedParams, server: Server) -> None:
         super().__init__(params, server)
         limit = params.deadline_s(self.setting.mean_epoch_s)
         assert limit is not None  # the parameters see to it
-        self.budget = limit
+        self._budget_s = limit  # T
 
     async def on_start(self) -> None:
         devices = self.server.devices
-        server = self.server
-        self.state |= {
-            "model": server.models.initial(),
-            "round": 0,
-            "open": {},
-            "connecting": {},
-            "away": 0,
-            "waiting": True,
-        }
-        self.state |= {
-            "sizes": [0] * devices,
-            "cluster": [-1] * devices,
-            "zeroed": [0] * devices,
-            "reported": False,
-        }
-        here = set(server.clients.online())
-        for device in filter(server.clients.arrived, range(devices)):
-            if device in here:
+        clients = self.server.clients
+        self.state.model = self.server.models.initial()
+        self.state.sizes = [0] * devices
+        self.state.cluster = [-1] * devices
+        self.state.zeroed = [0] * devices
+        online = set(clients.online())
+        for device in filter(clients.arrived, range(devices)):
+            if device in online:
                 await self.on_arrival(device)
-            else:
-                self.state["away"] += server.clients.await_return(device)
-        if not here:
+            elif clients.await_return(device):
+                self.state.away += 1
+        if not online:
             self._open_round()
 
-    async def on_return(self, device: int) -> None:
-        self.state["away"] -= 1
-        await self.on_arrival(device)
-
-    async def on_arrival(self, device: int) -> None:
-        self.state["connecting"][self.server.ask(device, {}, "connect")] = device
-
-    def _wait(self) -> None:
-        self.state["waiting"] = True
-        if not (
-            self.state["away"]
-            or self.state["connecting"]
-            or self.server.clients.expects_newcomers()
-        ):
-            self.server.stop("no client is connected any more")
+    # Selection (CFS)
 
     def select(self) -> list[int]:
         state = self.state
         params = self.params
-        number = self.state["round"]
-        if state["reported"]:
+        number = state.round
+        if state.reported:
             self._cluster()
-        wanted = params.clients_per_round
-        cluster = np.array(state["cluster"])
+        count = params.clients_per_round
+        cluster = np.array(state.cluster)
         generator = self.server.rng("select", number)
-        if params.selection == "random":
-            chosen = at_random(cluster, wanted, generator)
-        elif params.selection == "round-robin":
-            chosen = in_turn(cluster, params.clusters, wanted, number, generator)
-        else:
-            chosen = fairest_group(
-                cut_groups(cluster, wanted, generator),
-                number - np.array(state["zeroed"]),
-                generator,
-            )
-        clients: list[int] = chosen.tolist()
+        match params.selection:
+            case "random":
+                cohort = at_random(cluster, count, generator)
+            case "round-robin":
+                cohort = in_turn(cluster, params.clusters, count, number, generator)
+            case "proportional-fair":
+                waiting = number - np.array(state.zeroed)  # A, Eq. 21
+                blocks = cut_groups(cluster, count, generator)
+                cohort = fairest_group(blocks, waiting, generator)
+        clients: list[int] = cohort.tolist()
         for client in clients:
-            state["zeroed"][client] = number + 1
-        state["waiting"] = False
+            state.zeroed[client] = number + 1
+        state.waiting = False
         return clients
 
     def _cluster(self) -> None:
+        """Cut all connected clients into clusters again, by their last reported sizes."""
         state = self.state
-        params = self.params
-        sizes = np.array(state["sizes"])
+        clusters = self.params.clusters
+        sizes = np.array(state.sizes)
         connected = np.flatnonzero(sizes)
         cluster = np.full(len(sizes), -1)
         if len(connected):
             bounds = moderate_range(sizes[connected])
-            cluster[connected] = cluster_numbers(sizes[connected], params.clusters, bounds)
-            members = np.bincount(cluster[connected], minlength=params.clusters).tolist()
-            self.server.emit("cluster", round=state["round"], bounds=list(bounds), members=members)
-        state["cluster"], state["reported"] = cluster.tolist(), False
+            cluster[connected] = cluster_numbers(sizes[connected], clusters, bounds)
+            members = np.bincount(cluster[connected], minlength=clusters).tolist()
+            self.server.emit("cluster", round=state.round, bounds=list(bounds), members=members)
+        state.cluster = cluster.tolist()
+        state.reported = False
+
+    def _wait(self) -> None:
+        state = self.state
+        state.waiting = True
+        may_connect = state.away or state.connecting
+        if not (may_connect or self.server.clients.expects_newcomers()):
+            self.server.stop("no client is connected any more")
+
+    # Clients that connect, answer and disconnect
+
+    async def on_return(self, device: int) -> None:
+        self.state.away -= 1
+        await self.on_arrival(device)
+
+    async def on_arrival(self, device: int) -> None:
+        task = self.server.ask(device, {}, "connect")
+        self.state.connecting[task] = device
 
     def contents(self, device: int) -> Contents:
-        return {"model": self.state["model"], "control": self.budget}
+        return {"model": self.state.model, "control": self._budget_s}
 
     def _verdict(self, message: TaskEnd) -> Verdict:
+        """A client that finished no epoch (I = 0) is slow."""
         verdict = super()._verdict(message)
-        return "slow" if verdict == "valid" and not message["control"] else verdict
+        if verdict == "valid" and not message["control"]:
+            return "slow"
+        return verdict
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        state = self.state
-        device = message.device
-        if message.outcome != "done":  # it is connected no more
-            state["sizes"][device], state["cluster"][device] = 0, -1
-            if self.params.rejoin:
-                state["away"] += self.server.clients.await_return(device, _REJOIN_S)
+        if message.outcome != "done":
+            self._disconnect(message.device)
         elif "size-report" in message.contents:
-            if "parts" in message.contents:  # it has split its data
-                number = state["round"]
-                group = self.group_of(device)
-                self.server.emit(
-                    "split", device=device, round=number, group=group, sizes=message["parts"]
-                )
-            else:
-                # A = 0 at the next selection
-                state["zeroed"][device] = state["round"] + bool(state["open"])
-            state["sizes"][device], state["reported"] = np.max(message["size-report"]).item(), True
-        if state["connecting"].pop(message.task, None) is None:
+            self._store_report(message)
+        if self.state.connecting.pop(message.task, None) is None:
             await super().on_task_end(message)
-        elif state["waiting"] and not state["connecting"]:
+        elif self.state.waiting and not self.state.connecting:
             self._open_round()
 
+    def _disconnect(self, device: int) -> None:
+        self.state.sizes[device] = 0
+        self.state.cluster[device] = -1
+        if self.params.rejoin and self.server.clients.await_return(device, _REJOIN_S):
+            self.state.away += 1
+
+    def _store_report(self, message: TaskEnd) -> None:
+        """Store the size that a client reports when it connects, or after it has split its data."""
+        state = self.state
+        device = message.device
+        number = state.round
+        if "parts" in message.contents:
+            group = self.group_of(device)
+            sizes = message["parts"]
+            self.server.emit("split", device=device, round=number, group=group, sizes=sizes)
+        else:
+            # A = 0 at the next selection
+            state.zeroed[device] = number + bool(state.open)
+        state.sizes[device] = np.max(message["size-report"]).item()
+        state.reported = True
+
     def group_of(self, device: int) -> int | None:
-        cluster: int = self.state["cluster"][device]
+        cluster = self.state.cluster[device]
         return None if cluster < 0 else cluster

@@ -1,4 +1,4 @@
-"""Ditto: a model of its own for every device, held near the global one (Li et al., 2021)."""
+"""Ditto: a personal model for every device, held near the global model (Li et al., 2021)."""
 
 from collections.abc import Sequence
 from typing import ClassVar, Literal
@@ -18,20 +18,17 @@ class DittoParams(AggregatingParams):
     trains_more: ClassVar[str] = "with Ditto a client trains its own model too"
     kind: Literal["ditto"] = "ditto"
     lam: float = Field(default=0.1, ge=0.0, le=1e6)
-    """lambda, how strongly a device's own model is held to the global one; 0: local training."""
+    """lambda, weight of the pull of personal models to the global one; 0: local training."""
 
 
 class DittoClient(OwnModelClient[DittoParams]):
-    """Trains its own model, and then an update of the global one."""
+    """Trains its personal model, and then an update of the global one."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        own = Training(
-            self.last(device),
-            self.params.local_epochs,
-            mu=self.params.lam,
-            anchor=instruction["model"],
-        )
-        return (Train(own), *super().work(device, instruction))
+        received = instruction["model"]
+        epochs = self.params.local_epochs
+        personal = Training(self.last(device), epochs, mu=self.params.lam, anchor=received)
+        return (Train(personal), *super().work(device, instruction))
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return self.answer(device, instruction, result, result.earlier[0], self.last(device))
@@ -41,13 +38,13 @@ class Ditto(Personal[DittoParams]):
     """Personalised federated learning by a second, regularised objective.
 
     Source: Li et al., "Ditto: fair and robust federated learning through personalization" (ICML
-    2021), Algorithm 1: the global model w is FedAvg's; beside it each client that is asked makes
-    steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) with the w that it received. All v_k
-    begin at the initial model. (Clients drawn in proportion to their samples are ``selection = {
-    kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
+    2021), Algorithm 1. The global model w is FedAvg's. In addition each client of a round makes
+    steps v_k <- v_k - lr (grad F_k(v_k) + lambda (v_k - w)) of its personal model v_k, with the w
+    that it received. All v_k begin at the initial model. (Clients drawn in proportion to their
+    samples are ``selection = { kind = "power-of-choice", candidates = 1, losses = "reported" }``.)
 
-    Sends what FedAvg sends. A client whose answer is cut off goes back to the own model that it
-    had.
+    Sends what FedAvg sends. A client whose answer is cut off goes back to its previous personal
+    model.
     """
 
     Params = DittoParams

@@ -1,9 +1,8 @@
-"""FedAT: tiers of similar speed in rounds of their own, whose models are mixed on arrival (Chai
-et al., 2021).
-"""
+"""FedAT: tiers of similar speed, each with its own rounds and model (Chai et al., 2021)."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -13,11 +12,12 @@ from fedsim.common.spec import Epochs
 from fedsim.common.training import Training
 from fedsim.common.units import PositiveSeconds
 from fedsim.federation import Client, Contents, Device, Instruction, LocalResult, TaskEnd
-from fedsim.strategies.asynchronous import Asynchronous
+from fedsim.learning.refs import Ref
+from fedsim.strategies.asynchronous import Asynchronous, AsynchronousState
 from fedsim.strategies.base import StrategyParams
 from fedsim.strategies.parts.aggregation import AggregationSpec, Weighted
 from fedsim.strategies.state import state_of_slot
-from fedsim.toolbox.strategies.tifl import Tiered
+from fedsim.toolbox.strategies.tiers import Tiered, TieredState
 
 
 class FedATParams(StrategyParams):
@@ -28,11 +28,11 @@ class FedATParams(StrategyParams):
     )
     kind: Literal["fedat"] = "fedat"
     tiers: int = Field(default=5, ge=1, le=10_000)
-    """M, of as many devices each."""
+    """M, the number of tiers; each has the same number of devices."""
     clients_per_round: int = Field(default=10, ge=1)
-    """clients that a tier selects in a round of its own (all available ones, if fewer)."""
+    """clients that a tier selects in its round (all available ones, if there are fewer)."""
     local_epochs: Epochs = 1
-    """E, passes over its own data that a client makes."""
+    """E, passes of a client over its data."""
     mu: float = Field(default=0.4, ge=0.0, le=1e6)
     """weight of the proximal term mu/2 ||w - w_received||^2, the paper's lambda; its default
     could not be checked.
@@ -49,7 +49,7 @@ class FedATParams(StrategyParams):
 
 
 class FedATClient(Client[FedATParams]):
-    """Trains around the received model; to be profiled it does the same."""
+    """Trains around the received model, also to be profiled."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         model = instruction["profiling" if instruction.job == "profile" else "model"]
@@ -60,155 +60,165 @@ class FedATClient(Client[FedATParams]):
     ) -> LocalResult:
         if result.update is None or result.start is None:
             return result
-        return result._replace(
-            update=self.params.aggregation.on_device(device, result.update, result.start)
-        )
+        update = self.params.aggregation.on_device(device, result.update, result.start)
+        return result._replace(update=update)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        return (
-            {"profiling": result.update}
-            if instruction.job == "profile"
-            else super().reply(device, instruction, result)
-        )
+        if instruction.job == "profile":
+            return {"profiling": result.update}
+        return super().reply(device, instruction, result)
 
 
-class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]  # how many work follows from the tiers
+@dataclass
+class FedATState(TieredState, AsynchronousState):
+    """Memory of FedAT; ``open`` has the ``tier`` of each task, too."""
+
+    tiers: list[Ref] = field(default_factory=list)
+    """Model of each tier."""
+    counts: list[int] = field(default_factory=list)
+    """T_m, the number of updates of each tier's model."""
+    received: list[list[dict[str, Any]]] = field(default_factory=list)
+    """Updates of each tier's open round."""
+    tier_draws: list[int] = field(default_factory=list)
+    """Number of rounds that each tier has opened."""
+    aggregation: dict[int, Any] = field(default_factory=dict)
+    """Memory of the aggregation, by tier."""
+
+
+# The type variable of Asynchronous asks for ``concurrency``, which follows from the tiers here.
+class FedAT(Tiered[FedATParams], Asynchronous[FedATParams]):  # type: ignore[type-var]
     """Federated learning with asynchronous tiers.
 
     Source: Chai et al., "FedAT: a high-performance and communication-efficient federated learning
     system with asynchronous tiers" (SC 2021), Algorithm 2 with its cross-tier weights; without its
-    compression, which ``[messages]`` can say.
+    compression, which a codec in ``[messages]`` can replace.
 
     First every available device does the whole task of a round once (down and up d parameters), and
-    the server measures its latency. Tiers are then as many devices each, from the fastest to the
-    slowest. Each has rounds of its own: random clients receive the global model (d), train, and
-    send their update (d); their mean becomes the tier's model, and the global model the mean of all
-    tiers' models with the weights T_(M+1-m) / T, where T_m is how often tier m was updated. Until
-    then a tier's model is the initial one. Each update of a tier makes a version. Devices that are
-    away at first, and newcomers, are profiled when they are available, and join the tier of their
-    latency.
+    the server measures its latency. The tiers are equal numbers of devices, from the fastest to the
+    slowest. Each tier has its own rounds: random clients receive the global model (d), train, and
+    send their update (d). The mean of the updates becomes the tier's model. The global model
+    becomes the mean of all tiers' models with the weights T_(M+1-m) / T, where T_m is the number of
+    updates of tier m and T their sum. Before its first update a tier's model is the initial one.
+    Each update of a tier makes a version. Devices that are away at first, and newcomers, are
+    profiled when they are available, and join the tier of their latency.
     """
 
     Params = FedATParams
     Client = FedATClient
+    State = FedATState
+    state: FedATState
 
     async def on_start(self) -> None:
         tiers = self.params.tiers
         model = self.server.models.initial()
-        self.state |= {
-            "version": 0,
-            "model": model,
-            "open": {},
-            "over": False,
-            "draws": [0] * tiers,
-        }
-        self.state |= {
-            "tiers": [model] * tiers,
-            "counts": [0] * tiers,
-            "received": [[] for _ in range(tiers)],
-        }
+        self.state.model = model
+        self.state.tiers = [model] * tiers
+        self.state.counts = [0] * tiers
+        self.state.received = [[] for _ in range(tiers)]
+        self.state.tier_draws = [0] * tiers
         self.server.begin_round(0)
         self._meet_all(tiers)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
-        return [
-            bisect_left(self.state["cuts"], self.state["figures"][device]) for device in devices
-        ]
+        return [bisect_left(self.state.cuts, self.state.figures[device]) for device in devices]
 
-    def begin(self, known: list[int]) -> None:
+    def begin(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
         tiers = self.params.tiers
-        if server.devices - len(state["dropped"]) < tiers:
+        if server.devices - len(state.dropped) < tiers:
             server.stop(f"fewer than {tiers} devices have room for the training")
             return
-        if len(known) < tiers:
+        if len(devices) < tiers:
             server.look_again("begin", self.params.retry, at_least=tiers)
             return
         server.cancel_timer("begin")
-        parts = np.array_split(sorted(state["figures"][device] for device in known), tiers)
+        parts = np.array_split(sorted(state.figures[device] for device in devices), tiers)
         # the highest latency of each tier but the last (s)
-        state["cuts"] = [float(part[-1]) for part in parts[:-1]]
-        self._sort_in(known)
-        server.emit(
-            "latency-tiers", bounds=state["cuts"], members=[len(part) for part in state["members"]]
-        )
+        state.cuts = [float(part[-1]) for part in parts[:-1]]
+        self._sort_in(devices)
+        counts = [len(members) for members in state.members]
+        server.emit("latency-tiers", bounds=state.cuts, members=counts)
         for tier in range(tiers):
             self._open(tier)
 
     def _open(self, tier: int) -> None:
+        """Open a round of a tier."""
         state = self.state
-        server = self.server
-        among = state["members"][tier]
-        for device in server.clients.sample(
-            self.params.clients_per_round, "select", tier, state["draws"][tier], among=among
-        ):
-            task = server.ask(device, {"model": state["model"]}, round=state["version"], group=tier)
-            state["open"][task] = {
-                "version": state["version"],
-                "model": state["model"],
-                "tier": tier,
-            }
-        state["draws"][tier] += 1
-        if not self._at_work(tier):
-            server.look_again(f"tier/{tier}", self.params.retry)
+        version = state.version
+        model = state.model
+        cohort = self.server.clients.sample(
+            self.params.clients_per_round,
+            "select",
+            tier,
+            state.tier_draws[tier],
+            among=state.members[tier],
+        )
+        for device in cohort:
+            task = self.server.ask(device, {"model": model}, round=version, group=tier)
+            state.open[task] = {"version": version, "model": model, "tier": tier}
+        state.tier_draws[tier] += 1
+        if not self._is_busy(tier):
+            self.server.look_again(f"tier/{tier}", self.params.retry)
 
-    def _at_work(self, tier: int) -> bool:
-        return any(begun["tier"] == tier for begun in self.state["open"].values())
+    def _is_busy(self, tier: int) -> bool:
+        """Whether a client of the tier's open round is at work."""
+        return any(task["tier"] == tier for task in self.state.open.values())
 
     async def on_timer(self, name: str) -> None:
-        what, _, tier = name.partition("/")
-        if what == "begin":
-            self._make_tiers()
-        elif what != "tier":
+        kind, _, tier = name.partition("/")
+        if kind == "begin":
+            self._begin_if_met()
+        elif kind != "tier":
             await super().on_timer(name)
-        elif not self.state["over"] and not self._at_work(int(tier)):
+        elif not self.state.over and not self._is_busy(int(tier)):
             self._open(int(tier))
 
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
-        if self._ends_meeting(message):
+        if self._is_meeting(message.task):
+            self._end_meeting(message)
             return
-        begun = state["open"].pop(message.task)
-        tier = begun["tier"]
+        task = state.open.pop(message.task)
+        tier = task["tier"]
         if message.outcome == "done":
-            more: dict[str, Any] = {
-                "start": begun["model"],
-                "version": begun["version"],
-                "contents": dict(message.contents),
-            }
-            state["received"][tier].append(self.entry(message, begun["model"]) | more)
-        if state["over"] or self._at_work(tier):
+            entry = self.entry(message, task["model"])
+            entry |= {"start": task["model"], "version": task["version"]}
+            entry |= {"contents": dict(message.contents)}
+            state.received[tier].append(entry)
+        if state.over or self._is_busy(tier):
             return
-        if state["received"][tier]:
-            await self._close(tier)
-            if not state["over"]:
-                # after every message of this instant
-                self.server.timer(f"tier/{tier}", self.server.now)
-        else:
+        if not state.received[tier]:
             self.server.look_again(f"tier/{tier}", self.params.retry)
+            return
+        await self._close(tier)
+        if not state.over:
+            # after every message of this instant
+            self.server.timer(f"tier/{tier}", self.server.now)
 
     async def _close(self, tier: int) -> None:
+        """Mix a tier's updates into its model, and all tiers' models into the global one."""
         state = self.state
-        how = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
-        received, state["received"][tier] = state["received"][tier], []
-        weights = await how.weigh(self.server, received, how.weights(received))
-        memory = state_of_slot(state.setdefault("aggregation", {}), tier, how)
+        aggregation = self.params.aggregation.for_rounds_of(self.params.clients_per_round)
+        received = state.received[tier]
+        state.received[tier] = []
+        weights = await aggregation.weigh(self.server, received, aggregation.weights(received))
+        memory = state_of_slot(state.aggregation, tier, aggregation)
         # Clients' changes are relative to the model that the tier was sent, not to the tier's last
         # one.
-        state["tiers"][tier] = how.combine(
-            self.server, memory, received, weights, received[0]["start"]
-        )
-        state["counts"][tier] += 1
-        # a tier weighs T_(M+1-m) / T, by the counts of all, the fastest first
-        total = sum(state["counts"])
-        parts = [
-            (model, count / total)
-            for model, count in zip(state["tiers"], reversed(state["counts"]), strict=True)
-        ]
+        start = received[0]["start"]
+        state.tiers[tier] = aggregation.combine(self.server, memory, received, weights, start)
+        state.counts[tier] += 1
         for entry, weight in zip(received, weights, strict=True):
-            entry |= {"weight": weight, "staleness": state["version"] - entry["version"]}
-        model = self.server.models.mix(parts, otherwise=state["model"])
-        await self.publish(model, received, group=tier, **how.told(len(received)))
+            entry |= {"weight": weight, "staleness": state.version - entry["version"]}
+        model = self.server.models.mix(self._cross_tier_parts(), otherwise=state.model)
+        await self.publish(model, received, group=tier, **aggregation.told(len(received)))
+
+    def _cross_tier_parts(self) -> list[tuple[Ref, float]]:
+        """The tiers' models, the fastest first, with their weights T_(M+1-m) / T."""
+        counts = self.state.counts
+        total = sum(counts)
+        weights = [count / total for count in reversed(counts)]
+        return list(zip(self.state.tiers, weights, strict=True))

@@ -21,32 +21,33 @@ class FedBNParams(AggregatingParams):
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
         if self.keeps == "statistics":
-            found = [
-                tensor.is_buffer and (tensor.name.endswith(STATISTICS) or _is_of_norm(tensor))
-                for tensor in tensors
-            ]
+            stays = [_is_statistic(tensor) for tensor in tensors]
+            name = "running statistics"
         else:
-            found = [_is_of_norm(tensor) for tensor in tensors]
-        if not any(found):
-            kept = "running statistics" if self.keeps == "statistics" else "normalisation layer"
+            stays = [_is_of_norm(tensor) for tensor in tensors]
+            name = "normalisation layer"
+        if not any(stays):
             layers = ", ".join(dict.fromkeys(tensor.layer for tensor in tensors))
             raise ScenarioError(
-                f"strategy.keeps is {self.keeps!r}, and the model has no {kept}, only "
-                f"{layers}; allowed is a model.factory of "
-                "a module with one, torch.nn.BatchNorm2d say"
+                f"strategy.keeps is {self.keeps!r}, and the model has no {name}, only {layers}; "
+                "allowed is a model.factory of a module with one, torch.nn.BatchNorm2d say"
             )
-        return found
+        return stays
 
 
 def _is_of_norm(tensor: Tensor) -> bool:
     return "norm" in tensor.layer.lower()
 
 
+def _is_statistic(tensor: Tensor) -> bool:
+    return tensor.is_buffer and (tensor.name.endswith(STATISTICS) or _is_of_norm(tensor))
+
+
 class FedBN(FedAvg[FedBNParams]):
     """FedAvg without the normalisation layers.
 
     Source: Li et al., "FedBN: federated learning on non-IID features via local batch normalization"
-    (ICLR 2021), Algorithm 1: after local training the server averages all layers but the
+    (ICLR 2021), Algorithm 1. After local training the server averages all layers but the
     normalisation layers, which each client keeps.
 
     Sends all other tensors, down and up (``model`` and ``update``). Devices that have never

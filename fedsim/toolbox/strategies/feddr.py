@@ -20,61 +20,63 @@ class FedDRParams(SynchronousParams):
 
     kind: Literal["feddr"] = "feddr"
     eta: float = Field(default=1.0, gt=0.0, le=1e6)
-    """of the local problem, the least f_i(x) + ||x - y_i||^2 / (2 eta)."""
+    """eta of the local problem, min f_i(x) + ||x - y_i||^2 / (2 eta)."""
     alpha: float = Field(default=1.0, gt=0.0, lt=2.0)
-    """relaxation; 1: Douglas and Rachford's own step."""
+    """relaxation; 1: the step of Douglas and Rachford."""
     start: Literal["center", "own"] = "center"
-    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the
-    device's ``own`` last x_i.
+    """SGD on the local problem begins at its ``center``, y_i, or (published code) at the device's
+    ``own`` last x_i.
     """
 
 
 class FedDRClient(SynchronousClient[FedDRParams]):
-    """Moves its point y_i, finds the proximal point x_i around it by SGD, and sends how far 2
-    x_i - y_i has moved (``z``).
+    """Moves its point y_i, finds the proximal point x_i by SGD, and sends the change of z.
+
+    State: ``x``, x_i; ``y``, y_i; ``z``, 2 x_i - y_i as the server has received it.
     """
 
     def _point(self, device: Device, name: str) -> Ref:
-        return device.state.get(name, device.initial())  # type: ignore[no-any-return]
+        point: Ref = device.state.get(name, device.initial())
+        return point
 
-    def moved(self, device: Device, instruction: Instruction) -> Ref:
+    def _next_y(self, device: Device, instruction: Instruction) -> Ref:
+        """y_i + alpha (w - x_i)."""
         alpha = self.params.alpha
         x = self._point(device, "x")
         y = self._point(device, "y")
         return device.mix([(y, 1.0), (instruction["model"], alpha), (x, -alpha)])
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        center = self.moved(device, instruction)
+        center = self._next_y(device, instruction)
         start = self._point(device, "x") if self.params.start == "own" else center
         return Training(start, self.params.local_epochs, mu=1.0 / self.params.eta, anchor=center)
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
-        """The update is the received model plus the change of 2 x_i - y_i since the server's
-        last value.
-        """
+        """The update is the received model plus 2 x_i - y_i - z, the change of z."""
         assert result.update is not None
+        received = instruction["model"]
         parts = [
-            (instruction["model"], 1.0),
+            (received, 1.0),
             (result.update, 2.0),
-            (self.moved(device, instruction), -1.0),
+            (self._next_y(device, instruction), -1.0),
+            (self._point(device, "z"), -1.0),
         ]
-        update = device.mix([*parts, (self._point(device, "z"), -1.0)])
-        return super().computed(
-            device, instruction, result._replace(update=update, start=instruction["model"])
-        )
+        changed = result._replace(update=device.mix(parts), start=received)
+        return super().computed(device, instruction, changed)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
         assert result.trained is not None
-        own = Header([result.trained, self.moved(device, instruction)])
-        return {**(super().reply(device, instruction, result) or {}), "own": own}
+        points = Header([result.trained, self._next_y(device, instruction)])
+        return {**(super().reply(device, instruction, result) or {}), "own": points}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """The server has the move as it arrived: it is made here too; one that is not finite on
-        neither side.
+        """Add the change of z as the server has received it.
+
+        Neither side adds a change that is not finite.
         """
         x, y = reply["own"].value
         before = {name: self._point(device, name) for name in "xyz"}
@@ -89,10 +91,10 @@ class FedDR(FedAvg[FedDRParams]):
 
     Source: Tran Dinh, Pham, Phan and Nguyen, "FedDR: randomized Douglas-Rachford splitting
     algorithms for nonconvex federated composite optimization" (NeurIPS 2021), Algorithm 1, with g =
-    0: client i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta f_i)(y_i), and sends how
-    far 2 x_i - y_i has moved; the model w is the mean of 2 x_i - y_i over all devices, where those
-    that were never asked count with the first model. All devices count alike. Here x_i is found by
-    ``local_epochs`` of SGD.
+    0. Client i moves y_i <- y_i + alpha (w - x_i), finds x_i = prox_(eta f_i)(y_i), and sends the
+    change of 2 x_i - y_i. The model w is the unweighted mean of 2 x_i - y_i over all devices;
+    devices that were never asked count with the first model. Here x_i is found by ``local_epochs``
+    of SGD.
 
     Sends what FedAvg sends. A client whose answer is cut off keeps its x_i and y_i.
     """
@@ -101,10 +103,11 @@ class FedDR(FedAvg[FedDRParams]):
     Client = FedDRClient
 
     async def aggregate(self) -> None:
-        received = self.state["received"]
-        before = self.state["model"]
-        if received:
-            weights = [1.0 / self.setting.devices] * len(received)
-            self.record_aggregate(received, weights)
-            parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
-            self.state["model"] = self.server.models.mix(parts, otherwise=before, rescale=False)
+        received = self.state.received
+        before = self.state.model
+        if not received:
+            return
+        weights = [1.0 / self.setting.devices] * len(received)
+        self.record_aggregate(received, weights)
+        parts = [(before, 1.0), *zip(changes(self.server, received), weights, strict=True)]
+        self.state.model = self.server.models.mix(parts, otherwise=before, rescale=False)

@@ -1,6 +1,4 @@
-"""FedDyn: local objectives regularised so that their optima become the global one (Acar et al.,
-2021).
-"""
+"""FedDyn: local objectives whose optima become the global optimum (Acar et al., 2021)."""
 
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -32,14 +30,18 @@ class FedDynParams(AggregatingParams):
 
 
 class FedDynClient(SynchronousClient[FedDynParams]):
-    """SGD on L_k(w) + alpha <moved, w> + alpha / 2 ||w - received||^2; ``moved`` sums how far
-    its answers were from these.
+    """SGD on L_k(w) + alpha <s_k, w> + alpha / 2 ||w - theta||^2, from the received model theta.
+
+    State: ``moved``, s_k, the sum of the differences of the client's answers from theta.
     """
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         alpha = self.params.alpha
-        linear = device.mix([(device.state["moved"], alpha)]) if "moved" in device.state else None
-        return Training(instruction["model"], self.params.local_epochs, mu=alpha, linear=linear)
+        epochs = self.params.local_epochs
+        linear = None
+        if "moved" in device.state:
+            linear = device.mix([(device.state["moved"], alpha)])
+        return Training(instruction["model"], epochs, mu=alpha, linear=linear)
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         before = device.state.get("moved", device.zero())
@@ -61,15 +63,15 @@ class FedDyn(FedAvg[FedDynParams]):
     """Federated learning with dynamic regularisation.
 
     Source: Acar et al., "Federated learning based on dynamic regularization" (ICLR 2021), Algorithm
-    1. With s_k the sum of client k's moves theta_k - theta so far and s the mean of all s_k (the
-    paper's h is -alpha s, its grad L_k is -alpha s_k): client k minimises L_k(w) + alpha <s_k, w> +
-    alpha / 2 ||w - theta||^2; then s <- s + (1/N) sum_k (theta_k - theta) over the clients that
+    1. Let s_k be the sum of client k's moves theta_k - theta so far, and s the mean of all s_k (the
+    paper's h is -alpha s, its grad L_k is -alpha s_k). Client k minimises L_k(w) + alpha <s_k, w> +
+    alpha / 2 ||w - theta||^2. Then s <- s + (1/N) sum_k (theta_k - theta) over the clients that
     answered, and the next model is the mean of their theta_k, plus s. With a robust aggregation s
-    <- (1 - K / N) s + K / N times what it makes of the s_k of the round's K clients.
+    <- (1 - K / N) s + K / N times the aggregation of the s_k of the round's K clients.
 
-    Sends what FedAvg sends: both sides add up the same moves (``moved``). The local
-    solve is ``local_epochs`` of SGD, where the paper has the exact minimum. Lost answers and
-    updates that are not finite move neither side.
+    Sends what FedAvg sends: both sides add up the same moves (``moved``). The local solve is
+    ``local_epochs`` of SGD; in the paper it is the exact minimum. Lost answers and updates that are
+    not finite move neither side.
     """
 
     Params = FedDynParams
@@ -97,6 +99,5 @@ class FedDyn(FedAvg[FedDynParams]):
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
         parts = [(aggregated, 1.0), (self.state.moved, 1.0)]
-        return super().advance(
-            model, self.server.models.mix(parts, otherwise=model, rescale=False), group
-        )
+        target = self.server.models.mix(parts, otherwise=model, rescale=False)
+        return super().advance(model, target, group)

@@ -1,6 +1,4 @@
-"""FedNova: updates count by direction, independent of their numbers of steps (Wang et al.,
-2020).
-"""
+"""FedNova: updates count by direction, not by their numbers of steps (Wang et al., 2020)."""
 
 from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal
@@ -15,12 +13,12 @@ from fedsim.strategies.round_params import RoundParams
 
 
 class FedNovaParams(FedProxParams):
-    """Parameters of FedNova; see ``FedProxParams``.
+    """Parameters of FedNova, in addition to ``FedProxParams``.
 
     Attributes:
-        mu: weight of the proximal term; 0, local SGD, unless it is given.
-        partial_work: a client that cannot finish all epochs sends what it has, which counts by
-            the steps that it took.
+        mu: weight of the proximal term; by default 0, plain local SGD.
+        partial_work: a client that cannot finish all epochs sends its model as it is, which counts
+            by the steps that the client took.
         effective: tau_eff with mu: the mean ``reach`` of the clients (the paper), or of their
             ``steps`` (the authors' code).
     """
@@ -33,21 +31,27 @@ class FedNovaParams(FedProxParams):
 
 @lru_cache(maxsize=4096)
 def reach(steps: int, momentum: float = 0.0, pull: float = 0.0) -> float:
-    """The way of so many steps along a gradient that is 1 everywhere (the paper's ||a||_1), in
-    units of the learning rate.
+    """Distance of ``steps`` steps along a gradient that is 1 everywhere, the paper's ||a||_1.
 
-    With ``momentum`` (its section 4.1), and with FedProx's ``pull`` = lr mu: v <- momentum v + 1
-    - pull x; x <- x + v.
+    Each step: v <- momentum v + 1 - pull x; x <- x + v.
+
+    Args:
+        steps: number of SGD steps.
+        momentum: of the optimiser (section 4.1).
+        pull: lr mu of FedProx's proximal term.
+
+    Returns:
+        x, in units of the learning rate.
     """
-    moved = velocity = 0.0
+    distance = velocity = 0.0
     for _ in range(steps):
-        velocity = momentum * velocity + 1.0 - pull * moved
-        moved += velocity
-    return moved
+        velocity = momentum * velocity + 1.0 - pull * distance
+        distance += velocity
+    return distance
 
 
 class FedNovaClient(FedProxClient):
-    """Trains as FedProx's, and says how many steps it took."""
+    """Trains as FedProx's, and reports its number of steps."""
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -60,11 +64,11 @@ class FedNova(FedProx):
 
     Source: Wang et al., "Tackling the objective inconsistency problem in heterogeneous federated
     optimization" (NeurIPS 2020), Algorithm 1 and its update rule: w <- w + tau_eff sum_i p_i (w_i -
-    w) / ||a_i||_1, where ||a_i||_1 is how far client i's steps reach (``reach``), p_i its weight by
-    ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (its Eq. 5). It is FedAvg where all take the
-    same steps.
+    w) / ||a_i||_1, where ||a_i||_1 is the distance that client i's steps reach (``reach``), p_i its
+    weight by ``aggregation``, and tau_eff = sum_i p_i ||a_i||_1 (Eq. 5). If all clients take the
+    same steps, it is FedAvg.
 
-    Sends what FedAvg sends, and in the answer's header the number of steps that were really taken.
+    Sends what FedAvg sends, and in the answer's header the number of steps that the client took.
     """
 
     Params: ClassVar[type[RoundParams]] = FedNovaParams
@@ -76,33 +80,27 @@ class FedNova(FedProx):
         if params.mu * lr >= 1:
             raise ScenarioError(
                 f"strategy.mu is {params.mu:g}: with a learning rate of {lr:g} a local step "
-                "would go beyond "
-                f"its anchor, and steps could not be counted; allowed is less than {1 / lr:g}"
+                "would go beyond its anchor, and steps could not be counted; allowed is less than "
+                f"{1 / lr:g}"
             )
 
     async def next_model(
         self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
         assert isinstance(self.params, FedNovaParams)
-        pull = self.params.mu * self.setting.lr_in(self.state["round"])
-        reaches = [
-            reach(entry["contents"]["steps"], self.setting.momentum, pull) for entry in entries
-        ]
-        taken = (
-            reaches
-            if self.params.effective == "reach"
-            else [entry["contents"]["steps"] for entry in entries]
-        )
-        effective = sum(
-            weight * own for weight, own in zip(self.weights(entries), taken, strict=True)
-        )
+        pull = self.params.mu * self.setting.lr_in(self.state.round)
+        steps = [entry["contents"]["steps"] for entry in entries]
+        reaches = [reach(count, self.setting.momentum, pull) for count in steps]
+        lengths = reaches if self.params.effective == "reach" else steps
+        weights = self.weights(entries)
+        # tau_eff, Eq. 5
+        effective = sum(weight * length for weight, length in zip(weights, lengths, strict=True))
         normalised = []
-        for entry, own in zip(entries, reaches, strict=True):
-            factor = effective / own if own else 0.0
-            # not finite if either is not
-            both = [entry["start"], entry["update"]]
-            share = [1 - factor, factor]
-            normalised.append(
-                entry | {"update": self.server.models.apply(weighted_sum, both, coefficients=share)}
-            )
+        for entry, distance in zip(entries, reaches, strict=True):
+            factor = effective / distance if distance else 0.0
+            # not finite if either model is not
+            models = [entry["start"], entry["update"]]
+            coefficients = [1 - factor, factor]
+            update = self.server.models.apply(weighted_sum, models, coefficients=coefficients)
+            normalised.append(entry | {"update": update})
         return await super().next_model(model, normalised, slot, **record)

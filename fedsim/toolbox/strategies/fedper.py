@@ -16,8 +16,8 @@ class FedPerParams(AggregatingParams):
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "strategy"
     kind: Literal["fedper"] = "fedper"
     head: Annotated[int, Field(ge=1)] | Annotated[list[str], Field(min_length=1)] = 1
-    """kept tensors: so many of the last layers with parameters, or names of tensors, in which *
-    matches anything.
+    """kept tensors: the number of last layers with parameters that are kept, or names of tensors,
+    in which * matches anything.
     """
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
@@ -25,20 +25,21 @@ class FedPerParams(AggregatingParams):
             layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
             last = list(dict.fromkeys(layers))[-self.head :]
             return [layer in last for layer in layers]
-        chosen = matching([tensor.name for tensor in tensors], self.head, "strategy.head")
-        return [tensor.name in chosen for tensor in tensors]
+        names = [tensor.name for tensor in tensors]
+        head = matching(names, self.head, "strategy.head")
+        return [name in head for name in names]
 
 
 class FedPer(FedAvg[FedPerParams]):
     """Federated learning with personalisation layers.
 
     Source: Arivazhagan et al., "Federated learning with personalization layers" (2019), Algorithm
-    1: each client trains the received base layers together with its own head, and sends the base
+    1. Each client trains the received base layers together with its own head, and sends the base
     layers back, which are averaged.
 
     Sends the base layers, down and up (4 bytes a number, ``model`` and ``update``). All heads begin
-    as that of the initial model, where the paper draws one for each client. A device is tested with
-    its own head.
+    as the head of the initial model; the paper draws a head for each client. A device is tested
+    with its own head.
     """
 
     Params = FedPerParams

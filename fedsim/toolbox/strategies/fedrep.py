@@ -19,14 +19,13 @@ class FedRepParams(FedPerParams):
     trains_more: ClassVar[str] = "with FedRep a client trains its head too"
     kind: Literal["fedrep"] = "fedrep"  # type: ignore[assignment]
     head_epochs: Epochs = 10
-    """passes over its data for which a device trains its head; then ``local_epochs`` for the
-    layers below.
+    """passes of a device over its data to train its head; ``local_epochs`` train the layers below.
     """
     aggregation: AggregationSpec = Mean()
 
 
 class FedRepClient(SynchronousClient[FedRepParams]):
-    """Trains its head with the layers below held, then these with the head held."""
+    """Trains its head with the layers below fixed, then these layers with the head fixed."""
 
     def __init__(self, params: FedRepParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
@@ -48,12 +47,12 @@ class FedRep(FedAvg[FedRepParams]):
     """Shared representations.
 
     Source: Collins et al., "Exploiting shared representations for personalized federated learning"
-    (ICML 2021), Algorithm 1: with the representation that it received a client makes many steps on
-    its head, then with that head some on the representation, and sends the latter back; the server
-    takes the mean.
+    (ICML 2021), Algorithm 1. With the received representation a client makes many steps on its
+    head, then with that head some steps on the representation, and sends the representation back;
+    the server takes the mean.
 
-    Sends what FedPer sends; heads begin, and are tested, as there. Epochs of both take as long
-    as FedAvg's.
+    Sends what FedPer sends; heads begin and are tested as in FedPer. An epoch of either kind takes
+    as long as FedAvg's.
     """
 
     Params = FedRepParams

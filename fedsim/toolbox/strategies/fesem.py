@@ -1,15 +1,17 @@
 """FeSEM: each client belongs to the group whose model is nearest to its own (Xie et al., 2020)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from fedsim.common.spec import Epochs
+from fedsim.learning.refs import Ref
 from fedsim.strategies.parts.aggregation import AggregationSpec, Mean
 from fedsim.toolbox.clustering.algorithms import kmeans
-from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams
+from fedsim.toolbox.strategies.grouped import Grouped, GroupedParams, GroupedState
 
 
 class FeSEMParams(GroupedParams):
@@ -18,9 +20,10 @@ class FeSEMParams(GroupedParams):
     Attributes:
         aggregation: ``mean``, as in the paper; ``weighted``, by samples; ``first``, as in the
             published code of FlexCFL.
-        as: ``published-code``: that of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after each
-            round every client that has sent a model joins the group nearest to it, whose model
-            becomes the mean of its members' last ones; k-means makes the first groups.
+        as: ``published-code``: the code of FlexCFL, see ``FeSEM``. ``paper`` (Algorithm 1): after
+            each round every client that has sent a model joins the group whose model is nearest to
+            that, and a group's model becomes the mean of its members' last models; k-means makes
+            the first groups.
     """
 
     instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "centers": "as"}
@@ -40,6 +43,18 @@ class FeSEMParams(GroupedParams):
         return self
 
 
+@dataclass
+class FeSEMState(GroupedState):
+    """Memory of FeSEM."""
+
+    last: list[Ref] = field(default_factory=list)
+    """Each client's last model, at first the initial one."""
+    senders: list[int] = field(default_factory=list)
+    """Clients that have sent a model, ascending."""
+    begun: bool = False
+    """Whether there have been enough of them for k-means."""
+
+
 class FeSEM(Grouped[FeSEMParams]):
     """Federated stochastic expectation maximisation.
 
@@ -47,98 +62,106 @@ class FeSEM(Grouped[FeSEMParams]):
     FlexCFL, by distances of whole models.
 
     E-step, at the server: each selected client joins the group whose model is nearest (Euclidean)
-    to its own last one, at first the initial one. It receives its group's model (d parameters),
-    trains, and sends its update (d parameters). M-step: a group's model becomes the mean of its
-    updates. Shifts of data change no group: FeSEM-MIG, so called in FlexCFL's tables, is the same
-    (``fesem-mig``).
+    to the client's last model, at first the initial one. It receives its group's model (d
+    parameters), trains, and sends its update (d parameters). M-step: a group's model becomes the
+    mean of its updates. Shifts of data change no group: FeSEM-MIG of FlexCFL's tables
+    (``fesem-mig``) is the same strategy.
     """
 
     Params: ClassVar[type[FeSEMParams]] = FeSEMParams
+    State = FeSEMState
+    state: FeSEMState
 
     async def on_start(self) -> None:
         groups = self.params.groups
-        initial = self.server.models.initial()
         draw = self.server.models.initial
-        self.state |= {
-            "models": [initial] * groups,
-            "last": [initial] * self.server.devices,
-            "known": [],
-            "begun": False,
-        }
+        initial = draw()
+        self.state.last = [initial] * self.server.devices
         if self.params.as_published:  # apart from the clients' common start
-            self.state["models"] = [draw(1 + group) for group in range(groups)]
+            self.state.models = [draw(1 + group) for group in range(groups)]
+        else:
+            self.state.models = [initial] * groups
         await super().on_start()
 
     async def before_asking(self) -> None:
-        cohort = self.state["cohort"]
-        groups = self.state["group"]
-        nearest = (
-            await self._nearest(cohort)
-            if self.params.as_published
-            else [max(groups[device], 0) for device in cohort]
-        )
-        for device, group in zip(cohort, nearest, strict=True):
+        """E-step of the published code; in the paper it follows the round."""
+        cohort = self.state.cohort
+        if self.params.as_published:
+            groups = await self._nearest(cohort)
+        else:
+            groups = [max(self.state.group[device], 0) for device in cohort]
+        for device, group in zip(cohort, groups, strict=True):
             self.move(device, group, "e-step")
 
     async def _nearest(self, devices: Sequence[int]) -> list[int]:
+        """The group whose model is nearest to each device's last model; random without learning."""
         server = self.server
-        models = self.state["models"]
+        models = self.state.models
         if not server.models.learns:
-            return self.random_groups(len(devices), "e-step", self.state["round"])
+            return self.random_groups(len(devices), "e-step", self.state.round)
         server.compute("distances", len(devices), server.setting.parameters, len(models))
-        values = await server.models.values(
-            [*models, *(self.state["last"][device] for device in devices)]
-        )
-        centers = values[: len(models)]
-        sent = values[len(models) :]
+        sent = [self.state.last[device] for device in devices]
+        weights = await server.models.values([*models, *sent])
+        if not sent:
+            return []
+        centers = weights[: len(models)]
+        distances = np.empty((len(sent), len(models)))
         with np.errstate(all="ignore"):
-            distances = [
-                [np.linalg.norm(own.astype(np.float64) - center) for center in centers]
-                for own in sent
-            ]
-        return (
-            np.argmin(np.nan_to_num(distances, nan=np.inf, posinf=np.inf), axis=1).tolist()
-            if sent
-            else []
-        )
+            for place, row in enumerate(weights[len(models) :]):
+                wide = row.astype(np.float64)
+                distances[place] = [np.linalg.norm(wide - center) for center in centers]
+        distances = np.nan_to_num(distances, nan=np.inf, posinf=np.inf)
+        groups: list[int] = np.argmin(distances, axis=1).tolist()
+        return groups
 
     async def aggregate(self) -> None:
-        for entry in self.state["received"]:
-            self.state["last"][entry["device"]] = entry["update"]
-        await (super().aggregate() if self.params.as_published else self._move_centers())
+        for entry in self.state.received:
+            self.state.last[entry["device"]] = entry["update"]
+        if self.params.as_published:
+            await super().aggregate()
+        elif self.state.received:
+            await self._move_centers()
 
     async def _move_centers(self) -> None:
-        """One step of Lloyd's algorithm on all models that clients have sent; the first time a
-        whole k-means.
+        """E-step and M-step of the paper (Algorithm 1), on all models that clients have sent.
+
+        One step of Lloyd's algorithm; the first time a whole k-means.
         """
         state = self.state
-        server = self.server
-        if not state["received"]:
-            return
-        known = state["known"] = sorted(
-            {*state["known"], *(entry["device"] for entry in state["received"])}
-        )
-        last = state["last"]
-        groups = len(state["models"])
-        if server.models.learns and len(known) >= groups and not state["begun"]:
-            rows = np.stack(await server.models.values([last[device] for device in known])).astype(
-                np.float64
-            )
-            server.compute("k-means", len(rows), rows.shape[1], groups)
-            nearest = kmeans(rows, groups, server.rng("k-means")).tolist()
-        else:
-            nearest = await self._nearest(known)
-        state["begun"] |= len(known) >= groups
-        for device, group in zip(known, nearest, strict=True):
+        received = state.received
+        senders = sorted({*state.senders, *(entry["device"] for entry in received)})
+        state.senders = senders
+        groups = await self._e_step(senders)
+        for device, group in zip(senders, groups, strict=True):
             self.move(device, group, "e-step")
-        for entry in state["received"]:
+        for entry in received:
             entry["group"] = self.group_of(entry["device"])
-        for group in sorted({*nearest}):
-            points = [
-                last[device] for device, own in zip(known, nearest, strict=True) if own == group
-            ]
-            entries = [entry for entry in state["received"] if entry["group"] == group]
-            if entries:
-                self.record_aggregate(entries, [1 / len(points)] * len(entries), group=group)
-            parts = [(point, 1 / len(points)) for point in points]
-            state["models"][group] = server.models.mix(parts, otherwise=state["models"][group])
+        for group in sorted({*groups}):
+            self._m_step(group)
+
+    async def _e_step(self, senders: list[int]) -> list[int]:
+        state = self.state
+        server = self.server
+        count = len(state.models)
+        is_enough = len(senders) >= count
+        if server.models.learns and is_enough and not state.begun:
+            last = await server.models.values([state.last[device] for device in senders])
+            rows = np.stack(last).astype(np.float64)
+            server.compute("k-means", len(rows), rows.shape[1], count)
+            groups: list[int] = kmeans(rows, count, server.rng("k-means")).tolist()
+        else:
+            groups = await self._nearest(senders)
+        state.begun |= is_enough
+        return groups
+
+    def _m_step(self, group: int) -> None:
+        """A group's model becomes the mean of its members' last models."""
+        state = self.state
+        members = [device for device in state.senders if state.group[device] == group]
+        share = 1 / len(members)
+        entries = [entry for entry in state.received if entry["group"] == group]
+        if entries:
+            self.record_aggregate(entries, [share] * len(entries), group=group)
+        parts = [(state.last[device], share) for device in members]
+        model = self.server.models.mix(parts, otherwise=state.models[group])
+        state.models[group] = model

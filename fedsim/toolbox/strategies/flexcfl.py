@@ -1,8 +1,7 @@
-"""FlexCFL: groups by the direction of first updates, newcomers by cosine, migration when data
-shift.
-"""
+"""FlexCFL: groups by first updates, and migration when data shift (Duan et al., 2021)."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -13,13 +12,14 @@ from fedsim.common.errors import SimulationError
 from fedsim.common.registry import Registry
 from fedsim.common.spec import Epochs
 from fedsim.common.training import Limit, Training
-from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, Server, TaskEnd
+from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.toolbox.clustering import similarity as pairs
 from fedsim.toolbox.clustering.algorithms import RandomGroups, agglomerative, kmeans
 from fedsim.toolbox.clustering.moments import PreTraining, ShiftTest
 from fedsim.toolbox.strategies.grouped import (
+    GroupedState,
     Migrating,
     MigratingClient,
     MigratingParams,
@@ -29,7 +29,7 @@ from fedsim.world.task import Computation
 
 
 class FlexCFLParams(PlainDeadline, MigratingParams):
-    """Parameters of FlexCFL beside ``MigratingParams``.
+    """Parameters of FlexCFL, in addition to ``MigratingParams``.
 
     The defaults are those of its published experiments on MNIST.
     """
@@ -50,12 +50,13 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
     clients_per_round: int = Field(default=20, ge=1)
     local_epochs: Epochs = 10
     measure: Literal["edc", "madc"] = "edc"
-    """how alike devices are: ``edc``, by the cosines with the m leading singular directions of
-    all updates; ``madc``, by the mean absolute difference of the cosines with all others.
+    """the similarity of devices: ``edc`` (Eq. 7), by the cosines of their updates with the m
+    leading singular directions of all updates; ``madc`` (Eq. 6), by the mean absolute difference of
+    their cosines with all other updates.
     """
     clusterer: Annotated[RandomGroups, Registry.of("clusterer", RandomGroups)] | None = None
-    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: a group for each
-    of m random devices (RCC).
+    """None: k-means with ``edc``, complete linkage with ``madc``; ``random``: each of m random
+    devices begins a group (RCC).
     """
     moment: Annotated[PreTraining, Registry.of("moment", PreTraining, usual="pre-training")] = (
         PreTraining()
@@ -70,14 +71,23 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
     @property
     def pretraining_epochs(self) -> int | None:
-        """Passes over its data of a pre-training; None where it is counted in steps."""
-        return self.moment.epochs or (
-            None if self.as_published or self.moment.steps else self.local_epochs
-        )
+        """Passes of a pre-training over the device's data; None if it is counted in steps."""
+        if self.moment.epochs:
+            return self.moment.epochs
+        if self.as_published or self.moment.steps:
+            return None
+        return self.local_epochs
+
+    @property
+    def pretraining_steps(self) -> int:
+        """SGD steps of a pre-training that is counted in steps."""
+        return self.moment.steps or 50
 
     def pretrained(self, devices: int) -> int:
-        """The number of devices pre-trained to make the groups."""
-        return self.groups if self.clusterer else min(self.moment.devices * self.groups, devices)
+        """The number of devices that are pre-trained to make the groups: alpha m, at most all."""
+        if self.clusterer:
+            return self.groups
+        return min(self.moment.devices * self.groups, devices)
 
     def combined_at_once(self, devices: int) -> int:
         return min(super().combined_at_once(devices), self.pretrained(devices) // self.groups)
@@ -88,61 +98,69 @@ class FlexCFLParams(PlainDeadline, MigratingParams):
 
 
 def inter_group_coefficients(norms: Floats, eta: float, *, literal: bool = False) -> Floats:
-    """Row j has the coefficients of all groups' models in group j's next model, float64 [m, m];
-    ``norms`` [m] are ||w_l||.
+    """Coefficients of all groups' models in each group's next model (Eq. 20).
 
-    Literally it is w_j + eta sum of w_l / ||w_l|| over l != j (Algorithm 2): each round adds up to
-    eta (m - 1) to the norm. Else that is divided by 1 + sum of eta / ||w_l|| (the published code).
-    A model of zeros has no direction to give.
+    Literally, group j's next model is w_j + eta times the sum of w_l / ||w_l|| over l != j
+    (Algorithm 2); each round then adds up to eta (m - 1) to its norm. The published code divides
+    that by 1 + the sum of eta / ||w_l||. A model of zeros has no direction, and adds nothing.
+
+    Args:
+        norms: ||w_l|| of each group's model, float64 [m].
+        eta: eta_g, the learning rate between groups.
+        literal: without the division of the published code.
+
+    Returns:
+        float64 [m, m]; row j for group j.
     """
-    coefficients = np.tile(
-        np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0), (len(norms), 1)
-    )
+    shares = np.divide(eta, norms, out=np.zeros(len(norms)), where=norms > 0)
+    coefficients = np.tile(shares, (len(norms), 1))
     np.fill_diagonal(coefficients, 1.0)
-    return coefficients if literal else coefficients / coefficients.sum(axis=1, keepdims=True)
+    if literal:
+        return coefficients
+    return coefficients / coefficients.sum(axis=1, keepdims=True)
 
 
-_MOST_FAILURES = 100  # of the group cold start: a deadline may be shorter than any pre-training
+# group cold starts that may fail: a deadline may be shorter than any pre-training
+_MOST_FAILURES = 100
 
 
 @pure
 def nearest_direction(models: list[Floats32]) -> Floats:
-    """Position of the direction most like the update; ``models`` are the initial one, the
-    trained, and the directions.
+    """Position of the direction with the largest cosine with the update (section 3.3), [1].
+
+    Args:
+        models: the initial model, the trained model, and the m directions, float32 [d] each.
     """
     initial, trained, *directions = models
     return np.array(pairs.most_alike([trained - initial], directions), dtype=np.float64)
 
 
 class FlexCFLClient(MigratingClient[FlexCFLParams]):
-    """Pre-trains from the ``initial`` model to find its group by the ``directions``, and trains
-    the group's model.
+    """Finds its group by a pre-training of the initial model, and trains the group's model.
+
+    State besides ``MigratingClient``'s: ``initial``, w0; ``directions`` of the m groups.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        for name, key in (
-            ("initial", "initial-model"),
-            ("initial", "pre-training"),
-            ("directions", "directions"),
-        ):
-            if key in instruction.contents:
-                device.state[name] = instruction[key]
+        for name in ("initial-model", "pre-training"):
+            if name in instruction.contents:
+                device.state["initial"] = instruction[name]
+        if "directions" in instruction.contents:
+            device.state["directions"] = instruction["directions"]
         return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         params = self.params
-        job = instruction.job
-        start, epochs = (
-            (instruction["model"], 0)
-            if job == "train"
-            else (device.state["initial"], params.pretraining_epochs)
-        )
-        if job == "train":  # in the paper a pre-training in the same round was the first epoch
-            one_less = "pre-trained" in instruction.contents and not params.as_published
-            epochs = max(1, params.local_epochs - one_less)
-        return (
-            Training(start, epochs) if epochs else Training(start, steps=params.moment.steps or 50)
-        )
+        if instruction.job == "train":
+            epochs = params.local_epochs
+            # in the paper a pre-training in the same round was the first epoch
+            if "pre-trained" in instruction.contents and not params.as_published:
+                epochs = max(1, epochs - 1)
+            return Training(instruction["model"], epochs)
+        initial = device.state["initial"]
+        if params.pretraining_epochs is None:
+            return Training(initial, steps=params.pretraining_steps)
+        return Training(initial, params.pretraining_epochs)
 
     def limit(self, device: Device, instruction: Instruction) -> Limit:
         return Limit(at_least=self.training(device, instruction).epochs)
@@ -162,6 +180,26 @@ class FlexCFLClient(MigratingClient[FlexCFLParams]):
         return instruction.job != "train"
 
 
+@dataclass
+class FlexCFLState(GroupedState):
+    """Memory of FlexCFL."""
+
+    initial: Ref = field(init=False)
+    """w0."""
+    directions: list[Ref] = field(default_factory=list)
+    """Directions of the groups."""
+    pretraining: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the group cold start, task -> device."""
+    pretrained: list[tuple[int, Ref]] = field(default_factory=list)
+    """Devices of the group cold start that have answered, with their trained models."""
+    attempts: int = 0
+    """Number of group cold starts."""
+    failures: int = 0
+    """Number of group cold starts from which too few devices came back."""
+    informed: list[bool] = field(default_factory=list)
+    """Whether each device has received the directions."""
+
+
 class FlexCFL(Migrating[FlexCFLParams]):
     """Flexible clustered federated learning; ``fedgroup`` is FedGroup, its static form.
 
@@ -169,16 +207,18 @@ class FlexCFL(Migrating[FlexCFLParams]):
     shift" (2021), Algorithms 2 and 3, section 3.4, and "FedGroup: efficient clustered federated
     learning via decomposed data-driven measure" (2020).
 
-    Group cold start: alpha m devices receive the initial model w0 (d parameters), pre-train, and
-    send their update dw (d), by which they are clustered. A group's model is the mean of its
-    members' trained models, its direction the mean of their updates, which never changes again. If
-    fewer than m devices come back it is repeated, up to 100 times.
+    Group cold start (Algorithm 3): alpha m devices receive the initial model w0 (d parameters),
+    pre-train, and send their update dw (d), by which they are clustered. A group's model is the
+    mean of its members' trained models. Its direction is the mean of their updates, and never
+    changes again. If fewer than m devices come back, the cold start is repeated, up to 100 times.
 
     Client cold start: a device without a group that is selected or arrives receives w0 and the m
     directions (d + m d), pre-trains, joins the group whose direction has the largest cosine with
-    dw, and sends its number (4 bytes), in the same round. Pre-trained devices receive the
-    directions with their first group model. A device whose data have shifted (``Migrating``)
-    pre-trains again from w0, and sends the number of its group.
+    dw, and sends the group's number (4 bytes), in the same round. Pre-trained devices receive the
+    directions with their first group model.
+
+    Migration: a device whose data have shifted (``Migrating``) pre-trains again from w0, and sends
+    the number of its group.
 
     In a round K clients receive their group's model (d), train, and send their update (d); a
     group's model becomes their mean, weighted by samples. With eta_g groups then move towards each
@@ -187,191 +227,197 @@ class FlexCFL(Migrating[FlexCFLParams]):
 
     Params: ClassVar[type[FlexCFLParams]] = FlexCFLParams
     Client = FlexCFLClient
+    State = FlexCFLState
+    state: FlexCFLState
 
-    def __init__(self, params: FlexCFLParams, server: Server) -> None:
-        super().__init__(params, server)
-        self.at_random = params.moment.newcomers == "random"
+    @property
+    def _joins_at_random(self) -> bool:
+        """Whether newcomers join a random group, without a pre-training (RAC)."""
+        return self.params.moment.newcomers == "random"
 
     async def on_start(self) -> None:
-        self.state |= {
-            "directions": [],
-            "pretraining": {},
-            "pretrained": [],
-            "attempts": 0,
-            "failures": 0,
-        }
-        self.state |= {
-            "round": 0,
-            "cohort": [],
-            "open": {},
-            "initial": self.server.models.initial(),
-        }
-        self.state["informed"] = [False] * self.server.devices
+        self.state.initial = self.server.models.initial()
+        self.state.informed = [False] * self.server.devices
         self._begin_groups()
+
+    # Group cold start (Algorithm 3)
 
     def _begin_groups(self) -> None:
         state = self.state
         params = self.params
         server = self.server
-        devices = server.clients.sample(
-            params.pretrained(server.devices), "pre-training", state["attempts"]
-        )
-        state |= {"attempts": state["attempts"] + 1, "pretrained": []}
+        count = params.pretrained(server.devices)
+        devices = server.clients.sample(count, "pre-training", state.attempts)
+        state.attempts += 1
+        state.pretrained = []
         if len(devices) < params.groups:
             server.look_again("pre-training", params.retry, at_least=params.groups)
             return
         if self._round_limit is not None:
             server.timer("pre-training-deadline", server.now + self._round_limit)
         for device in devices:
-            state["pretraining"][
-                server.ask(device, {"pre-training": state["initial"]}, "pre-train")
-            ] = device
+            task = server.ask(device, {"pre-training": state.initial}, "pre-train")
+            state.pretraining[task] = device
 
-    async def _make_groups(self) -> None:
-        state = self.state
-        models = self.server.models
-        devices, updates, labels = await self._cluster()
-        state["pretrained"] = []
-        for group in range(self.params.groups):
-            members = [
-                update for update, label in zip(updates, labels, strict=True) if label == group
-            ]
-            parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
-            state["models"].append(models.mix(parts))
-            state["directions"].append(
-                models.mix([*parts, (state["initial"], -1.0)], rescale=False)
-            )
-        for device, label in zip(devices, labels, strict=True):
-            self.settle(device, label, "pre-training")
-        await self.test_again(devices)
-
-    async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
-        """The pre-trained devices whose update is finite, these updates, and the group of each."""
-        server = self.server
-        params = self.params
-        m = self.params.groups
-        devices, updates = map(list, zip(*self.state["pretrained"], strict=True))
-        if server.models.learns:
-            initial, *trained = await server.models.values([self.state["initial"], *updates])
-            kept = [at for at, value in enumerate(trained) if np.isfinite(value).all()]
-            if len(kept) < m:
-                raise SimulationError(
-                    f"the pre-training of {len(trained)} devices gave {len(kept)} finite "
-                    "updates, fewer than the "
-                    f"{m} groups that they are to make; a smaller training.lr may help"
-                )
-            devices = [devices[at] for at in kept]
-            updates = [updates[at] for at in kept]
-        generator = server.rng("clustering", self.state["attempts"])
-        if not server.models.learns or params.clusterer:
-            order = generator.permutation(len(devices))
-            return devices, updates, (np.argsort(order) % m).tolist()
-        n = len(updates)
-        server.compute("products", n, server.setting.parameters)
-        server.compute(
-            *(("absolute differences", n) if params.measure == "madc" else ("k-means", n, m, m))
-        )
-        changes = np.stack([trained[at] for at in kept]) - initial
-        similarity = pairs.cosine_matrix(changes)
-        record = dict[str, Any]({"measure": params.measure})
-        if params.measure == "madc":
-            labels = agglomerative(pairs.madc(similarity), m, "complete")
-        else:
-            features = pairs.edc_features(changes, m)
-            record["features"] = pairs.rounded(features)
-            labels = kmeans(features, m, generator)
-        record |= pairs.shown_pairs("similarity", similarity)
-        server.emit("clustering", devices=devices, **record, groups=labels.tolist())
-        return devices, updates, labels.tolist()
-
-    def preparation(self, device: int) -> tuple[Contents, str] | None:
-        state = self.state
-        if state["group"][device] >= 0 and device not in state["unprepared"]:
-            return None
-        needed = {"initial-model": state["initial"], "directions": state["directions"]}
-        return {} if state["informed"][device] else needed, "find-group"
-
-    def _ask(self, device: int, continues: bool = False) -> None:
-        if self.at_random and self.state["group"][device] < 0:
-            self.move(
-                device,
-                int(self.server.rng("newcomer", device).integers(self.params.groups)),
-                "cold-start",
-            )
-        super()._ask(device, continues)
-
-    def contents_after_preparation(self, device: int) -> Contents:
-        return {**self.contents(device), "pre-trained": Header(True)}
-
-    def contents(self, device: int) -> Contents:
-        if self.state["informed"][device] or self.at_random:
-            return super().contents(device)
-        return {**super().contents(device), "directions": self.state["directions"]}
-
-    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        for entry, group in zip(prepared, await self.choices(prepared, "nearest"), strict=True):
-            self.state["informed"][entry["device"]] = True
-            self.settle(entry["device"], group)
-
-    async def on_arrival(self, device: int) -> None:
-        if self.params.moment.newcomers == "arrival" and self.state["models"]:
-            self.must_prepare(device)
-
-    async def after_aggregation(self) -> None:
-        state = self.state
-        server = self.server
-        params = self.params
-        inhabited = sorted({group for group in state["group"] if group >= 0})
-        if not params.eta_g or len(inhabited) < 2:
-            return
-        models = [state["models"][group] for group in inhabited]
-        for group, model in zip(inhabited, models, strict=True):
-            server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
-        if not server.models.learns:
-            return
-        server.compute("distances", len(models), server.setting.parameters)
-        norms = np.array(
-            [
-                np.linalg.norm(value.astype(np.float64))
-                for value in await server.models.values(models)
-            ]
-        )
-        if np.isfinite(norms).all():
-            matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
-            for group, row in zip(inhabited, matrix.tolist(), strict=True):
-                state["models"][group] = server.models.mix(list(zip(models, row, strict=True)))
-
-    async def on_task_end(self, message: TaskEnd) -> None:
+    async def _end_pretraining(self, message: TaskEnd) -> None:
+        """Store a pre-trained model; after the last task make the groups, or begin again."""
         state = self.state
         groups = self.params.groups
-        if message.task not in state["pretraining"]:
-            if "update" in message.contents and message.task in state["open"]:
-                state["informed"][message.device] |= not self.at_random
-            await super().on_task_end(message)
-            return
-        device = state["pretraining"].pop(message.task)
+        device = state.pretraining.pop(message.task)
         if message.outcome == "done":
-            state["pretrained"].append((device, message["pre-training"]))
-        if state["pretraining"]:
+            state.pretrained.append((device, message["pre-training"]))
+        if state.pretraining:
             return
         self.server.cancel_timer("pre-training-deadline")
-        if len(state["pretrained"]) >= groups:
+        if len(state.pretrained) >= groups:
             await self._make_groups()
             self._open_round()
             return
-        state["failures"] += 1
-        if state["failures"] == _MOST_FAILURES:
+        state.failures += 1
+        if state.failures == _MOST_FAILURES:
             self.server.stop(
                 f"{_MOST_FAILURES} group cold starts brought back fewer than {groups} devices each"
             )
         else:
             self.server.look_again("pre-training", self.params.retry, at_least=groups)
 
+    async def _make_groups(self) -> None:
+        state = self.state
+        mix = self.server.models.mix
+        devices, models, labels = await self._cluster()
+        state.pretrained = []
+        for group in range(self.params.groups):
+            members = [model for model, label in zip(models, labels, strict=True) if label == group]
+            parts = await self.params.aggregation.total(self.server, members, 1 / len(members))
+            state.models.append(mix(parts))
+            direction = mix([*parts, (state.initial, -1.0)], rescale=False)
+            state.directions.append(direction)
+        for device, label in zip(devices, labels, strict=True):
+            self.settle(device, label, "pre-training")
+        await self.test_again(devices)
+
+    async def _cluster(self) -> tuple[list[int], list[Ref], list[int]]:
+        """The pre-trained devices whose model is finite, these models, and the group of each."""
+        server = self.server
+        groups = self.params.groups
+        devices = [device for device, _ in self.state.pretrained]
+        models = [model for _, model in self.state.pretrained]
+        updates: list[Floats32] = []
+        if server.models.learns:
+            initial, *weights = await server.models.values([self.state.initial, *models])
+            finite = [place for place, row in enumerate(weights) if np.isfinite(row).all()]
+            if len(finite) < groups:
+                raise SimulationError(
+                    f"the pre-training of {len(weights)} devices gave {len(finite)} finite "
+                    f"updates, fewer than the {groups} groups that they are to make; a smaller "
+                    "training.lr may help"
+                )
+            devices = [devices[place] for place in finite]
+            models = [models[place] for place in finite]
+            updates = [weights[place] - initial for place in finite]
+        generator = server.rng("clustering", self.state.attempts)
+        if not updates or self.params.clusterer:
+            order = generator.permutation(len(devices))
+            return devices, models, (np.argsort(order) % groups).tolist()
+        return devices, models, self._labels(devices, np.stack(updates), generator)
+
+    def _labels(
+        self, devices: list[int], updates: Floats32, generator: np.random.Generator
+    ) -> list[int]:
+        """The group of each device by its update, of ``updates`` [n, d] (EDC or MADC)."""
+        server = self.server
+        count = len(updates)
+        groups = self.params.groups
+        server.compute("products", count, server.setting.parameters)
+        record: dict[str, Any] = {"measure": self.params.measure}
+        if self.params.measure == "madc":
+            server.compute("absolute differences", count)
+            similarity = pairs.cosine_matrix(updates)
+            labels = agglomerative(pairs.madc(similarity), groups, "complete")
+        else:
+            server.compute("k-means", count, groups, groups)
+            similarity = pairs.cosine_matrix(updates)
+            features = pairs.edc_features(updates, groups)
+            record["features"] = pairs.rounded(features)
+            labels = kmeans(features, groups, generator)
+        record |= pairs.shown_pairs("similarity", similarity)
+        numbers: list[int] = labels.tolist()
+        server.emit("clustering", devices=devices, **record, groups=numbers)
+        return numbers
+
+    # Client cold start and migration
+
+    def preparation(self, device: int) -> tuple[Contents, str] | None:
+        state = self.state
+        if state.group[device] >= 0 and device not in state.unprepared:
+            return None
+        if state.informed[device]:
+            return {}, "find-group"
+        contents = {"initial-model": state.initial, "directions": state.directions}
+        return contents, "find-group"
+
+    def _ask(self, device: int, continues: bool = False) -> None:
+        if self._joins_at_random and self.state.group[device] < 0:
+            generator = self.server.rng("newcomer", device)
+            self.move(device, int(generator.integers(self.params.groups)), "cold-start")
+        super()._ask(device, continues)
+
+    def contents_after_preparation(self, device: int) -> Contents:
+        return {**self.contents(device), "pre-trained": Header(True)}
+
+    def contents(self, device: int) -> Contents:
+        if self.state.informed[device] or self._joins_at_random:
+            return super().contents(device)
+        return {**super().contents(device), "directions": self.state.directions}
+
+    async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
+        groups = await self.choices(prepared, "nearest")
+        for entry, group in zip(prepared, groups, strict=True):
+            self.state.informed[entry["device"]] = True
+            self.settle(entry["device"], group)
+
+    async def on_arrival(self, device: int) -> None:
+        if self.params.moment.newcomers == "arrival" and self.state.models:
+            self.must_prepare(device)
+
+    async def on_task_end(self, message: TaskEnd) -> None:
+        state = self.state
+        if message.task in state.pretraining:
+            await self._end_pretraining(message)
+            return
+        if "update" in message.contents and message.task in state.open:
+            state.informed[message.device] |= not self._joins_at_random
+        await super().on_task_end(message)
+
     async def on_timer(self, name: str) -> None:
         if name == "pre-training":
             self._begin_groups()
         elif name == "pre-training-deadline":
-            for task in list(self.state["pretraining"]):
+            for task in list(self.state.pretraining):
                 self.server.end(task, "late")
         else:
             await super().on_timer(name)
+
+    # Inter-group aggregation (Eq. 20)
+
+    async def after_aggregation(self) -> None:
+        state = self.state
+        server = self.server
+        params = self.params
+        inhabited = sorted({group for group in state.group if group >= 0})
+        if not params.eta_g or len(inhabited) < 2:
+            return
+        models = [state.models[group] for group in inhabited]
+        for group, model in zip(inhabited, models, strict=True):
+            server.exchange({"group-exchange": model}, f"group-{group}", "auxiliary")
+        if not server.models.learns:
+            return
+        server.compute("distances", len(models), server.setting.parameters)
+        weights = await server.models.values(models)
+        norms = np.array([np.linalg.norm(row.astype(np.float64)) for row in weights])
+        if not np.isfinite(norms).all():
+            return
+        matrix = inter_group_coefficients(norms, params.eta_g, literal=not params.as_published)
+        for group, coefficients in zip(inhabited, matrix.tolist(), strict=True):
+            parts = list(zip(models, coefficients, strict=True))
+            state.models[group] = server.models.mix(parts)

@@ -1,7 +1,7 @@
 """FLoRA: adapters of all clients are stacked, and merged into the weights (Wang et al., 2024)."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -14,7 +14,14 @@ from fedsim.common.training import CutBy, Places, Training, complement
 from fedsim.federation import Contents, Device, Header, Instruction, Opaque, RunInfo, Server
 from fedsim.learning.functions import pure, spliced
 from fedsim.learning.refs import Ref
-from fedsim.toolbox.strategies.sizes import CutClient, CutModels, CutParams, by_name, leading
+from fedsim.toolbox.strategies.sizes import (
+    CutClient,
+    CutModels,
+    CutParams,
+    CutState,
+    by_name,
+    leading,
+)
 
 
 class FLoRAParams(CutParams):
@@ -36,19 +43,18 @@ class FLoRAParams(CutParams):
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
         names = [tensor.name for tensor in setting.tensors()]
-        chosen = [".lora_" in name for name in names]
-        if not all(
-            name.replace(f".lora_{name[-1]}", ".weight") in names for name in names
-        ) or not any(chosen):
+        is_adapter = [".lora_" in name for name in names]
+        weights = [name.replace(f".lora_{name[-1]}", ".weight") for name in names]
+        if not any(is_adapter) or not set(weights) <= set(names):
             raise ScenarioError(
                 "strategy.kind is 'flora', which merges adapters into the weights beside them, "
-                "and the model trains "
-                f"{', '.join(names)}; allowed is a model.lora with model.train = '*'"
+                f"and the model trains {', '.join(names)}; allowed is a model.lora with "
+                "model.train = '*'"
             )
-        return {
-            size: leading(setting.tensors(), setting.cut("rank", size), chosen)
-            for size in self.all_sizes
-        }
+        places: dict[float, Places] = {}
+        for size in self.all_sizes:
+            places[size] = leading(setting.tensors(), setting.cut("rank", size), is_adapter)
+        return places
 
 
 @pure
@@ -59,30 +65,36 @@ def merged(
     tensors: list[tuple[str, list[int]]],
     scale: float,
 ) -> NDArray[np.floating]:
-    """The first model with the weighted mean of the finite updates' scale B A in its layers, and
-    with fresh adapters; [d].
+    """The present model plus the weighted mean of scale B A, with fresh adapters; float64 [d].
 
-    ``tensors`` are names and shapes, in the order of a flat model. A is drawn as a dense layer's
-    weights are, B is 0.
+    Updates that are not finite are left out. A fresh A is drawn like a dense layer's weights, a
+    fresh B is 0.
+
+    Args:
+        models: the present model and the updates, float32 [d].
+        rng: for the fresh adapters.
+        weights: the weight of each update.
+        tensors: name and shape of each tensor, in the order of a flat model.
+        scale: of the adapters.
     """
-    kept = [
-        (update, share)
-        for update, share in zip(models[1:], weights, strict=True)
-        if np.isfinite(update).all()
-    ]
-    total = sum(share for _, share in kept) or 1.0
-    result = models[0].astype(np.float64)
-    updates = [
-        (by_name(update.astype(np.float64), tensors), share / total) for update, share in kept
-    ]
-    own = by_name(result, tensors)
-    for layer in [name.removesuffix(".lora_A") for name in own if name.endswith(".lora_A")]:
-        a = f"{layer}.lora_A"
+    present, *updates = models
+    adapters = list[tuple[dict[str, NDArray[np.floating]], float]]()
+    for update, weight in zip(updates, weights, strict=True):
+        if np.isfinite(update).all():
+            adapters.append((by_name(update.astype(np.float64), tensors), weight))
+    total = sum(weight for _, weight in adapters) or 1.0
+    result = present.astype(np.float64)
+    by_tensor = by_name(result, tensors)
+    for a in by_tensor:
+        layer = a.removesuffix(".lora_A")
+        if layer == a:
+            continue
         b = f"{layer}.lora_B"
-        for update, share in updates:
-            own[f"{layer}.weight"] += share * scale * (update[b] @ update[a])
-        own[a][:] = rng.uniform(-1.0, 1.0, own[a].shape) / np.sqrt(own[a].shape[1])
-        own[b][:] = 0.0
+        for adapter, weight in adapters:
+            by_tensor[f"{layer}.weight"] += weight / total * scale * (adapter[b] @ adapter[a])
+        shape = by_tensor[a].shape
+        by_tensor[a][:] = rng.uniform(-1.0, 1.0, shape) / np.sqrt(shape[1])
+        by_tensor[b][:] = 0.0
     return result
 
 
@@ -90,70 +102,74 @@ class FLoRAClient(CutClient):
     """Trains its adapters alone, and sends them."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        plain = super().training(device, instruction)
-        return replace(
-            plain, held=complement(self._places[instruction["size"]], self.setting.parameters)
-        )
+        training = super().training(device, instruction)
+        adapters = self._places[instruction["size"]]
+        return replace(training, held=complement(adapters, self.setting.parameters))
+
+
+@dataclass
+class FLoRAState(CutState):
+    """Memory of FLoRA."""
+
+    stacks: list[int] = field(default_factory=list)
+    """Numbers in the stack of each aggregation."""
+    served: dict[int, int] = field(default_factory=dict)
+    """Number of stacks that each device has received, by its last answer."""
 
 
 class FLoRA(CutModels):
     """Stacked adapters.
 
     Source: Wang et al., "FLoRA: Federated fine-tuning large language models with heterogeneous
-    low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1: the server stacks the
-    adapters that it receives, scaled by the clients' shares of samples, and sends the stack; so
-    each device adds the mean of the products B A to its weights, without the cross terms of a
-    product of means, and begins with fresh adapters, drawn by a seed that all share.
+    low-rank adaptations" (NeurIPS 2024, arXiv 2409.05976), Algorithm 1. The server stacks the
+    adapters that it receives, scaled by the clients' shares of samples, and sends the stack. Each
+    device adds the mean of the products B A to its weights, without the cross terms of a product of
+    means, and begins with fresh adapters, drawn by a seed that all devices share.
 
-    Sends the adapters of a client's rank up (``update``), and down (``model``) the stacks since
-    the device last answered, or the whole model if that is less; at first that (4 bytes a
-    number).
+    Sends the adapters of a client's rank up (``update``), and down (``model``) the stacks since the
+    device last answered, or the whole model if that is smaller; before a device's first answer the
+    whole model (4 bytes a number).
     """
 
     Params = FLoRAParams
     Client = FLoRAClient
+    State = FLoRAState
+    state: FLoRAState
 
     def __init__(self, params: FLoRAParams, server: Server) -> None:
         super().__init__(params, server)
-        self._begin = {
-            size: leading(self.setting.tensors(), self.setting.cut("rank", size))
-            for size in self._places
-        }
-
-    async def on_start(self) -> None:
-        self.state |= {"stacks": [], "served": {}}
-        await super().on_start()
+        # ranges of the flat model from which a device of each size begins
+        self._starts: dict[float, Places] = {}
+        for size in self._places:
+            smaller = self.setting.cut("rank", size)
+            self._starts[size] = leading(self.setting.tensors(), smaller)
 
     def contents(self, device: int) -> Contents:
+        state = self.state
         size = self.size_of(device)
-        has = self.state["served"].get(device)
-        whole = self.setting.parameters
-        count = whole if has is None else min(sum(self.state["stacks"][has:]), whole)
-        start = self.server.models.apply(
-            spliced, [self.state["zero"], self.state["model"]], places=self._begin[size]
-        )
+        count = self.setting.parameters
+        if device in state.served:
+            count = min(sum(state.stacks[state.served[device] :]), count)
+        models = [state.zero, state.model]
+        start = self.server.models.apply(spliced, models, places=self._starts[size])
         return {"model": Opaque(start, 4.0 * count), "size": Header(size)}
 
     def joined(
         self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
     ) -> Ref:
-        stacks = self.state["stacks"]
-        self.state["served"] |= {entry["device"]: len(stacks) for entry in entries}
-        stacks.append(
-            sum(
-                end - begin
-                for entry in entries
-                for begin, end in self._places[entry["contents"]["size"]]
-            )
-        )
-        tensors = [(tensor.name, list(tensor.shape)) for tensor in self.setting.tensors()]
-        how: dict[str, Any] = {
-            "weights": list(weights),
-            "tensors": tensors,
-            "scale": self.setting.adapter_scale,
-        }
-        models = [model, *(entry["update"] for entry in entries)]
-        stream = ("adapters", len(stacks))
+        stacks = self.state.stacks
+        numbers = 0
+        for entry in entries:
+            self.state.served[entry["device"]] = len(stacks)
+            adapters = self._places[entry["contents"]["size"]]
+            numbers += sum(end - begin for begin, end in adapters)
+        stacks.append(numbers)
         return self.server.models.apply(
-            merged, models, size=self.setting.parameters, stream=stream, **how
+            merged,
+            [model, *(entry["update"] for entry in entries)],
+            size=self.setting.parameters,
+            stream=("adapters", len(stacks)),
+            weights=list(weights),
+            tensors=[(tensor.name, list(tensor.shape)) for tensor in self.setting.tensors()],
+            scale=self.setting.adapter_scale,
         )

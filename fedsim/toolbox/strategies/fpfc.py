@@ -1,8 +1,7 @@
-"""FPFC: a model for each device, fused with those that are near it (Yu, Liu, Wang and Sun,
-2022).
-"""
+"""FPFC: a model for each device, fused with models near it (Yu, Liu, Wang and Sun, 2022)."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 import networkx as nx
@@ -17,7 +16,7 @@ from fedsim.learning.architecture import Tensor
 from fedsim.learning.functions import pure
 from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 from fedsim.toolbox.clustering.similarity import length
 
 DevicePair = tuple[int, int]
@@ -30,16 +29,18 @@ class FPFCParams(SynchronousParams):
     lam: float = Field(default=1.0, ge=0.0, le=1e6)
     """lambda, the strength of the penalty; 0: local training."""
     rho: float = Field(default=1.0, gt=0.0, le=1e6)
-    """of the augmented Lagrangian, and how strongly a device is held to what it receives."""
+    """rho of the augmented Lagrangian: how strongly a device is held to the model that it receives.
+    """
     a: float = Field(default=3.7, gt=1.0, le=1e6)
-    """of SCAD: models that are farther apart than a lam are not penalised."""
+    """a of SCAD: models that are farther apart than a lam are not penalised."""
     xi: float = Field(default=1e-4, gt=0.0, le=1e6)
-    """within so small a distance the penalty is smooth."""
+    """distance of two models below which the penalty is smooth."""
     nu: float = Field(default=1e-3, ge=0.0, le=1e6)
-    """devices whose difference theta is no longer than this are of one group."""
+    """devices whose difference theta is at most this long are in one group."""
     layers: Literal["all", "last"] = "all"
-    """distances are those of whole models (``all``), or of their last layer (``last``, an option
-    of the authors' code): then the whole difference of two models shrinks as that layer's does.
+    """distances are between whole models (``all``), or between their last layers (``last``, an
+    option of the authors' code): then the whole difference of two models shrinks as that of the
+    last layer.
     """
 
     @model_validator(mode="after")
@@ -51,8 +52,9 @@ class FPFCParams(SynchronousParams):
 
 
 class FPFCClient(SynchronousClient[FPFCParams]):
-    """Continues its own ``model`` (absent until it has first answered), held to what it
-    received.
+    """Continues its own model w_i, held to the model z_i that it receives.
+
+    State: ``model``, w_i; absent until the device has first answered.
     """
 
     def _last(self, device: Device, instruction: Instruction) -> Ref:
@@ -64,9 +66,29 @@ class FPFCClient(SynchronousClient[FPFCParams]):
         return Training(start, epochs, mu=self.params.rho, anchor=instruction["model"])
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
-        """Keep what the server received; neither side keeps a model that is not finite."""
+        """Store the model that the server has received, on neither side if it is not finite."""
         last = self._last(device, instruction)
         device.state["model"] = device.mix([(reply["update"], 1.0)], otherwise=last)
+
+
+@dataclass
+class FPFCState(SynchronousState):
+    """Memory of FPFC; pairs of devices are (i, j) with i < j."""
+
+    first: Ref = field(init=False)
+    """The first model."""
+    own: dict[int, Ref] = field(default_factory=dict)
+    """w_i of each device that has answered."""
+    samples: dict[int, int] = field(default_factory=dict)
+    """Training samples of these devices."""
+    pairs: dict[DevicePair, Ref] = field(default_factory=dict)
+    """theta and v of each pair, as one array [2 d]."""
+    apart: dict[DevicePair, float] = field(default_factory=dict)
+    """||theta|| of each pair."""
+    group: dict[int, int] = field(default_factory=dict)
+    """Group of each device that has answered."""
+    models: dict[int, Ref] = field(default_factory=dict)
+    """Model of each group."""
 
 
 class FPFC(Synchronous[FPFCParams]):
@@ -81,55 +103,49 @@ class FPFC(Synchronous[FPFCParams]):
     parameters). Then, for each pair with a device that answered, delta = w_i - w_j + v_ij / rho,
     theta_ij = the proximal step of the penalty from delta, and v_ij = rho (delta - theta_ij).
 
-    Devices with theta no longer than ``nu`` between them, or by way of others, are of one group,
-    named by its first device; its model is the mean of theirs, weighted by samples. A device that
-    has never answered is in no pair and no mean, and receives the first model. The paper's warm-up
-    of lambda and asynchronous form are not built. Without learning all devices are one group.
-
-    State besides ``Synchronous``'s: ``first``, the first model; by device ``own``, w_i, ``samples``
-    and ``group``; by pair (i, j), i < j, ``pairs``, theta and v as one array [2 d], and ``apart``,
-    ||theta||; ``models``, group -> model.
+    Two devices are in one group if theta between them is at most ``nu`` long, or if a chain of such
+    pairs connects them. A group is named by its first device; its model is the mean of its devices'
+    models, weighted by samples. A device that has never answered is in no pair and no mean, and
+    receives the first model. The paper's warm-up of lambda and asynchronous form are not built.
+    Without learning all devices are one group.
     """
 
     Params: ClassVar[type[RoundParams]] = FPFCParams
     Client = FPFCClient
+    State = FPFCState
+    state: FPFCState
     score: Literal["pooled", "device-mean"] = "device-mean"
 
     def __init__(self, params: FPFCParams, server: Server) -> None:
         super().__init__(params, server)
         whole = params.layers == "all"
-        self.begin = 0 if whole else begin_of_last_layer(self.setting.tensors())
+        self._begin = 0 if whole else begin_of_last_layer(self.setting.tensors())
 
     async def on_start(self) -> None:
-        self.state["first"] = self.server.models.initial()
-        self.state |= {
-            "own": {},
-            "samples": {},
-            "pairs": {},
-            "apart": {},
-            "group": {},
-            "models": {},
-        }
+        self.state.first = self.server.models.initial()
         await super().on_start()
 
     def contents(self, device: int) -> Contents:
-        models = self.state["own"]
-        pairs = self.state["pairs"]
+        """z_i, or the first model."""
+        models = self.state.own
+        pairs = self.state.pairs
         if device not in models:
-            return {"model": self.state["first"]}
-        others = [other for other in models if other != device]
-        signs = [1.0 if device < other else -1.0 for other in others]
-        parts = [models[device], *(models[other] for other in others)]
-        parts += [pairs[min(device, other), max(device, other)] for other in others]
-        rule: dict[str, Any] = {"signs": signs, "rho": self.params.rho}
-        return {"model": self.server.models.apply(held_to, parts, otherwise=models[device], **rule)}
+            return {"model": self.state.first}
+        peers = [peer for peer in models if peer != device]
+        signs = [1.0 if device < peer else -1.0 for peer in peers]
+        parts = [models[device], *(models[peer] for peer in peers)]
+        parts += [pairs[min(device, peer), max(device, peer)] for peer in peers]
+        center = self.server.models.apply(
+            held_to, parts, otherwise=models[device], signs=signs, rho=self.params.rho
+        )
+        return {"model": center}
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
-        start = self.state["own"].get(message.device, message.asked["model"])
+        start = self.state.own.get(message.device, message.asked["model"])
         return super().entry(message) | {"start": start}
 
     async def aggregate(self) -> None:
-        received = self.state["received"]
+        received = self.state.received
         if not received:
             return
         self.record_aggregate(received, [1.0] * len(received))
@@ -144,95 +160,96 @@ class FPFC(Synchronous[FPFCParams]):
         for entry in received:
             device = entry["device"]
             model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
-            self.state["own"][device] = model
-            self.state["samples"][device] = entry["samples"]
+            self.state.own[device] = model
+            self.state.samples[device] = entry["samples"]
 
     def _changed_pairs(self, updated: set[int]) -> list[DevicePair]:
-        devices = sorted(self.state["own"])
+        devices = sorted(self.state.own)
         pairs = [(i, j) for i in devices for j in devices if i < j]
         return [pair for pair in pairs if not updated.isdisjoint(pair)]
 
     def _fuse(self, changed: Sequence[DevicePair]) -> None:
-        """theta and v of pairs of which a model has changed."""
-        models = self.state["own"]
-        pairs = self.state["pairs"]
+        """theta and v of the pairs of which a model has changed."""
+        models = self.state.own
+        pairs = self.state.pairs
         params = self.params
-        scad: dict[str, Any] = {
-            "lam": params.lam,
-            "rho": params.rho,
-            "a": params.a,
-            "xi": params.xi,
-        }
-        size = 2 * self.setting.parameters
         for pair in changed:
             parts = [models[device] for device in pair]
             if pair in pairs:
                 parts.append(pairs[pair])
             pairs[pair] = self.server.models.apply(
-                fused, parts, size=size, begin=self.begin, **scad
+                fused,
+                parts,
+                size=2 * self.setting.parameters,
+                begin=self._begin,
+                lam=params.lam,
+                rho=params.rho,
+                a=params.a,
+                xi=params.xi,
             )
 
     async def _measure(self, changed: Sequence[DevicePair]) -> None:
         """||theta|| of pairs; 0 without learning."""
         lengths = [0.0] * len(changed)
         if self.server.models.learns and changed:
-            pairs = [self.state["pairs"][pair] for pair in changed]
-            measured = self.server.models.apply(apart, pairs, size=len(pairs), begin=self.begin)
+            pairs = [self.state.pairs[pair] for pair in changed]
+            measured = self.server.models.apply(apart, pairs, size=len(pairs), begin=self._begin)
             lengths = (await self.server.models.value(measured)).tolist()
-        self.state["apart"] |= zip(changed, lengths, strict=True)
+        self.state.apart |= zip(changed, lengths, strict=True)
 
     def _regroup(self) -> None:
-        """Groups are the connected parts of the graph of devices with short thetas."""
+        """Groups are the connected components of the graph of devices with short thetas."""
         graph: nx.Graph[int] = nx.Graph()
-        graph.add_nodes_from(self.state["own"])
-        graph.add_edges_from(
-            pair for pair, far in self.state["apart"].items() if far <= self.params.nu
-        )
-        names = {device: min(part) for part in nx.connected_components(graph) for device in part}
-        groups = dict(sorted(names.items()))
+        graph.add_nodes_from(self.state.own)
+        for pair, distance in self.state.apart.items():
+            if distance <= self.params.nu:
+                graph.add_edge(*pair)
+        groups = dict[int, int]()
+        for component in nx.connected_components(graph):
+            groups |= dict.fromkeys(component, min(component))
+        groups = dict(sorted(groups.items()))
         for device, group in groups.items():
-            before = self.state["group"].get(device)
+            before = self.state.group.get(device)
             if before != group:
                 self.server.emit("assign", device=device, group=group, before=before, why="fused")
-        self.state["group"] = groups
+        self.state.group = groups
 
     def _average_groups(self) -> None:
-        groups = self.state["group"]
-        models = self.state["own"]
-        self.state["models"] = {}
+        groups = self.state.group
+        models = self.state.own
+        self.state.models = {}
         for group in sorted(set(groups.values())):
             members = [device for device in groups if groups[device] == group]
-            samples = [self.state["samples"][device] for device in members]
+            samples = [self.state.samples[device] for device in members]
             total = sum(samples)
             shares = [count / total if total else 1 / len(members) for count in samples]
             parts = [(models[device], share) for device, share in zip(members, shares, strict=True)]
-            self.state["models"][group] = self.server.models.mix(
-                parts, otherwise=models[members[0]]
-            )
+            self.state.models[group] = self.server.models.mix(parts, otherwise=models[members[0]])
 
     def group_of(self, device: int) -> int | None:
-        return self.state["group"].get(device)  # type: ignore[no-any-return]
+        return self.state.group.get(device)
 
     def center(self, entry: dict[str, Any]) -> Ref:
-        group = self.state["group"][entry["device"]]
-        return self.state["models"][group]  # type: ignore[no-any-return]
+        group = self.state.group[entry["device"]]
+        return self.state.models[group]
 
     def models(self) -> ModelAssignment:
-        groups = self.state["group"]
+        groups = self.state.group
         silent = [device for device in range(self.server.devices) if device not in groups]
-        served = {"first": (self.state["first"], silent)} if silent else {}
-        for group, model in self.state["models"].items():
+        served: dict[str, tuple[Ref, list[int]]] = {}
+        if silent:
+            served["first"] = (self.state.first, silent)
+        for group, model in self.state.models.items():
             members = [device for device in groups if groups[device] == group]
-            served[f"group/{group}"] = model, members
+            served[f"group/{group}"] = (model, members)
         return served
 
 
 def begin_of_last_layer(tensors: Sequence[Tensor]) -> int:
     """The place in a flat model at which the last layer's tensors begin."""
     layers = [tensor.name.rpartition(".")[0] for tensor in tensors]
-    return sum(
-        tensor.size for tensor, layer in zip(tensors, layers, strict=True) if layer != layers[-1]
-    )
+    sizes = [tensor.size for tensor in tensors]
+    return sum(size for size, layer in zip(sizes, layers, strict=True) if layer != layers[-1])
 
 
 def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
@@ -240,6 +257,13 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 
     g is SCAD's penalty, smooth at 0: g'(t) = lam t / xi up to xi, lam up to lam, then
     (a lam - t) / (a - 1) up to a lam, then 0.
+
+    Args:
+        length: ||delta||.
+        lam: lambda.
+        rho: see ``FPFCParams``.
+        a: see ``FPFCParams``.
+        xi: see ``FPFCParams``.
     """
     if length <= xi + lam / rho:
         return length * xi * rho / (lam + xi * rho)
@@ -254,9 +278,15 @@ def shrunk(length: float, lam: float, rho: float, a: float, xi: float) -> float:
 def fused(
     models: list[Floats32], begin: int, lam: float, rho: float, a: float, xi: float
 ) -> Floats:
-    """theta and v [2 d] of a pair; distances count from ``begin`` on.
+    """theta and v of a pair, float64 [2 d].
 
-    ``models``: those of both devices [d], and the pair's last theta and v [2 d], if it has any.
+    Args:
+        models: the models of both devices [d], and the pair's last theta and v [2 d], if any.
+        begin: place in a flat model from which on distances count.
+        lam: lambda.
+        rho: see ``FPFCParams``.
+        a: see ``FPFCParams``.
+        xi: see ``FPFCParams``.
     """
     first, second, *last = models
     delta = first.astype(np.float64) - second
@@ -270,10 +300,13 @@ def fused(
 
 @pure
 def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
-    """z of a device [d].
+    """z of a device, float64 [d].
 
-    ``models``: its own, those of the others, and the pairs with them, in which it comes first (sign
-    1) or second (-1).
+    Args:
+        models: the model of the device and of each other device [d], then theta and v of each pair
+            [2 d].
+        signs: 1 if the device is the first in the pair, -1 if it is the second.
+        rho: see ``FPFCParams``.
     """
     size = len(models[0])
     count = len(signs) + 1
@@ -285,5 +318,5 @@ def held_to(models: list[Floats32], signs: list[float], rho: float) -> Floats:
 
 @pure
 def apart(models: list[Floats32], begin: int) -> Floats:
-    """The length of theta of each pair, from ``begin`` on."""
+    """||theta|| of each pair [2 d], from the place ``begin`` in a flat model on."""
     return np.array([length(pair[begin : len(pair) // 2]) for pair in models])

@@ -1,6 +1,4 @@
-"""The round loop with groups of devices, each with a model of its own, and groups that devices
-leave when their data shift.
-"""
+"""The round loop with a model for each group of devices, and devices that change their group."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,19 +21,18 @@ Preset = Literal["paper", "published-code"]
 
 
 class ClusteredParams(SelectingParams, CombiningParams):
-    """Parameters of every strategy with groups, in addition to ``SelectingParams`` and
-    ``CombiningParams``.
+    """Parameters of every strategy with groups of devices.
+
+    In addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
-        groups: m, how many groups there are.
-        as: where they differ, what it follows: its ``paper`` or the ``published-code``;
-            docs/strategies.md has the differences.
+        groups: m, the number of groups.
+        as: the source that the strategy follows if they differ: its ``paper`` or the
+            ``published-code``; docs/strategies.md has the differences.
     """
 
     sweeps: ClassVar[bool] = False
-    """Whether the published code's first rounds ask the devices in turn, until each has been
-    asked once.
-    """
+    """Whether the published code first asks the devices in turn, until each was asked once."""
 
     groups: int = Field(default=3, ge=1, le=10_000)
     # a keyword of Python
@@ -48,7 +45,7 @@ class ClusteredParams(SelectingParams, CombiningParams):
 
 
 class PlainDeadline(SelectingParams):
-    """Parameters of strategies whose deadline counts from the begin of the round, in seconds."""
+    """Parameters of strategies whose deadline counts from the start of the round, in seconds."""
 
     @model_validator(mode="after")
     def _from_the_round(self) -> Self:
@@ -61,9 +58,7 @@ class PlainDeadline(SelectingParams):
 
 
 class GroupedParams(ClusteredParams, SynchronousParams):
-    """Parameters of strategies that ask a number of clients across all groups, in addition to
-    ``ClusteredParams``.
-    """
+    """Parameters of strategies that ask ``clients_per_round`` clients across all groups."""
 
     instead: ClassVar[Mapping[str, str]] = {**SynchronousParams.instead, "sweep": "as"}
 
@@ -87,19 +82,17 @@ class GroupedState(SynchronousState):
     preparing: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """Open tasks of preparation, task -> (device, whether the round waits for it)."""
     prepared: list[dict[str, Any]] = field(default_factory=list)
-    """Tasks of preparation that have ended in this instant: ``task``, ``device``, ``in_round``,
-    ``asked`` and ``contents``.
-    """
+    """Preparations that have ended in this instant, see ``Grouped.assign``."""
     unprepared: list[int] = field(default_factory=list)
     """Devices that must be prepared before they train again, in order."""
 
 
 class Grouped(Synchronous[G]):
-    """A strategy in rounds with a model a group.
+    """A strategy in rounds with a model for each group.
 
-    A device without a group, or whose data have shifted, first gets a task of preparation, beside
-    the rounds or within one; its task of the round then follows in the instant in which its group
-    is known. Devices prepared in one instant are assigned together.
+    A device without a group, or whose data have shifted, first gets a task of preparation, outside
+    the rounds or within one. In a round, its training task follows in the instant in which its
+    group becomes known. Devices prepared in one instant are assigned together.
     """
 
     State = GroupedState
@@ -110,89 +103,118 @@ class Grouped(Synchronous[G]):
         self.state.group = [-1] * server.devices
         self.state.asked = [False] * server.devices
 
+    # What a strategy fills in
+
     def preparation(self, device: int) -> tuple[Contents, str] | None:
         """Contents and job of the device's preparation; None if it needs none."""
         return None
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        """Give devices that have been prepared their groups (``move``)."""
+        """Give devices that have been prepared their groups, by ``move``.
+
+        Args:
+            prepared: ``task``, ``device``, ``in_round`` (whether the round waits for it), ``asked``
+                (the received contents) and ``contents`` (the answer) of each device.
+        """
 
     def contents_after_preparation(self, device: int) -> Contents:
         """Message to a device that was prepared in the same round."""
         return self.contents(device)
 
     async def after_aggregation(self) -> None:
-        """The groups' models are new: a step between them."""
+        """Called when the groups' models are new, for a step between the groups."""
+
+    # Groups
 
     def move(self, device: int, group: int, why: str) -> None:
-        """Put a device into a group, and record it if it is another one than before."""
+        """Put a device into a group, and record ``assign`` if its group changes.
+
+        Args:
+            device: number of the device.
+            group: number of the group.
+            why: the reason, a field of the record.
+        """
         before = self.state.group[device]
-        if before != group:
-            self.state.group[device] = group
-            self.server.emit(
-                "assign", device=device, group=group, before=None if before < 0 else before, why=why
-            )
+        if before == group:
+            return
+        self.state.group[device] = group
+        previous = None if before < 0 else before
+        self.server.emit("assign", device=device, group=group, before=previous, why=why)
 
     def members(self, group: int) -> list[int]:
-        """The devices of a group, in ascending order."""
-        return [device for device, own in enumerate(self.state.group) if own == group]
+        """The devices of a group, ascending; of group -1, the devices without a group."""
+        groups = self.state.group
+        return [device for device, number in enumerate(groups) if number == group]
 
     def group_of(self, device: int) -> int | None:
         group = self.state.group[device]
         return None if group < 0 else group
 
     async def choices(self, entries: Sequence[dict[str, Any]], purpose: str) -> list[int]:
-        """The group in each entry's content ``id``; where nothing is learnt, one at random from
-        the stream ``purpose``.
+        """The group that each device has chosen, its content ``id``; random without learning.
+
+        Args:
+            entries: of ``received`` or ``prepared``.
+            purpose: name of the stream of random groups.
         """
         if self.server.models.learns:
             return await self.server.models.choices([entry["contents"]["id"] for entry in entries])
-        return self.random_groups(len(entries), purpose, *(entry["task"] for entry in entries[:1]))
+        first_task = [entry["task"] for entry in entries[:1]]
+        return self.random_groups(len(entries), purpose, *first_task)
 
     def random_groups(self, count: int, purpose: str, *ids: int) -> list[int]:
-        """``count`` random groups, for runs without learning."""
-        found: list[int] = (
-            self.server.rng(purpose, *ids).integers(len(self.state.models), size=count).tolist()
-        )
-        return found
+        """``count`` random groups, for runs without learning.
+
+        Args:
+            count: the number of draws.
+            purpose: name of the random stream.
+            ids: numbers that name the stream further.
+        """
+        generator = self.server.rng(purpose, *ids)
+        groups: list[int] = generator.integers(len(self.state.models), size=count).tolist()
+        return groups
 
     def models(self) -> ModelAssignment:
-        own = np.array(self.state.group)
-        models = enumerate(self.state.models)
-        return {
-            f"group/{group}": (model, np.flatnonzero(own == group).tolist())
-            for group, model in models
-        }
+        groups = np.array(self.state.group)
+        assignment: dict[str, tuple[Ref, list[int]]] = {}
+        for group, model in enumerate(self.state.models):
+            assignment[f"group/{group}"] = (model, np.flatnonzero(groups == group).tolist())
+        return assignment
+
+    # Rounds
 
     def select(self) -> list[int]:
-        number = self.state.round
-        wanted = self.params.asked_per_round
-        chosen = list[int]()
-        if (
-            self.params.sweeps
-            and self.params.as_published
-            and number * wanted < self.server.devices
-        ):
-            chosen = [
-                device for device in self.server.clients.online() if not self.state.asked[device]
-            ][:wanted]
-        if len(chosen) < wanted:
-            others = (
-                [device for device in range(self.server.devices) if device not in chosen]
-                if chosen
-                else None
-            )
-            chosen += self.pick(wanted - len(chosen), among=others)
-        for device in chosen:
+        count = self.params.asked_per_round
+        cohort = self._sweep(count)
+        if len(cohort) < count:
+            candidates = None
+            if cohort:
+                devices = range(self.server.devices)
+                candidates = [device for device in devices if device not in cohort]
+            cohort += self.pick(count - len(cohort), among=candidates)
+        for device in cohort:
             self.state.asked[device] = True
-        return chosen
+        return cohort
+
+    def _sweep(self, count: int) -> list[int]:
+        """The next available devices in turn, in the published code's first rounds."""
+        if not (self.params.sweeps and self.params.as_published):
+            return []
+        if self.state.round * count >= self.server.devices:
+            return []
+        asked = self.state.asked
+        return [device for device in self.server.clients.online() if not asked[device]][:count]
 
     def _ask(self, device: int, continues: bool = False) -> None:
-        """Ask a device for its next job in the round; ``continues``: it has been prepared in the
-        round.
+        """Ask a device for its next job in the round: its preparation, or the training.
+
+        Args:
+            device: number of the device.
+            continues: whether it has been prepared in the round.
         """
-        if (needed := self.preparation(device)) is not None:
-            self._prepare(device, *needed, in_round=True, continues=continues)
+        preparation = self.preparation(device)
+        if preparation is not None:
+            self._prepare(device, *preparation, in_round=True, continues=continues)
         elif continues:
             self._start(device, self.contents_after_preparation(device), continues=True)
         else:
@@ -213,17 +235,22 @@ class Grouped(Synchronous[G]):
         group = entry["group"]
         return None if group is None else self.state.models[group]
 
+    # Preparation
+
     def must_prepare(self, device: int) -> None:
-        """The device has to be prepared: in its round if it has just been selected, else beside
-        the rounds, when it can.
+        """Have a device prepared: in its round if it has just been selected, else when it can.
+
+        Args:
+            device: number of the device.
         """
         if device not in self.state.unprepared:
             self.state.unprepared.append(device)
         self._prepare_aside(device)
 
     def _prepare_aside(self, device: int) -> None:
-        """Prepare a device now if it is free and not about to be asked; else when its task ends
-        or it returns.
+        """Prepare a device now if it is free, and not about to be asked in the round.
+
+        Else it is prepared when its task ends, or when it returns.
         """
         state = self.state
         about_to_be_asked = device in state.cohort and not state.open
@@ -231,10 +258,11 @@ class Grouped(Synchronous[G]):
             return
         if not self.server.clients.idle(device):
             return
-        if (needed := self.preparation(device)) is not None:
-            self._prepare(device, *needed, in_round=False)
-        else:
+        preparation = self.preparation(device)
+        if preparation is None:
             state.unprepared.remove(device)
+        else:
+            self._prepare(device, *preparation, in_round=False)
 
     def _prepare(
         self, device: int, contents: Contents, job: str, *, in_round: bool, continues: bool = False
@@ -249,9 +277,10 @@ class Grouped(Synchronous[G]):
         self._prepare_aside(device)
 
     def is_preparing(self, device: int) -> bool:
-        """Whether the device's preparation runs, or has ended in this very instant."""
-        ended = [entry["device"] for entry in self.state.prepared]
-        return device in ended or any(device == own for own, _ in self.state.preparing.values())
+        """Whether the device's preparation runs, or has ended in this instant."""
+        if any(entry["device"] == device for entry in self.state.prepared):
+            return True
+        return any(device == busy for busy, _ in self.state.preparing.values())
 
     async def on_return(self, device: int) -> None:
         self._prepare_aside(device)
@@ -267,24 +296,28 @@ class Grouped(Synchronous[G]):
             return
         _, in_round = state.preparing.pop(message.task)
         if message.outcome == "done":
-            if not state.prepared:
-                self.server.timer("assign", self.server.now)
-            about = {"task": message.task, "device": device, "in_round": in_round}
-            state.prepared.append(
-                about | {"asked": dict(message.asked), "contents": dict(message.contents)}
-            )
+            self._store_prepared(message, in_round)
             return
         if device in state.unprepared:
             self.server.clients.await_return(device)
         if in_round:
             await super().on_task_end(message)
 
+    def _store_prepared(self, message: TaskEnd, in_round: bool) -> None:
+        """Store a preparation, to be assigned at the end of this instant."""
+        if not self.state.prepared:
+            self.server.timer("assign", self.server.now)
+        entry = {"task": message.task, "device": message.device, "in_round": in_round}
+        entry |= {"asked": dict(message.asked), "contents": dict(message.contents)}
+        self.state.prepared.append(entry)
+
     async def on_timer(self, name: str) -> None:
-        """First assign the devices prepared in this instant: a deadline can end only tasks that
-        have started.
+        """First assign the devices prepared in this instant.
+
+        A deadline can end only tasks that have started.
         """
         if name == "assign":
-            if self.state.prepared:  # else another timer of this instant has seen to them
+            if self.state.prepared:  # else another timer of this instant has assigned them
                 await self._assign()
         elif name in ("ask", "computed", "deadline") and self.state.prepared:
             self.server.cancel_timer("assign")
@@ -294,25 +327,31 @@ class Grouped(Synchronous[G]):
             await super().on_timer(name)
 
     async def _assign(self) -> None:
-        prepared, self.state.prepared = self.state.prepared, []
+        prepared = self.state.prepared
+        self.state.prepared = []
         await self.assign(prepared)
         for entry in prepared:
-            if entry["device"] in self.state.unprepared:
-                self.state.unprepared.remove(entry["device"])
+            device = entry["device"]
+            if device in self.state.unprepared:
+                self.state.unprepared.remove(device)
             if entry["in_round"]:
                 del self.state.open[entry["task"]]
-                self._ask(entry["device"], continues=True)
+                self._ask(device, continues=True)
         if len(self.state.received) >= self.params.enough:
             # enough updates: no client that continues only now is needed
             self.server.timer("deadline", self.server.now)
 
 
 def distance(counts: Ints, reference: Ints, metric: ShiftTest) -> float:
-    """Distance of a device's label counts [C] from its reference, per class; for ``oracle`` any
-    is far.
+    """Distance of a device's label counts from its reference, per class (FlexCFL, Eq. 9).
 
-    ``sorted_counts`` is the Wasserstein distance of the two count vectors taken as samples, as
-    the published code has it.
+    ``aligned_l1`` is 1/C sum |c_k - r_k|. ``sorted_counts`` is the Wasserstein distance of the two
+    count vectors taken as samples, as in the published code. For ``oracle`` it is infinite.
+
+    Args:
+        counts: c, the samples of each class now, int64 [C].
+        reference: r, the samples of each class when the device found its group, int64 [C].
+        metric: the distance.
     """
     if metric == "oracle":
         return float("inf")
@@ -332,7 +371,7 @@ class MigratingParams(GroupedParams):
     moment: Annotated[WhenShifted, Registry.of("moment", EachRound, usual="each-round")] = (
         EachRound()
     )
-    """when devices choose their group: in each round, and when their data have shifted."""
+    """the moments at which devices choose their group: each round, and when their data shift."""
 
     @property
     def usual_shift(self) -> ShiftTest:
@@ -348,12 +387,13 @@ M = TypeVar("M", bound=MigratingParams)
 
 
 class MigratingClient(SynchronousClient[M]):
-    """Detects shifts of its own data; state: ``reference``, label counts of the data by which it
-    found its group.
+    """Detects shifts of its data.
+
+    State: ``reference``, label counts of the data by which the device found its group.
     """
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
-        """Whether this task says which group the device belongs to."""
+        """Whether this task decides the group of the device."""
         raise NotImplementedError
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
@@ -364,19 +404,18 @@ class MigratingClient(SynchronousClient[M]):
         if self.params.shift == "never":
             return None
         first = device.first_label_counts
-        reference = np.array(device.state["reference"]) if "reference" in device.state else first
-        far = distance(device.label_counts, reference, self.params.shift)
-        most = 0.2 * float(first.sum()) / len(first)  # FlexCFL, Eq. 9
-        return {"distance": Header(far), "threshold": Header(most)}
+        reference = np.array(device.state.get("reference", first))
+        shift = distance(device.label_counts, reference, self.params.shift)
+        threshold = 0.2 * float(first.sum()) / len(first)  # tau_i of FlexCFL, Eq. 9
+        return {"distance": Header(shift), "threshold": Header(threshold)}
 
 
 class Migrating(Grouped[M]):
-    """A strategy with groups that devices leave when their data have shifted (FlexCFL, section
-    3.4).
+    """A strategy with groups that devices leave when their data shift (FlexCFL, section 3.4).
 
     A device whose data have changed compares its label counts with its reference, at no cost, as
-    soon as it is idle. If they are too far apart it is prepared again, and its present counts
-    become the reference. After preparing it tests new changes.
+    soon as it is idle. If they are too far apart, the device is prepared again, and its present
+    counts become the reference. After the preparation it tests new changes.
     """
 
     async def on_shift(self, device: int, contents: Mapping[str, float]) -> None:
@@ -390,10 +429,17 @@ class Migrating(Grouped[M]):
             self.must_prepare(device)
 
     def settle(self, device: int, group: int, newcomer: str = "cold-start") -> None:
+        """Put a prepared device into its group.
+
+        Args:
+            device: number of the device.
+            group: number of the group.
+            newcomer: the reason in the record ``assign``, if the device had no group.
+        """
         self.move(device, group, newcomer if self.group_of(device) is None else "migration")
 
     async def test_again(self, devices: Iterable[int]) -> None:
-        """Have devices test themselves that were settled by data that may have changed since."""
+        """Have devices test their data, which may have changed since the task that settled them."""
         for device in devices:
             await self.server.clients.look_for_shift(device)
 

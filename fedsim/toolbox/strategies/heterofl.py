@@ -17,26 +17,30 @@ from fedsim.toolbox.strategies.sizes import CutModels, CutParams
 def mean_of_holders(
     models: list[NDArray[np.float32]], weights: list[float], places: list[Places], which: list[int]
 ) -> NDArray[np.floating]:
-    """Each number's weighted mean over the finite updates that have it, else that of the first
-    model; [d].
+    """Each number's weighted mean over the finite updates that have it, float64 [d] (Eqs. 1 to 3).
 
-    ``models`` are the model and the updates; ``places`` are those of each size, ``which`` the
-    size of each update.
+    A number that no update has stays as in the present model.
+
+    Args:
+        models: the present model and the updates, float32 [d].
+        weights: the weight of each update.
+        places: ranges of the numbers of each size.
+        which: position in ``places`` of each update's size.
     """
-    total = np.zeros(len(models[0]))
-    weight = np.zeros(len(models[0]))
-    for update, share, size in zip(models[1:], weights, which, strict=True):
-        if np.isfinite(update).all():
-            for begin, end in places[size]:
-                total[begin:end] += share * update[begin:end].astype(np.float64)
-                weight[begin:end] += share
-    return np.divide(total, weight, out=models[0].astype(np.float64), where=weight > 0)
+    present, *updates = models
+    total = np.zeros(len(present))
+    weight = np.zeros(len(present))
+    for update, share, size in zip(updates, weights, which, strict=True):
+        if not np.isfinite(update).all():
+            continue
+        for begin, end in places[size]:
+            total[begin:end] += share * update[begin:end].astype(np.float64)
+            weight[begin:end] += share
+    return np.divide(total, weight, out=present.astype(np.float64), where=weight > 0)
 
 
 class HeteroFLParams(CutParams):
-    """Parameters of HeteroFL: ``sizes`` are widths, shares of the channels and units of each
-    layer.
-    """
+    """Parameters of HeteroFL: ``sizes`` are widths, shares of each layer's channels and units."""
 
     by: ClassVar[CutBy] = "width"
     kind: Literal["heterofl"] = "heterofl"
@@ -46,12 +50,12 @@ class HeteroFLParams(CutParams):
 class HeteroFL(CutModels):
     """Federated learning of models of different widths.
 
-    Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1: a device
-    of width r has the first r of the channels of each hidden layer, and each number of the global
-    model becomes the mean over the devices that have it (Eqs. 1 to 3); one that no client has
-    stays. Weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler, static batch
-    norm and masked loss are left out. ``redraw`` with a list is its dynamic setting; with a table
-    it is FjORD's ordered dropout (Horváth et al. 2021) with one width a round.
+    Source: Diao, Ding and Tarokh, "HeteroFL" (ICLR 2021, arXiv 2010.01264), Algorithm 1. A device
+    of width r has the first share r of the channels of each hidden layer. Each number of the global
+    model becomes the mean over the clients that have it (Eqs. 1 to 3); a number that no client has
+    stays. The mean is weighted by samples, unless ``aggregation`` is ``mean``. The paper's scaler,
+    static batch norm and masked loss are left out. ``redraw`` with a list is its dynamic setting;
+    with a table it is FjORD's ordered dropout (Horváth et al. 2021) with one width a round.
 
     Sends the numbers of each client's width, down and up (``model`` and ``update``, 4 bytes each).
     """
@@ -61,13 +65,12 @@ class HeteroFL(CutModels):
     def joined(
         self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
     ) -> Ref:
-        which = [[*self._places].index(entry["contents"]["size"]) for entry in entries]
-        how: dict[str, Any] = {
-            "weights": list(weights),
-            "places": [*self._places.values()],
-            "which": which,
-        }
-        models = [model, *(entry["update"] for entry in entries)]
+        sizes = list(self._places)
         return self.server.models.apply(
-            mean_of_holders, models, size=self.setting.parameters, **how
+            mean_of_holders,
+            [model, *(entry["update"] for entry in entries)],
+            size=self.setting.parameters,
+            weights=list(weights),
+            places=list(self._places.values()),
+            which=[sizes.index(entry["contents"]["size"]) for entry in entries],
         )

@@ -25,33 +25,36 @@ class HetLoRAParams(CutParams):
         if self.aggregation.kind != "weighted":
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and hetlora weighs updates by "
-                "the norms of their adapters; "
-                "leave it out"
+                "the norms of their adapters; leave it out"
             )
         return self
 
 
 def norm(update: NDArray[np.float32], tensors: Sequence[Tensor]) -> float:
-    """The norm of all that the adapters of a flat model add to their layers, ||B A||, in
-    float64.
+    """||B A||: the norm of the product of a model's adapters over all layers, in float64.
+
+    Args:
+        update: the model [d].
+        tensors: its tensors.
     """
-    named = by_name(update.astype(np.float64), [(tensor.name, tensor.shape) for tensor in tensors])
-    layers = [name.removesuffix(".lora_B") for name in named if name.endswith(".lora_B")]
-    products = [
-        named[f"{layer}.lora_B"] @ named[f"{layer}.lora_A"]
-        for layer in layers
-        if f"{layer}.lora_A" in named
-    ]
-    return float(np.sqrt(sum(np.square(product).sum() for product in products)))
+    shapes = [(tensor.name, tensor.shape) for tensor in tensors]
+    weights = by_name(update.astype(np.float64), shapes)
+    square = 0.0
+    for name in weights:
+        layer = name.removesuffix(".lora_B")
+        if layer != name and f"{layer}.lora_A" in weights:
+            product = weights[name] @ weights[f"{layer}.lora_A"]
+            square += float(np.square(product).sum())
+    return float(np.sqrt(square))
 
 
 class HetLoRA(CutModels):
     """Adapters of different ranks.
 
     Source: Cho et al., "Heterogeneous LoRA for federated fine-tuning of on-device foundation
-    models" (EMNLP 2024, arXiv 2401.06432): a device of rank r receives the first r rows of each A
-    and columns of each B; updates are filled up with zeros and averaged, each weighted by the norm
-    of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
+    models" (EMNLP 2024, arXiv 2401.06432). A device of rank r receives the first r rows of each A
+    and the first r columns of each B. Updates are filled up with zeros and averaged, each weighted
+    by the norm of B A, so that a small rank counts for less. The self-pruning of ranks is left out.
 
     Sends the numbers of each client's rank, down and up (``model`` and ``update``, 4 bytes each).
     """
@@ -63,13 +66,14 @@ class HetLoRA(CutModels):
         if not models.learns:
             return self.weights(entries)
         tensors = self.setting.tensors()
-        norms = [
-            norm(update, tensors)
-            for update in await models.values([entry["update"] for entry in entries])
-        ]
-        norms = [each if np.isfinite(each) else 0.0 for each in norms]
-        total = sum(norms)
-        return [each / total for each in norms] if total else self.weights(entries)
+        updates = await models.values([entry["update"] for entry in entries])
+        norms = np.array([norm(update, tensors) for update in updates])
+        norms[~np.isfinite(norms)] = 0.0
+        shares: list[float] = norms.tolist()
+        total = sum(shares)
+        if not total:
+            return self.weights(entries)
+        return [share / total for share in shares]
 
     def joined(
         self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]

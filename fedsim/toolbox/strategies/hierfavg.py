@@ -1,18 +1,18 @@
-"""HierFAVG: edge servers average their clients' models, and now and then the server averages
-theirs (Liu et al., 2020).
-"""
+"""HierFAVG: edge servers average their clients' models, the server theirs (Liu et al., 2020)."""
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from fedsim.common.training import Training
 from fedsim.federation import Carried, Device, Instruction, TaskEnd
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.learning.refs import Ref
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.aggregation import Weighted
 from fedsim.strategies.parts.selection import QUESTION
 from fedsim.strategies.round_params import CombiningParams, SelectingParams
-from fedsim.strategies.state import state_of_slot
+from fedsim.strategies.state import State, state_of_slot
 from fedsim.strategies.synchronous import SynchronousClient
 
 
@@ -20,13 +20,13 @@ class HierFAVGParams(SelectingParams, CombiningParams):
     """Parameters of HierFAVG, in addition to ``SelectingParams`` and ``CombiningParams``.
 
     Attributes:
-        kappa1: SGD steps that a client makes in an edge round; None: ``local_epochs`` passes
-            over its data.
+        kappa1: SGD steps of a client in an edge round; None: ``local_epochs`` passes over its
+            data.
         kappa2: edge rounds in a round.
-        aggregation: how the updates of an edge server's clients become its model.
-        deadline: of a whole round; at that time edge servers send what they have.
-        selection: whom a round asks (``parts/selection``); not by what clients say with their
-            updates.
+        aggregation: the rule by which the updates of an edge server's clients become its model.
+        deadline: of a whole round; at that time edge servers send their models as they are.
+        selection: the selection of a round's clients (``parts/selection``); not one by contents of
+            updates, which the server does not receive.
     """
 
     at_edges: ClassVar[bool] = True
@@ -47,9 +47,8 @@ class HierFAVGParams(SelectingParams, CombiningParams):
         if self.selection.looks_at_each or (self.selection.talks and not self.selection.asks):
             raise ValueError(
                 f"'selection' is {self.selection.kind!r}, which goes by what clients send with "
-                "their updates, and these end at "
-                "edge servers; allowed are random, least-asked, least-available, fedcs, and "
-                "power-of-choice that asks"
+                "their updates, and these end at edge servers; allowed are random, least-asked, "
+                "least-available, fedcs, and power-of-choice that asks"
             )
         return self
 
@@ -68,112 +67,159 @@ class HierFAVGClient(SynchronousClient[HierFAVGParams]):
         return Training(instruction["model"], self.params.local_epochs, steps=self.params.kappa1)
 
 
+@dataclass
+class EdgeRound(State):
+    """An edge server in a round.
+
+    Attributes:
+        clients: its clients that still take part.
+        remaining: edge rounds that remain, the open one included.
+        model: its model.
+        start: the global model with which its round began.
+        open: open tasks of its clients.
+        updates: updates of the open edge round.
+        last: updates that became its model last.
+        tasks: tasks behind all of its updates in the round.
+        is_lost: whether it was lost in the round.
+    """
+
+    remaining: int
+    clients: list[int] = field(default_factory=list)
+    model: Ref = field(init=False)
+    start: Ref = field(init=False)
+    open: list[int] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    last: list[dict[str, Any]] = field(default_factory=list)
+    tasks: list[int] = field(default_factory=list)
+    is_lost: bool = False
+
+
+@dataclass
+class HierFAVGState(FedAvgState):
+    """Memory of HierFAVG."""
+
+    edges: dict[int, EdgeRound] = field(default_factory=dict)
+    """Edge servers that have not finished the open round."""
+    arrived: list[dict[str, Any]] = field(default_factory=list)
+    """Models of edge servers that the server has received in the round."""
+    valid: int = 0
+    """Number of clients whose last task of the round brought an update."""
+    over: bool = False
+    """Whether the deadline of the round has passed."""
+    cloud: dict[str, Any] = field(default_factory=dict)
+    """Memory of the server's mean of the edge servers' models."""
+
+
 class HierFAVG(FedAvg[HierFAVGParams]):
     """Hierarchical federated averaging.
 
     Source: Liu, Zhang, Song and Letaief, "Client-edge-cloud hierarchical federated learning"
-    (ICC 2020), Algorithm 1; there all clients take part, which ``clients_per_round`` = devices
-    does.
+    (ICC 2020), Algorithm 1. There all clients take part, as with ``clients_per_round`` = devices.
 
     In each round the server sends the global model (``edge-model``, d parameters) to the edge
     servers of K clients. Each has kappa2 edge rounds by itself: it sends its model to its clients
-    (``model``, d); each makes kappa1 SGD steps and sends its model back (``update``, d); the edge
-    server's model becomes their mean, weighted by samples. Then it sends that to the server
-    (``edge-update``, d), whose model becomes their mean, weighted by the samples of the last edge
-    round. With kappa2 = 1 that is FedAvg.
+    (``model``, d); each client makes kappa1 SGD steps and sends its model back (``update``, d); the
+    edge server's model becomes the mean of its clients' models, weighted by samples. After its last
+    edge round it sends its model to the server (``edge-update``, d). The global model becomes the
+    mean of the edge servers' models, weighted by the samples of the last edge round. With kappa2 =
+    1 that is FedAvg.
 
-    A late or lost client is out until the next round; one that is away when an edge round begins
-    counts by its last update. A lost edge server loses its clients' updates of the round (record
-    ``updates-lost``), and they are not asked until it is back. The record ``round`` counts clients
-    by their last task. A device's group is its edge server.
+    A late or lost client is out until the next round; a client that is away when an edge round
+    begins counts by its last update. A lost edge server loses its clients' updates of the round
+    (record ``updates-lost``), and its clients are not asked until it is back. The record ``round``
+    counts clients by their last task. A device's group is its edge server.
     """
 
     Params = HierFAVGParams
     Client = HierFAVGClient
+    State = HierFAVGState
+    state: HierFAVGState
 
     def group_of(self, device: int) -> int | None:
         return self.server.edges.of(device)
 
     def select(self) -> list[int]:
-        server = self.server
-        if all(map(server.edges.has, range(server.edges.count))):
+        edges = self.server.edges
+        if all(map(edges.has, range(edges.count))):
             return super().select()
-        among = [
-            device for device in range(server.devices) if server.edges.has(server.edges.of(device))
-        ]
-        return self.pick(self.params.asked_per_round, among=among)
+        devices = range(self.server.devices)
+        candidates = [device for device in devices if edges.has(edges.of(device))]
+        return self.pick(self.params.asked_per_round, among=candidates)
 
     async def before_asking(self) -> None:
-        edges: dict[int, dict[str, Any]] = {}
-        for device in self.state["cohort"]:
-            new = {
-                "clients": [],
-                "left": self.params.kappa2,
-                "open": [],
-                "updates": [],
-                "last": [],
-                "tasks": [],
-                "lost": False,
-            }
-            edges.setdefault(self.server.edges.of(device), new)["clients"].append(device)
-        self.state |= {"edges": edges, "arrived": [], "valid": 0, "over": False}
+        state = self.state
+        state.edges = {}
+        state.arrived = []
+        state.valid = 0
+        state.over = False
+        for device in state.cohort:
+            edge = self.server.edges.of(device)
+            if edge not in state.edges:
+                state.edges[edge] = EdgeRound(self.params.kappa2)
+            state.edges[edge].clients.append(device)
 
     def _ask(self, device: int) -> None:
+        """Send the global model to the device's edge server, once."""
+        state = self.state
         edge = self.server.edges.of(device)
-        if device == self.state["edges"][edge]["clients"][0]:
-            self.server.edges.carry(
-                edge, {"edge-model": self.state["model"]}, "down", round=self.state["round"]
-            )
+        if device == state.edges[edge].clients[0]:
+            contents = {"edge-model": state.model}
+            self.server.edges.carry(edge, contents, "down", round=state.round)
 
     async def on_carried(self, message: Carried) -> None:
-        state = self.state
         edge = message.edge
-        own = state["edges"][edge]
-        if message.direction == "down" and message.outcome == "done" and not own["lost"]:
-            own["model"] = own["start"] = message["edge-model"]
-            await self._edge_round(edge)
+        edge_round = self.state.edges[edge]
+        is_done = message.outcome == "done"
+        if is_done and message.direction == "down" and not edge_round.is_lost:
+            edge_round.start = message["edge-model"]
+            edge_round.model = edge_round.start
+            await self._begin_edge_round(edge)
             return
-        if message.direction == "up" and message.outcome == "done":
-            entry = {
-                "task": own["tasks"][0],
-                "device": None,
-                "group": edge,
-                "contents": message.contents,
-            }
-            samples = sum(each["samples"] for each in own["last"])
-            state["arrived"].append(
-                entry
-                | {"update": message["edge-update"], "samples": samples, "start": own["start"]}
-            )
-            state["received"] += own["last"]
-            own["tasks"] = []
+        if is_done and message.direction == "up":
+            self._receive_edge_model(message, edge_round)
         await self._leave(edge)
 
-    async def on_edge_lost(self, edge: int) -> None:
-        if edge in self.state.get("edges", {}):
-            self.state["edges"][edge]["lost"] = True
+    def _receive_edge_model(self, message: Carried, edge_round: EdgeRound) -> None:
+        entry = {
+            "task": edge_round.tasks[0],
+            "device": None,
+            "group": message.edge,
+            "contents": message.contents,
+            "update": message["edge-update"],
+            "samples": sum(update["samples"] for update in edge_round.last),
+            "start": edge_round.start,
+        }
+        self.state.arrived.append(entry)
+        self.state.received += edge_round.last
+        edge_round.tasks = []
 
-    async def _edge_round(self, edge: int) -> None:
+    async def on_edge_lost(self, edge: int) -> None:
+        if edge in self.state.edges:
+            self.state.edges[edge].is_lost = True
+
+    async def _begin_edge_round(self, edge: int) -> None:
+        """Ask the edge server's clients that are idle; at the deadline, none."""
         state = self.state
         server = self.server
-        own = self.state["edges"][edge]
-        again = own["left"] < self.params.kappa2
-        own["clients"] = [
-            device for device in own["clients"] if server.clients.idle(device) and not state["over"]
-        ]
-        how: dict[str, Any] = {
-            "round": state["round"],
-            "group": edge,
-            "continues": again,
-            "at_edge": True,
-        }
-        for device in own["clients"]:
-            task = server.ask(device, {"model": own["model"]}, **how)
-            state["open"][task] = device
-            own["open"].append(task)
-            state["valid"] -= again
-        if not own["open"]:
-            await self._edge_through(edge)
+        edge_round = state.edges[edge]
+        is_later = edge_round.remaining < self.params.kappa2
+        clients = [] if state.over else list(filter(server.clients.idle, edge_round.clients))
+        edge_round.clients = clients
+        for device in clients:
+            task = server.ask(
+                device,
+                {"model": edge_round.model},
+                round=state.round,
+                group=edge,
+                continues=is_later,
+                at_edge=True,
+            )
+            state.open[task] = device
+            edge_round.open.append(task)
+            if is_later:
+                state.valid -= 1  # the client counts by this task now
+        if not edge_round.open:
+            await self._end_edge_round(edge)
 
     async def on_task_end(self, message: TaskEnd) -> None:
         if message.job == QUESTION:
@@ -181,74 +227,85 @@ class HierFAVG(FedAvg[HierFAVGParams]):
             return
         state = self.state
         edge = self.server.edges.of(message.device)
-        own = state["edges"][edge]
-        del state["open"][message.task]
-        own["open"].remove(message.task)
+        edge_round = state.edges[edge]
+        del state.open[message.task]
+        edge_round.open.remove(message.task)
         verdict = self._verdict(message)
         state[verdict] += 1
         if verdict == "valid":
-            own["updates"].append(self.entry(message))
-            own["tasks"].append(message.task)
+            edge_round.updates.append(self.entry(message))
+            edge_round.tasks.append(message.task)
         else:
-            own["clients"].remove(message.device)
-        if verdict != "valid" or own["left"] == 1:
+            edge_round.clients.remove(message.device)
+        if verdict != "valid" or edge_round.remaining == 1:
             self._heard(message)
-        if not own["open"]:
-            await (self._leave(edge) if own["lost"] else self._edge_through(edge))
+        if edge_round.open:
+            return
+        if edge_round.is_lost:
+            await self._leave(edge)
+        else:
+            await self._end_edge_round(edge)
 
-    async def _edge_through(self, edge: int) -> None:
+    async def _end_edge_round(self, edge: int) -> None:
+        """Average the clients' models; begin the next edge round, or send the model up."""
         state = self.state
-        server = self.server
-        own = self.state["edges"][edge]
-        if own["updates"]:
-            how, own["last"] = self.params.aggregation, own["updates"]
-            weights = await how.weigh(server, own["last"], how.weights(own["last"]))
-            self.record_aggregate(own["last"], weights, group=edge, edge=edge)
-            remembered = state_of_slot(state.aggregation, edge, how)
-            own["model"] = how.combine(server, remembered, own["last"], weights, own["model"])
-            own["updates"] = []
-        own["left"] -= 1
-        if own["left"] and own["clients"] and not state["over"]:
-            await self._edge_round(edge)
-        elif own["last"]:
-            server.edges.carry(
-                edge, {"edge-update": own["model"]}, "up", round=state["round"], start=own["start"]
-            )
+        edge_round = state.edges[edge]
+        if edge_round.updates:
+            await self._average(edge, edge_round)
+        edge_round.remaining -= 1
+        if edge_round.remaining and edge_round.clients and not state.over:
+            await self._begin_edge_round(edge)
+        elif edge_round.last:
+            contents = {"edge-update": edge_round.model}
+            self.server.edges.carry(edge, contents, "up", round=state.round, start=edge_round.start)
         else:
             await self._leave(edge)
 
+    async def _average(self, edge: int, edge_round: EdgeRound) -> None:
+        """The edge server's model becomes the mean of its clients' models."""
+        aggregation = self.params.aggregation
+        updates = edge_round.updates
+        edge_round.last = updates
+        edge_round.updates = []
+        weights = await aggregation.weigh(self.server, updates, aggregation.weights(updates))
+        self.record_aggregate(updates, weights, group=edge, edge=edge)
+        memory = state_of_slot(self.state.aggregation, edge, aggregation)
+        model = edge_round.model
+        edge_round.model = aggregation.combine(self.server, memory, updates, weights, model)
+
     async def _leave(self, edge: int) -> None:
-        own = self.state["edges"].pop(edge)
-        if own["tasks"]:
-            self.server.emit(
-                "updates-lost", round=self.state["round"], edge=edge, tasks=own["tasks"]
-            )
-        if not self.state["edges"]:
+        """Take an edge server out of the round; close the round after the last one."""
+        state = self.state
+        tasks = state.edges.pop(edge).tasks
+        if tasks:
+            self.server.emit("updates-lost", round=state.round, edge=edge, tasks=tasks)
+        if not state.edges:
             await self._close_round()
 
     def _end_open(self) -> None:
-        self.state["over"] = True
+        self.state.over = True
         super()._end_open()
 
     async def aggregate(self) -> None:
+        """The global model becomes the mean of the edge servers' models."""
         state = self.state
-        how = Weighted()
-        arrived = self.state["arrived"]
-        if arrived:
-            weights = await how.weigh(self.server, arrived, how.weights(arrived))
-            edges = [entry["group"] for entry in arrived]
-            self.server.emit(
-                "edges-combined",
-                round=state["round"],
-                edges=edges,
-                weights=weights,
-                **how.told(len(edges)),
-            )
-            combined = how.combine(
-                self.server, self.remembered("cloud"), arrived, weights, state["model"]
-            )
-            state["model"] = self.advance(state["model"], combined)
+        arrived = state.arrived
+        if not arrived:
+            return
+        mean = Weighted()
+        weights = await mean.weigh(self.server, arrived, mean.weights(arrived))
+        edges = [entry["group"] for entry in arrived]
+        self.server.emit(
+            "edges-combined",
+            round=state.round,
+            edges=edges,
+            weights=weights,
+            **mean.told(len(edges)),
+        )
+        model = mean.combine(self.server, state.cloud, arrived, weights, state.model)
+        state.model = self.advance(state.model, model)
 
     def _counts(self) -> dict[str, int]:
-        counts = {name: self.state[name] for name in ("valid", "slow", "disconnected")}
-        return {"selected": sum(counts.values())} | counts
+        state = self.state
+        counts = {"valid": state.valid, "slow": state.slow, "disconnected": state.disconnected}
+        return {"selected": sum(counts.values()), **counts}

@@ -1,6 +1,4 @@
-"""IFCA and HypCluster: each client chooses the group whose model fits its data best (Ghosh et
-al., 2020).
-"""
+"""IFCA and HypCluster: clients choose the group with the least loss (Ghosh et al., 2020)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,9 +43,9 @@ class IFCAParams(MigratingParams):
     of FlexCFL.
     """
     averaging: Literal["models", "gradients"] = "models"
-    """of ``models`` (Algorithm 1, option II), or of ``gradients``: each client makes one step on
-    all of its data, and a group's model moves by the sum of its clients' steps, divided by the
-    number of all clients of the round (option I).
+    """mean of ``models`` (Algorithm 1, option II), or of ``gradients`` (option I): each client
+    makes one step on all of its data, and a group's model moves by the sum of its clients' steps,
+    divided by the number of all clients of the round.
     """
 
     @property
@@ -56,45 +54,38 @@ class IFCAParams(MigratingParams):
 
     @property
     def counts_steps(self) -> str | None:
-        return (
-            "a step of SGD gives IFCA's gradients"
-            if self.averaging == "gradients"
-            else super().counts_steps
-        )
+        if self.averaging == "gradients":
+            return "a step of SGD gives IFCA's gradients"
+        return super().counts_steps
 
     def unprotected(self, protection: Protection) -> str | None:
-        return (
-            "with 'averaging' = 'gradients' clients' steps are summed beside it"
-            if self.averaging == "gradients"
-            else None
-        )
+        if self.averaging == "gradients":
+            return "with 'averaging' = 'gradients' clients' steps are summed beside it"
+        return None
 
 
 class IFCAClient(MigratingClient[IFCAParams]):
-    """Tests all models, trains the best, and says which that was."""
+    """Tests all models, trains the best, and reports its number."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        chooses = instruction.job == "choose"
-        once = self.params.averaging == "gradients"
-        test = Evaluate(
-            tuple(instruction["migration" if chooses else "model"]), self.testing_limit(instruction)
-        )
-        if chooses:
-            return (test,)
-        training = (
-            Training(BEST, full_batch=True) if once else Training(BEST, self.params.local_epochs)
-        )
-        return test, Train(
-            training, Limit(budget=self.training_limit) if once else self.limit(device, instruction)
-        )
+        limit = self.testing_limit(instruction)
+        if instruction.job == "choose":
+            return (Evaluate(tuple(instruction["migration"]), limit),)
+        test = Evaluate(tuple(instruction["model"]), limit)
+        if self.params.averaging == "gradients":
+            step = Training(BEST, full_batch=True)
+            return test, Train(step, Limit(budget=self.training_limit))
+        training = Training(BEST, self.params.local_epochs)
+        return test, Train(training, self.limit(device, instruction))
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
         assert result.tested is not None
-        choice = {"id": Lazy("choice", result.tested)}
-        trained = {"update": result.update, **choice, "samples": Header(result.samples)}
-        return choice if instruction.job == "choose" else trained
+        choice = Lazy("choice", result.tested)
+        if instruction.job == "choose":
+            return {"id": choice}
+        return {"update": result.update, "id": choice, "samples": Header(result.samples)}
 
     def settles(self, device: Device, instruction: Instruction) -> bool:
         return instruction.job == "choose" or "reference" not in device.state
@@ -140,26 +131,27 @@ class IFCA(Migrating[IFCAParams]):
         return super().entry(message) | {"start": message["id"].ref}
 
     def preparation(self, device: int) -> tuple[Contents, str] | None:
-        return (
-            ({"migration": self.state.models}, "choose")
-            if device in self.state.unprepared
-            else None
-        )
+        if device not in self.state.unprepared:
+            return None
+        return {"migration": self.state.models}, "choose"
 
     async def assign(self, prepared: Sequence[dict[str, Any]]) -> None:
-        for entry, group in zip(prepared, await self.choices(prepared, "choice"), strict=True):
+        groups = await self.choices(prepared, "choice")
+        for entry, group in zip(prepared, groups, strict=True):
             self.state.chosen_in[entry["device"]] = entry["task"]
             self.settle(entry["device"], group)
 
     async def aggregate(self) -> None:
         received = self.state.received
-        latest = self.state.chosen_in
+        chosen_in = self.state.chosen_in
         newcomers = list[int]()
-        for entry, group in zip(received, await self.choices(received, "choice"), strict=True):
-            device, entry["group"] = entry["device"], group
-            if entry["task"] < latest[device]:
-                continue  # its data have shifted since, and it has chosen again
-            latest[device] = entry["task"]
+        groups = await self.choices(received, "choice")
+        for entry, group in zip(received, groups, strict=True):
+            device = entry["device"]
+            entry["group"] = group
+            if entry["task"] < chosen_in[device]:
+                continue  # the device's data have shifted since, and it has chosen again
+            chosen_in[device] = entry["task"]
             if self.group_of(device) is None:
                 newcomers.append(device)
             self.move(device, group, "choice")
@@ -171,21 +163,22 @@ class IFCA(Migrating[IFCAParams]):
     ) -> Ref:
         if self.params.averaging == "models":
             return await super().next_model(model, entries, slot, **record)
+        # gradient averaging (Algorithm 1, option I)
         mix = self.server.models.mix
         share = 1 / len(self.state.received)
         self.record_aggregate(entries, [share] * len(entries), **record)
         # Differences are mixes of their own, so that one that is not finite is left out alone.
         steps = [(mix([(entry["update"], 1.0), (model, -1.0)]), share) for entry in entries]
-        moved = mix(
-            [(model, 1.0), (mix(steps, rescale=False), 1.0)], otherwise=model, rescale=False
-        )
-        return self.advance(model, moved, slot)
+        step = mix(steps, rescale=False)
+        result = mix([(model, 1.0), (step, 1.0)], otherwise=model, rescale=False)
+        return self.advance(model, result, slot)
 
 
 class HypClusterParams(IFCAParams):
-    """Parameters of HypCluster; see ``IFCAParams``.
+    """Parameters of HypCluster, with other defaults than ``IFCAParams``.
 
-    Weighted by samples, with the paper's few steps; no turns at first.
+    The mean is weighted by samples, a training is one epoch, and the first rounds do not ask the
+    clients in turn.
     """
 
     kind: Literal["hypcluster"] = "hypcluster"  # type: ignore[assignment]
@@ -195,12 +188,11 @@ class HypClusterParams(IFCAParams):
 
 
 class HypCluster(IFCA):
-    """Every client chooses the hypothesis of least loss on its data, and each hypothesis is
-    trained by its clients.
+    """Each client chooses the hypothesis of least loss on its data, and trains it.
 
     Source: Mansour et al., "Three approaches for personalization with applications to federated
-    learning" (2020), section 4, HYPCLUSTER. That is IFCA with model averaging weighted by samples,
-    ``groups`` being its q. The hypotheses begin at draws of their own, where the paper begins near
+    learning" (2020), section 4, HYPCLUSTER. It is IFCA with model averaging weighted by samples;
+    ``groups`` is the paper's q. The hypotheses begin at independent draws; the paper begins near
     one model that was trained before.
     """
 

@@ -1,13 +1,15 @@
 """Local: every device trains by itself, and nothing is sent."""
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, LocalResult, TaskEnd
 from fedsim.federation.evaluator import ModelAssignment
+from fedsim.learning.refs import Ref
 from fedsim.strategies.round_params import SelectingParams
-from fedsim.strategies.synchronous import Synchronous, SynchronousClient
+from fedsim.strategies.synchronous import Synchronous, SynchronousClient, SynchronousState
 
 
 class LocalParams(SelectingParams):
@@ -23,14 +25,13 @@ class LocalParams(SelectingParams):
         if self.selection.needs_model:
             raise ScenarioError(
                 f"strategy.selection is {self.selection.kind!r}, which asks about the server's "
-                "model; local training "
-                "has none, and allows those that ask for nothing of it: random, least-asked, "
-                "oort, fedcs, least-available"
+                "model; local training has none, and allows those that ask for nothing of it: "
+                "random, least-asked, oort, fedcs, least-available"
             )
 
 
 class LocalClient(SynchronousClient[LocalParams]):
-    """Trains its own model and keeps it."""
+    """Trains its own model and stores it, in ``model``."""
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(device.state.get("model") or device.initial(), self.params.local_epochs)
@@ -42,38 +43,49 @@ class LocalClient(SynchronousClient[LocalParams]):
         return {"update": Header(result.update), "samples": Header(result.samples)}
 
 
-class Local(Synchronous[LocalParams]):
-    """Every device trains a model of its own with the same local schedule; nothing is ever sent.
+@dataclass
+class LocalState(SynchronousState):
+    """Memory of Local."""
 
-    All devices begin with the same initial model. A round is a pass of ``local_epochs`` on each;
-    its score is the mean of the devices' accuracies, each with its own model on its own test
-    samples. Late and lost devices keep their models.
+    own: list[Ref] = field(default_factory=list)
+    """Model of each device, for the evaluation."""
+
+
+class Local(Synchronous[LocalParams]):
+    """Every device trains its own model with the same local schedule; nothing is ever sent.
+
+    All devices begin with the same initial model. In a round each device trains for
+    ``local_epochs``. The score is the mean of the devices' accuracies, each of its own model on its
+    own test samples. Late and lost devices keep their models.
     """
 
     Params = LocalParams
     Client = LocalClient
+    State = LocalState
+    state: LocalState
     score: Literal["pooled", "device-mean"] = "device-mean"
 
     async def on_start(self) -> None:
-        self.state["own"] = [self.server.models.initial()] * self.server.devices
+        self.state.own = [self.server.models.initial()] * self.server.devices
         await super().on_start()
 
     def select(self) -> list[int]:
-        return super().select() if self.params.asked_per_round else self.server.clients.online()
+        if self.params.asked_per_round:
+            return super().select()
+        return self.server.clients.online()
 
     def contents(self, device: int) -> Contents:
         return {}
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
-        return super().entry(message) | {"start": self.state["own"][message.device]}
+        return super().entry(message) | {"start": self.state.own[message.device]}
 
     async def aggregate(self) -> None:
         """Record each device's training as an aggregation of weight 1 in its own model."""
-        received = self.state["received"]
+        received = self.state.received
         for entry in received:
-            self.state["own"][entry["device"]] = self.server.models.mix(
-                [(entry["update"], 1.0)], otherwise=entry["start"]
-            )
+            model = self.server.models.mix([(entry["update"], 1.0)], otherwise=entry["start"])
+            self.state.own[entry["device"]] = model
         if received:
             self.record_aggregate(received, [1.0] * len(received))
 
@@ -81,6 +93,5 @@ class Local(Synchronous[LocalParams]):
         """None: there is no common model."""
 
     def models(self) -> ModelAssignment:
-        return {
-            f"device/{device}": (model, [device]) for device, model in enumerate(self.state["own"])
-        }
+        models = enumerate(self.state.own)
+        return {f"device/{device}": (model, [device]) for device, model in models}

@@ -1,4 +1,4 @@
-"""MOON: representations held near those of the global model (Li et al., 2021)."""
+"""MOON: representations held near the global model's representations (Li et al., 2021)."""
 
 from typing import Literal
 
@@ -17,35 +17,32 @@ class MOONParams(AggregatingParams):
 
     kind: Literal["moon"] = "moon"
     mu: float = Field(default=1.0, ge=0.0, le=1e6)
-    """weight of the contrastive term; 0 is FedAvg, which asks no other models."""
+    """weight of the contrastive term; 0 is FedAvg, without passes of other models."""
     temperature: float = Field(default=0.5, gt=0.0, le=1e6)
     """tau, by which similarities are divided."""
 
 
 class MOONClient(OwnModelClient[MOONParams]):
-    """Trains with the contrastive term; its own model is the one that it trained last."""
+    """Trains with the contrastive term; its personal model is the model that it trained last."""
 
     def __init__(self, params: MOONParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
-        layers = list(
-            {tensor.name.rpartition(".")[0]: tensor.layer for tensor in setting.tensors()}.values()
-        )
+        layer_of = {tensor.name.rpartition(".")[0]: tensor.layer for tensor in setting.tensors()}
+        layers = list(layer_of.values())
         if params.mu and layers and "Linear" not in layers[1:]:
             raise ScenarioError(
                 "strategy.kind is 'moon', which compares what comes to a model's last dense "
-                "layer, and before it this one has "
-                f"nothing to train: its layers are {', '.join(layers)}; allowed are models "
-                "with a torch.nn.Linear that is not "
-                "their first layer, such as model.kind = 'mlp'"
+                "layer, and before it this one has nothing to train: its layers are "
+                f"{', '.join(layers)}; allowed are models with a torch.nn.Linear that is not their "
+                "first layer, such as model.kind = 'mlp'"
             )
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        contrast = Contrast(self.last(device), self.params.mu, self.params.temperature)
-        return Training(
-            instruction["model"],
-            self.params.local_epochs,
-            contrast=contrast if self.params.mu else None,
-        )
+        params = self.params
+        contrast = None
+        if params.mu:
+            contrast = Contrast(self.last(device), params.mu, params.temperature)
+        return Training(instruction["model"], params.local_epochs, contrast=contrast)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.trained is not None
@@ -56,16 +53,16 @@ class MOON(FedAvg[MOONParams]):
     """Model-contrastive federated learning.
 
     Source: Li, He and Song, "Model-contrastive federated learning" (CVPR 2021), Algorithm 1 and Eq.
-    3 (numbers from memory): to the loss of each sample comes mu times -log(e^(s / tau) / (e^(s /
-    tau) + e^(t / tau))), where s is the cosine of its representation by the model that is trained
-    to that by the received model, and t the same to that by the client's model of the last time.
-    The representation is the input of the last dense layer (``torch.nn.Linear``), where the paper
-    has a projection head; both other models are asked without dropout. The reported training loss
-    is without the term.
+    3 (numbers from memory). The loss of each sample gets the contrastive term mu times -log(e^(s /
+    tau) / (e^(s / tau) + e^(t / tau))). Here s is the cosine of the sample's representations by the
+    trained model and by the received model, and t the cosine of its representations by the trained
+    model and by the client's last model. The representation is the input of the last dense layer
+    (``torch.nn.Linear``); the paper has a projection head there. The received and the last model
+    run without dropout. The reported training loss is without the term.
 
-    Sends what FedAvg sends. A step takes two forward passes more, 5/3 of FedAvg's, and on devices
-    with a memory room for the weights of two models. A client whose answer is cut off keeps its
-    last model; a newcomer's is the first model of all.
+    Sends what FedAvg sends. A step takes two more forward passes, 5/3 of FedAvg's time, and on
+    devices with a limited memory room for the weights of two more models. A client whose answer is
+    cut off keeps its last model; before its first answer that is the run's first model.
     """
 
     Params = MOONParams

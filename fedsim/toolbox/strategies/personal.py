@@ -1,4 +1,4 @@
-"""The base of strategies with a model of its own on each device: Ditto, pFedMe, MOON."""
+"""The base of strategies with a personal model on each device: Ditto, pFedMe, MOON."""
 
 from typing import Literal
 
@@ -9,13 +9,15 @@ from fedsim.strategies.synchronous import S, SynchronousClient
 
 
 class OwnModelClient(SynchronousClient[S]):
-    """Its answer has ``own`` in its header: its ``model``, which is not sent, but seen by the
-    evaluation.
+    """A client with a personal model, for the evaluation in the header of its answers (``own``).
+
+    The header costs no bytes. State: ``model``, the personal model.
     """
 
     def last(self, device: Device) -> Ref:
-        """Its own model; the first model of all before its first answer."""
-        return device.state.get("model", device.initial())  # type: ignore[no-any-return]
+        """The device's personal model; before its first answer, the run's first model."""
+        model: Ref = device.state.get("model", device.initial())
+        return model
 
     def answer(
         self,
@@ -25,7 +27,15 @@ class OwnModelClient(SynchronousClient[S]):
         own: Ref,
         otherwise: Ref,
     ) -> Contents:
-        """The update, and its own model; ``otherwise`` replaces a diverged one."""
+        """The answer with the update, and with the personal model in its header.
+
+        Args:
+            device: the device.
+            instruction: the task.
+            result: the result of its computations.
+            own: the personal model.
+            otherwise: replaces a personal model that has diverged.
+        """
         header = Header(device.mix([(own, 1.0)], otherwise=otherwise))
         return {**(super().reply(device, instruction, result) or {}), "own": header}
 
@@ -34,21 +44,15 @@ class OwnModelClient(SynchronousClient[S]):
 
 
 class Personal(FedAvg[S]):
-    """FedAvg, whose clients' answers have ``own`` in them: a model that never leaves the device,
-    but is used in evaluations.
+    """FedAvg with a personal model on each device, the content ``own`` of its answers.
 
-    It is tested on the test samples of its device; who has none yet, a newcomer say, is served
-    by the global model.
+    The personal model never leaves the device. It is tested on the device's test samples; a device
+    without one, such as a newcomer, is served by the global model.
     """
 
     score: Literal["pooled", "device-mean"] = "device-mean"
 
-    async def on_start(self) -> None:
-        self.state["own"] = {}
-        await super().on_start()
-
     async def aggregate(self) -> None:
-        self.state["own"] |= {
-            entry["device"]: entry["contents"]["own"] for entry in self.state["received"]
-        }
+        for entry in self.state.received:
+            self.state.own[entry["device"]] = entry["contents"]["own"]
         await super().aggregate()

@@ -15,21 +15,19 @@ from fedsim.world.task import Computation, Train
 
 
 class PFedMeParams(AggregatingParams):
-    """Parameters of pFedMe; its server's beta is the learning rate of ``server = "sgd"``.
+    """Parameters of pFedMe, in addition to ``AggregatingParams``.
 
-    See also ``AggregatingParams``.
+    The paper's beta is the learning rate of ``server = "sgd"``.
     """
 
     trains_more: ClassVar[str] = "with pFedMe a client trains 'local_rounds' times"
     kind: Literal["pfedme"] = "pfedme"
     lam: float = Field(default=15.0, gt=0.0, le=1e6)
-    """lambda, how strongly a personal model is held to the local one."""
+    """lambda, weight of the pull of the personal model to the local one."""
     local_rounds: int = Field(default=20, ge=1, le=10_000)
-    """R, each with a batch of its own."""
+    """R, local rounds of a client in a round, each on another batch."""
     steps: int = Field(default=5, ge=1, le=100_000)
-    """K, of SGD on that batch towards the personal model, at the learning rate of
-    ``[training]``.
-    """
+    """K, SGD steps on that batch to the personal model, at the learning rate of ``[training]``."""
     eta: float = Field(default=0.005, gt=0.0, le=1e6)
     """learning rate of the local model."""
     aggregation: AggregationSpec = Mean()
@@ -48,62 +46,59 @@ class PFedMeClient(OwnModelClient[PFedMeParams]):
     """Finds its personal model R times, and moves its local model towards it each time."""
 
     def local(self, received: Ref, rounds: int) -> PreviousResult:
-        """w_r after so many local rounds: w_r = (1 - eta lambda) w_(r-1) + eta lambda
-        theta_(r-1), w_0 as received.
+        """w_r, the local model after ``rounds`` local rounds.
+
+        w_r = (1 - eta lambda) w_(r-1) + eta lambda theta_(r-1), with w_0 = ``received``.
         """
         step = self.params.eta * self.params.lam
-        parts = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
-        return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(parts)))
+        factors = [((1.0 - step) ** (rounds - 1 - number) * step) for number in range(rounds)]
+        return PreviousResult(((received, (1.0 - step) ** rounds), *enumerate(factors)))
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """K steps of each batch on its loss + lambda / 2 ||theta - w_r||^2, from the personal
-        model before.
-        """
+        """R times K steps on loss(batch) + lambda / 2 ||theta - w_r||^2, from the last theta."""
         params = self.params
         received = instruction["model"]
-        trainings = []
-        for number in range(params.local_rounds):
-            start = PreviousResult(((number - 1, 1.0),)) if number else received
-            anchor = self.local(received, number) if number else None
-            trainings.append(
-                Training(start, steps=params.steps, mu=params.lam, anchor=anchor, only_batch=number)
+        first = Training(received, steps=params.steps, mu=params.lam, only_batch=0)
+        computations = [Train(first)]
+        for number in range(1, params.local_rounds):
+            training = Training(
+                PreviousResult(((number - 1, 1.0),)),
+                steps=params.steps,
+                mu=params.lam,
+                anchor=self.local(received, number),
+                only_batch=number,
             )
-        return [Train(training) for training in trainings]
+            computations.append(Train(training))
+        return computations
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
         assert result.update is not None
+        received = instruction["model"]
         thetas = (*result.earlier, result.update)
-        parts = self.local(instruction["model"], len(thetas)).parts
-        update = device.mix(
-            [(thetas[part] if isinstance(part, int) else part, factor) for part, factor in parts]
-        )
-        return super().computed(
-            device, instruction, result._replace(update=update, start=instruction["model"])
-        )
+        parts = list[tuple[Ref, float]]()
+        for part, factor in self.local(received, len(thetas)).parts:
+            model = thetas[part] if isinstance(part, int) else part
+            parts.append((model, factor))
+        changed = result._replace(update=device.mix(parts), start=received)
+        return super().computed(device, instruction, changed)
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         assert result.trained is not None
-        return self.answer(
-            device,
-            instruction,
-            result,
-            result.trained,
-            device.state.get("model", instruction["model"]),
-        )
+        otherwise = device.state.get("model", instruction["model"])
+        return self.answer(device, instruction, result, result.trained, otherwise)
 
 
 class PFedMe(Personal[PFedMeParams]):
     """Personalised federated learning with Moreau envelopes.
 
     Source: T Dinh, Tran and Nguyen, "Personalized federated learning with Moreau envelopes"
-    (NeurIPS 2020), Algorithm 1: from the received w a client makes R local rounds, in each of which
-    it finds theta = argmin f(theta; batch) + lambda / 2 ||theta
-    - w_r||^2 by K steps, and then w_(r+1) = w_r - eta lambda (w_r - theta). It sends w_R; the
-      next global model is (1 - beta) w
-    + beta times the mean. Only the clients of a round compute, where in the paper all do and
-    some are sampled.
+    (NeurIPS 2020), Algorithm 1. From the received w a client makes R local rounds. In each it finds
+    theta = argmin f(theta; batch) + lambda / 2 ||theta - w_r||^2 by K steps, and then w_(r+1) = w_r
+    - eta lambda (w_r - theta). It sends w_R. The next global model is (1 - beta) w + beta times the
+    mean of all w_R. Only the clients of a round compute; in the paper all clients compute, and some
+    are sampled.
 
     Sends what FedAvg sends. Batches are those of SGD, in its order. A client's last theta is its
     personal model.

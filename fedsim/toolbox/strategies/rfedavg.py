@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -11,18 +12,26 @@ from fedsim.common.arrays import Floats, Floats32, Ints
 from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Header, Instruction, Lazy, LocalResult, TaskEnd
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.parts.server import ServerOptimiserSpec
 from fedsim.strategies.round_params import RoundParams, SynchronousParams
 from fedsim.strategies.synchronous import SynchronousClient
 from fedsim.toolbox.clustering.algorithms import (
     canonical,
     greedy_clusters,
-    kmeans,
     members,
     threshold,
 )
 from fedsim.toolbox.clustering.similarity import cosine_matrix, shown_pairs
+from fedsim.toolbox.strategies.reweighting import (
+    Clusters,
+    balance,
+    by_kmeans,
+    class_imbalance,
+    class_shares,
+    cluster_imbalance,
+    optimal_weights,
+)
 from fedsim.world.task import Computation
 
 
@@ -30,20 +39,21 @@ class RFedAvgParams(SynchronousParams):
     """Parameters of RFedAvg, in addition to ``SynchronousParams``.
 
     Attributes:
-        local_epochs: gradient steps on all of its data that a client makes; 1 in the paper.
-        server: what the server makes of the reweighted mean (``parts/server``); None: it is the
-            new model.
+        local_epochs: gradient steps of a client on all of its data; 1 in the paper.
+        server: the step of the server from the old model to the reweighted mean
+            (``parts/server``); None: the mean is the new model.
         weights: p_n of the clusters: ``rfedavg``, by inverse imbalance; ``optimal``, nearest to
             equal class shares; ``uniform-by-data``.
-        clustering: ``ccs``, greedy clusters by cosine; ``kmeans``, K-means on the gradients as
-            they are (a benchmark).
-        kmeans_clusters: N of K-means: a number, as many as there are ``classes``, or as ``ccs``
-            would find; fewer if gradients coincide.
-        imbalance: I_k compares class counts with D / M, D all samples of all devices
-            (``global``, Eq. 17), or D_k / M (``local``).
-        theta: the angle (radians) between gradients that counts as alike at first (Eq. 7; not
+        clustering: ``ccs``, greedy clusters by cosine (Algorithm 1); ``kmeans``, K-means on the
+            gradients as they are (a benchmark).
+        kmeans_clusters: N of K-means: a number, the number of ``classes``, or the number of
+            clusters that ``ccs`` makes; fewer if gradients coincide.
+        imbalance: I_k compares class counts with D / M, D being all samples of all devices
+            (``global``, Eq. 17), or with D_k / M (``local``).
+        theta: the largest angle (radians) between alike gradients at first (Eq. 7; not given in
+            the paper).
+        least_loss: l_*, the loss at which all gradients with an acute angle are alike (Eq. 7; not
             given in the paper).
-        least_loss: l_*, the loss at which every acute angle does (likewise).
     """
 
     kind: Literal["rfedavg"] = "rfedavg"
@@ -64,113 +74,25 @@ class RFedAvgParams(SynchronousParams):
 
     @property
     def uses_total(self) -> bool:
-        """Whether clients must know for their imbalance how many samples all devices have."""
+        """Whether clients need D, the samples of all devices, for their imbalance."""
         return self.weights == "rfedavg" and self.imbalance == "global"
 
     @property
     def uses_loss(self) -> bool:
+        """Whether clients report their loss, for the threshold of CCS."""
         return self.clustering == "ccs" or self.kmeans_clusters == "ccs"
 
 
-Clusters = list[list[int]]
-
-_SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
-_NONE = 1e-8  # weight below which a cluster is taken to have none
-_PULL = 1e-6
-
-
-def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
-    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n], from the ``counts``
-    D_k^m [n, M].
-
-    ``samples`` is D, those of all devices together, as the equation has it; None: each device's
-    own number.
-    """
-    totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
-    return np.asarray(np.abs(totals / counts.shape[1] - counts).sum(axis=1))
-
-
-def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """I_C of each cluster: the largest I_k (``imbalance`` [n]) of its members, less the samples
-    D_k (``sizes``) of all others.
-
-    At least 1 sample: with I_k from a device's own number of samples it could become negative.
-    """
-    values = []
-    for cluster in clusters:
-        ordered = sorted(cluster)
-        worst = ordered[int(np.argmax(imbalance[ordered]))]
-        others = sum(int(sizes[device]) for device in ordered if device != worst)
-        values.append(max(float(imbalance[worst]) - others, 1.0))
-    return np.array(values)
-
-
-def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
-    """Class shares of each cluster's samples, float64 [M, N]; each cluster has a sample at
-    least.
-    """
-    totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
-    return np.asarray(totals / totals.sum(axis=0))
-
-
-def optimal_weights(shares: Floats) -> Floats:
-    """The weights that bring the mixture of clusters nearest to equal class shares (the paper's
-    benchmark "Optimal").
-
-    The minimiser float64 [N] of ||B p - 1/M||^2 over p >= 0 with sum 1, where B [M, N] are the
-    clusters' class ``shares``; of several, the one of least norm. With C = B - 1/M, min ||C u||^2 +
-    (sum u - 1)^2 over u >= 0 has the same answer but for its length. A slight pull towards 0 says
-    which clusters the shortest answer has; least squares then find it among these.
-    """
-    from scipy.optimize import nnls
-
-    classes, clusters = shares.shape
-    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
-    target = np.zeros(classes + 1)
-    target[-1] = 1.0
-    pulled = np.vstack((system, _PULL * np.eye(clusters)))
-    u = nnls(pulled, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
-    exact = np.linalg.lstsq(system[:, u > _NONE], target, rcond=_SAME)[0]
-    if exact.min() >= 0:
-        u[u > _NONE], u[u <= _NONE] = exact, 0.0
-    return np.asarray(u / u.sum())
-
-
-def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
-    """Clusters of ``gradients`` [n, d] by K-means, positions in ascending order; fewer where
-    gradients coincide.
-    """
-    distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
-    # In an orthonormal basis of their span distances are the same, at less cost.
-    coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
-    return members(kmeans(coordinates, min(groups, distinct), generator))
-
-
-def balance(
-    counts: Ints, clusters: Clusters, weights: Sequence[Floats]
-) -> dict[str, list[float | None]]:
-    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
-
-    ``beta`` is the largest class share by the smallest (Eq. 3), None where a class is missing;
-    ``distance`` the squared distance of the class shares from equal ones (Theorem 1, Q1).
-    """
-    mixtures = [class_shares(counts, clusters) @ each for each in weights]
-    return {
-        "beta": [
-            float(mixture.max()) / least if (least := float(mixture.min())) > 0 else None
-            for mixture in mixtures
-        ],
-        "distance": [float(np.square(mixture - 1 / len(mixture)).sum()) for mixture in mixtures],
-    }
-
-
 class RFedAvgClient(SynchronousClient[RFedAvgParams]):
-    """Makes gradient steps on all of its data, and reports their requested facts; ``total`` is
-    the last received D.
+    """Makes gradient steps on all of its data, and reports the facts that the weights need.
+
+    State: ``total``, the last received D.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        return () if instruction.job == "report" else super().work(device, instruction)
+        if instruction.job == "report":
+            return ()
+        return super().work(device, instruction)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
         return Training(instruction["model"], self.params.local_epochs, full_batch=True)
@@ -188,9 +110,38 @@ class RFedAvgClient(SynchronousClient[RFedAvgParams]):
         if params.uses_loss and result.update is not None:
             control.append(Lazy("loss", result.update))
         labels: list[int] = device.label_counts.tolist()
-        counts = {"class-counts": labels} if params.weights == "optimal" else {}
-        # The labels are sent only for the record of the classes' balance.
-        return {"update": result.update, "control": control} | counts | {"labels": Header(labels)}
+        contents: dict[str, Any] = {"update": result.update, "control": control}
+        if params.weights == "optimal":
+            contents["class-counts"] = labels
+        # for the record of the classes' balance alone
+        contents["labels"] = Header(labels)
+        return contents
+
+
+@dataclass
+class RFedAvgState(FedAvgState):
+    """Memory of RFedAvg."""
+
+    sizes: list[int | None] = field(default_factory=list)
+    """Size that each device reported last (samples)."""
+    reporting: dict[int, int] = field(default_factory=dict)
+    """Open reports of sizes, device -> task."""
+    begun: bool = False
+    """Whether the first round has been opened."""
+    total: int = 0
+    """D, the sum of the reported sizes, in the open round."""
+    informed: list[int] = field(default_factory=list)
+    """D as each device has received it last."""
+    imbalance: list[float] = field(default_factory=list)
+    """I_k that each device reported last."""
+    counts: dict[int, list[int]] = field(default_factory=dict)
+    """Class counts that each device reported last, for ``optimal``."""
+    first_loss: float | None = None
+    """l_0."""
+    loss: float | None = None
+    """l_t, the mean of the losses reported last."""
+    cluster: dict[int, int] = field(default_factory=dict)
+    """Cluster of each device of the round."""
 
 
 class RFedAvg(FedAvg[RFedAvgParams]):
@@ -203,82 +154,74 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     In a round K clients receive the model (d parameters). Each makes one gradient step on all of
     its data, and sends its model (d), with its samples D_k, its imbalance I_k and its loss F_k (a
     scalar each, if used). The server clusters the gradients. A cluster's model is the mean of its
-    clients', weighted by samples; the new model is the sum of p_n times theirs, the gradient step
-    of Eq. 5. The threshold of CCS falls with the mean of the reported losses; the first is l_0.
+    clients' models, weighted by samples (Eq. 4). The new model is the sum of p_n times the
+    clusters' models, the gradient step of Eq. 5. The threshold of CCS (Eq. 7) falls with the mean
+    of the reported losses; the first mean is l_0.
 
-    I_k needs D, the samples of all devices: each reports its size once it is available (a scalar,
-    ``size-report``), and is not drawn before. D is the sum of the last reported sizes, and goes to
-    each client that does not know it yet (a scalar, ``control``). ``optimal`` needs class counts (M
-    scalars, ``class-counts``). Updates that are not finite are left out. Without learning the
-    clusters are drawn at random.
+    I_k needs D, the samples of all devices: each device reports its size once it is available (a
+    scalar, ``size-report``), and is not drawn before. D is the sum of the last reported sizes, and
+    goes to each client that does not know it yet (a scalar, ``control``). ``optimal`` needs class
+    counts (M scalars, ``class-counts``). Updates that are not finite are left out. Without learning
+    the clusters are drawn at random.
 
-    The record ``reweighting`` has the classes' balance under weights by samples and under these;
+    The record ``reweighting`` has the classes' balance under weights by samples and under p_n;
     ``clustering`` comes in rounds 0, 1, 2, 4, ...
     """
 
     Params: ClassVar[type[RoundParams]] = RFedAvgParams
     Client = RFedAvgClient
+    State = RFedAvgState
+    state: RFedAvgState
 
     async def on_start(self) -> None:
         devices = self.server.devices
-        self.state |= {
-            "sizes": [None] * devices,
-            "reporting": {},
-            "begun": False,
-            "total": 0,
-            "told": [0] * devices,
-        }
-        self.state |= {
-            "imbalance": [0.0] * devices,
-            "counts": {},
-            "first_loss": None,
-            "loss": None,
-            "cluster": {},
-        }
-        self.state |= {"model": self.server.models.initial(), "round": 0, "open": {}}
+        self.state.sizes = [None] * devices
+        self.state.informed = [0] * devices
+        self.state.imbalance = [0.0] * devices
+        self.state.model = self.server.models.initial()
         for device in range(devices):
-            self._hear_size(device)
+            self._request_size(device)
         self._begin()
 
+    # The sizes of all devices, D
+
     async def on_return(self, device: int) -> None:
-        self._hear_size(device)
+        self._request_size(device)
 
     on_arrival = on_return
 
-    def _hear_size(self, device: int) -> None:
+    def _request_size(self, device: int) -> None:
+        """Ask a device for its size, now or on its return, if D needs it and it is unknown."""
         state = self.state
-        server = self.server
-        if (
-            not self.params.uses_total
-            or state["sizes"][device] is not None
-            or device in state["reporting"]
-        ):
+        is_unknown = state.sizes[device] is None and device not in state.reporting
+        if not self.params.uses_total or not is_unknown:
             return
-        if server.clients.idle(device):
-            state["reporting"][device] = server.ask(device, {}, "report")
+        if self.server.clients.idle(device):
+            state.reporting[device] = self.server.ask(device, {}, "report")
         else:
-            server.clients.await_return(device)
+            self.server.clients.await_return(device)
 
     def _begin(self) -> None:
-        if not (self.state["begun"] or self.state["reporting"]):
-            self.state["begun"] = True
+        if not (self.state.begun or self.state.reporting):
+            self.state.begun = True
             self._open_round()
 
     def select(self) -> list[int]:
-        sizes = self.state["sizes"]
+        sizes = self.state.sizes
         if not self.params.uses_total or None not in sizes:
             return super().select()
-        known = [device for device, size in enumerate(sizes) if size is not None]
-        return self.pick(self.params.asked_per_round, among=known)
+        candidates = [device for device, size in enumerate(sizes) if size is not None]
+        return self.pick(self.params.asked_per_round, among=candidates)
 
     async def before_asking(self) -> None:
-        self.state["total"] = sum(size for size in self.state["sizes"] if size is not None)
-        self.state["cluster"] = {}
+        self.state.total = sum(size for size in self.state.sizes if size is not None)
+        self.state.cluster = {}
 
     def contents(self, device: int) -> Contents:
-        total = self.state["total"]
-        tell = self.params.uses_total and self.state["told"][device] != total
-        return {"model": self.state["model"]} | ({"control": total} if tell else {})
+        contents: dict[str, Any] = {"model": self.state.model}
+        if self.params.uses_total and self.state.informed[device] != self.state.total:
+            contents["control"] = self.state.total
+        return contents
 
     def _samples(self, message: TaskEnd) -> int:
         return int(message["control"][0])
@@ -286,154 +229,174 @@ class RFedAvg(FedAvg[RFedAvgParams]):
     async def on_task_end(self, message: TaskEnd) -> None:
         state = self.state
         device = message.device
-        if state["reporting"].get(device) == message.task:
-            del state["reporting"][device]
+        if state.reporting.get(device) == message.task:
+            del state.reporting[device]
             if message.outcome == "done":
-                state["sizes"][device] = message["size-report"]
-            self._hear_size(device)
+                state.sizes[device] = message["size-report"]
+            self._request_size(device)
             self._begin()
             return
         if message.outcome == "done" and message.job == "train":
-            state["sizes"][device] = self._samples(message)
-            if self.params.weights == "rfedavg":
-                state["imbalance"][device], state["told"][device] = (
-                    message["control"][1],
-                    state["total"],
-                )
-            elif self.params.weights == "optimal":
-                state["counts"][device] = message["class-counts"]
+            self._store_facts(message)
         await super().on_task_end(message)
 
+    def _store_facts(self, message: TaskEnd) -> None:
+        """Store a client's size, and its imbalance or class counts."""
+        state = self.state
+        device = message.device
+        state.sizes[device] = self._samples(message)
+        if self.params.weights == "rfedavg":
+            state.imbalance[device] = message["control"][1]
+            state.informed[device] = state.total
+        elif self.params.weights == "optimal":
+            state.counts[device] = message["class-counts"]
+
+    # Aggregation
+
     async def aggregate(self) -> None:
-        received = self.state["received"]
-        before = self.state["model"]
-        if any(entry["samples"] for entry in received):
-            weights = await self._weights(received)
-            parts = [
-                (entry["update"], weight) for entry, weight in zip(received, weights, strict=True)
-            ]
-            self.state["model"] = self.advance(
-                before, self.server.models.mix(parts, otherwise=before)
-            )
-            self.record_aggregate(received, weights)
+        received = self.state.received
+        before = self.state.model
+        if not any(entry["samples"] for entry in received):
+            return
+        weights = await self._weights(received)
+        updates = [entry["update"] for entry in received]
+        parts = list(zip(updates, weights, strict=True))
+        mean = self.server.models.mix(parts, otherwise=before)
+        self.state.model = self.advance(before, mean)
+        self.record_aggregate(received, weights)
 
     async def _weights(self, received: list[dict[str, Any]]) -> list[float]:
-        """The weight of each update: its cluster's, times its share of the cluster's samples
-        (Eq. 4); 0 if it is left out.
+        """The weight of each update: p_n times its share of its cluster's samples (Eq. 4).
+
+        0 if the update is left out.
         """
-        state = self.state
         weights = np.zeros(len(received))
-        gradients = None
-        # The order of arrival decides nothing, not even between equals.
-        held = sorted(
-            (at for at, entry in enumerate(received) if entry["samples"]),
-            key=lambda at: received[at]["device"],
-        )
-        if self.server.models.learns:
-            model, *updates = await self.server.models.values(
-                [state["model"], *(received[at]["update"] for at in held)]
-            )
-            with np.errstate(over="ignore", invalid="ignore"):
-                changes = np.stack(updates) - model
-            finite = np.isfinite(changes).all(axis=1)
-            held = [at for at, is_finite in zip(held, finite, strict=True) if is_finite]
-            gradients = changes[finite]
-        if not held:
+        positions, gradients = await self._gradients(received)
+        if not positions:
             return [0.0] * len(received)
-        entries = [received[at] for at in held]
-        devices = [entry["device"] for entry in entries]
+        entries = [received[position] for position in positions]
         sizes = np.array([entry["samples"] for entry in entries], dtype=np.int64)
-        clusters, eps = await self._cluster(entries, devices, gradients)
-        by_data = shares = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
-        if self.params.weights == "rfedavg":
-            inverse = 1.0 / cluster_imbalance(
-                np.array([state["imbalance"][device] for device in devices]), sizes, clusters
-            )
-            shares = inverse / inverse.sum()
-        elif self.params.weights == "optimal":
-            shares = optimal_weights(
-                class_shares(np.array([state["counts"][device] for device in devices]), clusters)
-            )
-        balanced = balance(
-            np.array([entry["contents"]["labels"] for entry in entries]),
-            clusters,
-            [by_data, shares],
+        clusters, eps = await self._cluster(entries, gradients)
+        by_data = np.array([sizes[cluster].sum() / sizes.sum() for cluster in clusters])
+        shares = self._cluster_weights([entry["device"] for entry in entries], sizes, clusters)
+        if shares is None:
+            shares = by_data
+        labels = np.array([entry["contents"]["labels"] for entry in entries])
+        self.server.emit(
+            "reweighting",
+            round=self.state.round,
+            clusters=[len(cluster) for cluster in clusters],
+            weights=shares.tolist(),
+            eps=eps,
+            balance=balance(labels, clusters, [by_data, shares]),
         )
-        told = {
-            "clusters": [len(cluster) for cluster in clusters],
-            "weights": shares.tolist(),
-            "eps": eps,
-            "balance": balanced,
-        }
-        self.server.emit("reweighting", round=state["round"], **told)
         for cluster, share in zip(clusters, shares, strict=True):
-            weights[[held[at] for at in cluster]] = share * (sizes[cluster] / sizes[cluster].sum())
+            places = [positions[member] for member in cluster]
+            weights[places] = share * (sizes[cluster] / sizes[cluster].sum())
         return [float(weight) for weight in weights]
 
-    async def _cluster(
-        self, entries: list[dict[str, Any]], devices: list[int], gradients: Floats32 | None
-    ) -> tuple[Clusters, float | None]:
-        """Clusters, as positions in ``entries`` (random without gradients), and the threshold if
-        there was one.
+    async def _gradients(self, received: list[dict[str, Any]]) -> tuple[list[int], Floats32 | None]:
+        """Positions in ``received`` of the updates that count, and their changes of the model.
+
+        The changes are float32 [n, d], negative multiples of the gradients; None without learning.
         """
-        params = self.params
-        server = self.server
-        number = self.state["round"]
-        classes = self.setting.classes
-        generator = server.rng("clusters", number)
+        # The order of arrival decides nothing, not even between equals.
+        positions = [place for place, entry in enumerate(received) if entry["samples"]]
+        positions.sort(key=lambda place: received[place]["device"])
+        if not self.server.models.learns:
+            return positions, None
+        updates = [received[position]["update"] for position in positions]
+        model, *weights = await self.server.models.values([self.state.model, *updates])
+        with np.errstate(over="ignore", invalid="ignore"):
+            changes = np.stack(weights) - model
+        finite = np.isfinite(changes).all(axis=1)
+        order = np.array(positions)[finite]
+        return order.tolist(), changes[finite]
+
+    def _cluster_weights(
+        self, devices: list[int], sizes: Ints, clusters: Clusters
+    ) -> Floats | None:
+        """p_n by ``weights``, float64 [N]; None: by the clusters' samples."""
+        state = self.state
+        match self.params.weights:
+            case "rfedavg":
+                imbalance = np.array([state.imbalance[device] for device in devices])
+                inverse = 1.0 / cluster_imbalance(imbalance, sizes, clusters)
+                return np.asarray(inverse / inverse.sum())
+            case "optimal":
+                counts = np.array([state.counts[device] for device in devices])
+                return optimal_weights(class_shares(counts, clusters))
+            case "uniform-by-data":
+                return None
+
+    async def _cluster(
+        self, entries: list[dict[str, Any]], gradients: Floats32 | None
+    ) -> tuple[Clusters, float | None]:
+        """Clusters, as positions in ``entries``, and the threshold of CCS if there is one.
+
+        Without gradients the clusters are random.
+        """
+        number = self.state.round
+        devices = [entry["device"] for entry in entries]
+        generator = self.server.rng("clusters", number)
         eps = None
-        shown = None
+        pairs = None
         if gradients is None:
-            clusters = members(canonical(generator.integers(classes, size=len(entries))))
+            labels = canonical(generator.integers(self.setting.classes, size=len(entries)))
+            clusters = members(labels)
         else:
-            eps = await self._threshold(entries) if params.uses_loss else None
-            n, d = gradients.shape
-            server.compute("products", n, d)
+            eps = await self._threshold(entries) if self.params.uses_loss else None
+            self.server.compute("products", *gradients.shape)
             similarity = cosine_matrix(gradients)
             clusters = [] if eps is None else greedy_clusters(similarity, eps)
-            if params.clustering == "kmeans":
-                server.compute("k-means", n, d, classes)
-                wanted = params.kmeans_clusters
-                count = (
-                    wanted
-                    if isinstance(wanted, int)
-                    else len(clusters)
-                    if wanted == "ccs"
-                    else classes
-                )
+            if self.params.clustering == "kmeans":
+                self.server.compute("k-means", *gradients.shape, self.setting.classes)
+                count = self._kmeans_clusters(by_ccs=len(clusters))
                 clusters = by_kmeans(gradients, count, generator)
-            shown = shown_pairs("similarity", similarity)
-        place = {at: cluster for cluster, own in enumerate(clusters) for at in own}
-        groups = [place[at] for at in range(len(devices))]
-        if shown is not None and number & (number - 1) == 0:
-            server.emit(
+            pairs = shown_pairs("similarity", similarity)
+        cluster_of = dict[int, int]()
+        for label, cluster in enumerate(clusters):
+            cluster_of |= dict.fromkeys(cluster, label)
+        groups = [cluster_of[position] for position in range(len(devices))]
+        is_power_of_two = number & (number - 1) == 0
+        if pairs is not None and is_power_of_two:
+            self.server.emit(
                 "clustering",
                 round=number,
-                measure=params.clustering,
+                measure=self.params.clustering,
                 devices=devices,
                 groups=groups,
-                **shown,
+                **pairs,
             )
-        self.state["cluster"] = dict(zip(devices, groups, strict=True))
+        self.state.cluster = dict(zip(devices, groups, strict=True))
         return clusters, eps
 
+    def _kmeans_clusters(self, by_ccs: int) -> int:
+        """N of K-means; ``by_ccs``, the number of clusters that CCS has made."""
+        match self.params.kmeans_clusters:
+            case "ccs":
+                return by_ccs
+            case "classes":
+                return self.setting.classes
+            case int() as count:
+                return count
+
     async def _threshold(self, entries: list[dict[str, Any]]) -> float:
-        """The cosine that like gradients have now; a loss that is not known is taken to be the
-        last one.
+        """eps_t, the cosine above which gradients are alike now (Eq. 7).
+
+        An unknown loss counts as the last known one.
         """
         state = self.state
         theta = self.params.theta
-        loss = await self.server.models.train_loss(
-            [(entry["update"], float(entry["samples"])) for entry in entries]
-        )
+        parts = [(entry["update"], float(entry["samples"])) for entry in entries]
+        loss = await self.server.models.train_loss(parts)
         if loss is not None:
-            state |= {
-                "loss": loss,
-                "first_loss": loss if state["first_loss"] is None else state["first_loss"],
-            }
-        if state["first_loss"] is None:
+            state.loss = loss
+            if state.first_loss is None:
+                state.first_loss = loss
+        if state.loss is None or state.first_loss is None:
             return threshold(0.0, 0.0, 0.0, theta)
-        return threshold(state["loss"], state["first_loss"], self.params.least_loss, theta)
+        return threshold(state.loss, state.first_loss, self.params.least_loss, theta)
 
     def group_of(self, device: int) -> int | None:
-        return self.state.get("cluster", {}).get(device)  # type: ignore[no-any-return]
+        return self.state.cluster.get(device)

@@ -1,9 +1,8 @@
-"""The base of strategies whose devices train smaller models within the global one: HeteroFL,
-HetLoRA, FLoRA.
-"""
+"""The base of strategies whose devices train a part of the model: HeteroFL, HetLoRA, FLoRA."""
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,7 +23,7 @@ from fedsim.federation import (
 )
 from fedsim.learning.architecture import Tensor
 from fedsim.learning.refs import Ref
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.round_params import AggregatingParams
 from fedsim.strategies.synchronous import SynchronousClient
 
@@ -33,16 +32,17 @@ class CutParams(AggregatingParams):
     """Parameters of strategies whose devices train smaller models within the global one."""
 
     by: ClassVar[CutBy]
+    """The measure of a size."""
     looks_at_each: ClassVar[str | None] = (
         "the server has to know which numbers each client has sent"
     )
     sizes: dict[str, float] | list[float] = Field(min_length=1)
-    """of each device's model: a table by the kinds of devices (``population.device``), or a list
-    of which each device has one, drawn uniformly and once.
+    """sizes of the devices' models: a table by the kinds of devices (``population.device``), or a
+    list from which each device's size is drawn, uniformly and once.
     """
     redraw: bool = False
-    """in each round a device has any of several sizes up to its own (from a list: any), drawn
-    uniformly.
+    """a device's size is drawn anew in each round, uniformly from the sizes up to its own (of a
+    list: from all).
     """
 
     @model_validator(mode="after")
@@ -50,8 +50,7 @@ class CutParams(AggregatingParams):
         if self.aggregation.kind not in ("weighted", "mean"):
             raise ValueError(
                 f"'aggregation' is {self.aggregation.kind!r}, and {self.kind} has updates of "
-                "different sizes; allowed are "
-                "'weighted' and 'mean'"
+                "different sizes; allowed are 'weighted' and 'mean'"
             )
         if self.redraw and len(self.all_sizes) == 1:
             raise ValueError(
@@ -69,54 +68,61 @@ class CutParams(AggregatingParams):
     @property
     def all_sizes(self) -> list[float]:
         """All sizes, ascending."""
-        return sorted({*(self.sizes.values() if isinstance(self.sizes, dict) else self.sizes)})
+        sizes = self.sizes.values() if isinstance(self.sizes, dict) else self.sizes
+        return sorted({*sizes})
 
     def places(self, setting: RunInfo) -> dict[float, Places]:
         """Ranges of the flat model whose numbers devices of each size send."""
-        return {
-            size: leading(setting.tensors(), setting.cut(self.by, size)) for size in self.all_sizes
-        }
+        whole = setting.tensors()
+        return {size: leading(whole, setting.cut(self.by, size)) for size in self.all_sizes}
 
 
 def leading(
-    whole: Sequence[Tensor], part: Sequence[Tensor], chosen: Sequence[bool] | None = None
+    whole: Sequence[Tensor], part: Sequence[Tensor], mask: Sequence[bool] | None = None
 ) -> Places:
-    """Ranges of a flat model with the first numbers of each (``chosen``) tensor, along its first
-    two axes, as in ``part``.
+    """Ranges of a flat model that hold a smaller model: the first numbers of each tensor.
+
+    Args:
+        whole: the tensors of the model.
+        part: the tensors of the smaller model, shorter along the first two axes.
+        mask: whether each tensor counts; None: all tensors.
     """
-    found = list[tuple[int, int]]()
-    at = 0
-    for tensor, own, counts in zip(whole, part, chosen or [True] * len(whole), strict=True):
-        row, length = (math.prod(each.shape[1:]) for each in (tensor, own))
+    ranges = list[tuple[int, int]]()
+    begin = 0
+    for tensor, small, counts in zip(whole, part, mask or [True] * len(whole), strict=True):
+        row = math.prod(tensor.shape[1:])
+        length = math.prod(small.shape[1:])
         if counts:
-            found += [
-                (begin, begin + length) for begin in range(at, at + own.size // length * row, row)
-            ]
-        at += tensor.size
-    return places_of(found)
+            rows = small.size // length
+            for start in range(begin, begin + rows * row, row):
+                ranges.append((start, start + length))
+        begin += tensor.size
+    return places_of(ranges)
 
 
 def by_name(
     model: NDArray[np.floating], tensors: Sequence[tuple[str, Sequence[int]]]
 ) -> dict[str, NDArray[np.floating]]:
-    """The tensors of a flat model, by name; ``tensors`` are their names and shapes."""
+    """The tensors of a flat model, by name, as views.
+
+    Args:
+        model: the numbers [d].
+        tensors: name and shape of each tensor, in the model's order.
+    """
     parts = np.split(model, np.cumsum([math.prod(shape) for _, shape in tensors])[:-1])
     return {name: part.reshape(shape) for (name, shape), part in zip(tensors, parts, strict=True)}
 
 
 class CutClient(SynchronousClient[CutParams]):
-    """Trains the numbers that it has received, among zeros, and sends them back."""
+    """Trains the received numbers, among zeros, and sends them back."""
 
     def __init__(self, params: CutParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._places = params.places(setting)
 
     def training(self, device: Device, instruction: Instruction) -> Training:
-        return Training(
-            instruction["model"],
-            self.params.local_epochs,
-            cut=(self.params.by, instruction["size"]),
-        )
+        cut = (self.params.by, instruction["size"])
+        return Training(instruction["model"], self.params.local_epochs, cut=cut)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -124,22 +130,29 @@ class CutClient(SynchronousClient[CutParams]):
         assert result.update is not None
         size = instruction["size"]
         reply = super().reply(device, instruction, result) or {}
-        return {
-            **reply,
-            "update": Partial(result.update, instruction["model"], self._places[size]),
-            "size": Header(size),
-        }
+        update = Partial(result.update, instruction["model"], self._places[size])
+        return {**reply, "update": update, "size": Header(size)}
+
+
+@dataclass
+class CutState(FedAvgState):
+    """Memory of ``CutModels``."""
+
+    zero: Ref = field(init=False)
+    """A model of zeros."""
 
 
 class CutModels(FedAvg[CutParams]):
-    """FedAvg whose devices train smaller models within the global one, of a size of their own.
+    """FedAvg whose devices train smaller models within the global one, each of its size.
 
-    The device trains among zeros what it has received: in layers with ReLU between, and in
-    adapters, zeros have no gradient and add nothing, so that this is training the smaller model.
-    Its time, memory and bytes are those of the smaller model.
+    A device trains the received numbers among zeros. In layers with ReLU between, and in adapters,
+    zeros have no gradient and add nothing, so that this is training the smaller model. Time, memory
+    and bytes are those of the smaller model.
     """
 
     Client: ClassVar[type[SynchronousClient[Any]]] = CutClient
+    State = CutState
+    state: CutState
 
     def __init__(self, params: CutParams, server: Server) -> None:
         super().__init__(params, server)
@@ -154,32 +167,29 @@ class CutModels(FedAvg[CutParams]):
         self._places = params.places(self.setting)
 
     async def on_start(self) -> None:
-        self.state["zero"] = self.server.models.zero()
+        self.state.zero = self.server.models.zero()
         await super().on_start()
 
     def size_of(self, device: int) -> float:
         """The size of a device's model in this round."""
         sizes = self.params.sizes
-        redraw = self.params.redraw
-        own = sizes[self.setting.kind_of(device) or ""] if isinstance(sizes, dict) else max(sizes)
-        if redraw:
-            sizes = [size for size in self.params.all_sizes if size <= own]
         if isinstance(sizes, dict):
-            return own
-        return sizes[
-            int(
-                self.server.rng(
-                    "size", device, *([self.state["round"]] if redraw else [])
-                ).integers(len(sizes))
-            )
-        ]
+            largest = sizes[self.setting.kind_of(device) or ""]
+            if not self.params.redraw:
+                return largest
+            candidates = [size for size in self.params.all_sizes if size <= largest]
+        elif self.params.redraw:
+            candidates = self.params.all_sizes
+        else:
+            candidates = sizes
+        stream = [self.state.round] if self.params.redraw else []
+        generator = self.server.rng("size", device, *stream)
+        return candidates[int(generator.integers(len(candidates)))]
 
     def contents(self, device: int) -> Contents:
         size = self.size_of(device)
-        return {
-            "model": Partial(self.state["model"], self.state["zero"], self._places[size]),
-            "size": Header(size),
-        }
+        model = Partial(self.state.model, self.state.zero, self._places[size])
+        return {"model": model, "size": Header(size)}
 
     async def next_model(
         self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
@@ -189,10 +199,17 @@ class CutModels(FedAvg[CutParams]):
         return self.advance(model, self.joined(model, entries, weights), slot)
 
     async def weighed(self, entries: Sequence[dict[str, Any]]) -> list[float]:
+        """The weight of each update; by default by the aggregation."""
         return self.weights(entries)
 
     def joined(
         self, model: Ref, entries: Sequence[dict[str, Any]], weights: Sequence[float]
     ) -> Ref:
-        """The model that updates of different sizes become."""
+        """Join updates of different sizes into the next model.
+
+        Args:
+            model: the present model.
+            entries: the updates.
+            weights: the weight of each update.
+        """
         raise NotImplementedError

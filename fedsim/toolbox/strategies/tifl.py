@@ -1,24 +1,25 @@
 """TiFL: tiers by latency, a cohort out of one tier, and tests of all (Chai et al., 2020)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from fedsim.common.arrays import Floats
 from fedsim.common.errors import ScenarioError
 from fedsim.common.spec import OnlyWith
 from fedsim.common.training import Training
 from fedsim.federation import Contents, Device, Instruction, Lazy, LocalResult, Server, TaskEnd
-from fedsim.strategies.base import P, Strategy
-from fedsim.strategies.fedavg import FedAvg
+from fedsim.strategies.fedavg import FedAvg, FedAvgState
 from fedsim.strategies.round_params import AggregatingParams, RoundParams
 from fedsim.strategies.synchronous import SynchronousClient
+from fedsim.toolbox.strategies.tiers import Tiered, TieredState, equal_width_bins, tier_numbers
 from fedsim.world.task import Computation, Evaluate, Train
 
-_TEST_CLIENTS = 5  # of each tier
+_TEST_CLIENTS = 5  # in each tier
 
 
 class TiFLParams(AggregatingParams):
@@ -34,34 +35,35 @@ class TiFLParams(AggregatingParams):
     (the original).
     """
     mode: Literal["uniform", "static", "credits"] = "uniform"
-    """tiers are ``uniform``, ``static``, as likely as ``probabilities`` says, or by ``credits``:
-    the less accurate the model is on a tier's clients, the likelier it is, and none is chosen more
-    often than it has credits.
+    """a round's tier is drawn ``uniform``ly; ``static``: with ``probabilities``; or by ``credits``:
+    the less accurate the model is on a tier's clients, the likelier the tier is, and no tier is
+    drawn more often than it has credits.
     """
     probabilities: list[Annotated[float, Field(ge=0.0, allow_inf_nan=False)]] | None = None
-    """of each tier, from that with the least data (or latency) on, up to a common factor. The
-    paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0, 0, 0, 1.
+    """weight of each tier, from the tier with the least data (or latency) on, up to a common
+    factor. The paper's, of five tiers: fast 1, 0, 0, 0, 0; random .7, .1, .1, .05, .05; slow 0, 0,
+    0, 0, 1.
     """
     credits: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(
         default=None, ge=1
     )
-    """of each tier; by default the planned rounds, divided by the tiers."""
+    """number of rounds for each tier; by default the planned rounds divided by the tiers."""
     interval: Annotated[int | None, OnlyWith("mode", values=("credits",))] = Field(
         default=None, ge=1
     )
-    """I, a test after every so many rounds, by default as many as there are tiers."""
+    """I, the number of rounds between two tests; by default the number of tiers."""
 
     @model_validator(mode="after")
     def _one_probability_a_tier(self) -> Self:
-        given = self.probabilities
-        if (given is not None) != (self.mode == "static"):
+        weights = self.probabilities
+        if (weights is not None) != (self.mode == "static"):
             raise ValueError(
                 f"'probabilities' belong to mode 'static'; the mode is {self.mode!r}, and they "
-                f"are {given}"
+                f"are {weights}"
             )
-        if given is not None and (len(given) != self.tiers or not sum(given) > 0):
+        if weights is not None and (len(weights) != self.tiers or not sum(weights) > 0):
             raise ValueError(
-                f"'probabilities' are {given}; allowed are {self.tiers}, one a tier, not all 0"
+                f"'probabilities' are {weights}; allowed are {self.tiers}, one a tier, not all 0"
             )
         return self
 
@@ -71,145 +73,47 @@ class TiFLParams(AggregatingParams):
 
     @property
     def unaccounted(self) -> str | None:
-        return (
-            "tiers are chosen by the accuracy on their clients"
-            if self.mode == "credits"
-            else super().unaccounted
-        )
+        if self.mode == "credits":
+            return "tiers are chosen by the accuracy on their clients"
+        return super().unaccounted
 
     @property
     def needs_accuracy(self) -> str | None:
-        return (
-            f"strategy.mode is {self.mode!r}" if self.mode == "credits" else super().needs_accuracy
-        )
+        if self.mode == "credits":
+            return f"strategy.mode is {self.mode!r}"
+        return super().needs_accuracy
 
 
-class Tiered(Strategy[P]):
-    """A server half that puts each device into a tier after a first report or whole task, its
-    meeting.
+def credit_probabilities(
+    accuracies: Sequence[float | None],
+    credits: Sequence[int],  # noqa: A002
+) -> list[float]:
+    """The probability of each tier after a test: the lower its accuracy, the likelier.
 
-    ``begin`` is called when no meeting is open. It sets ``cuts``, sorts the ``known`` devices
-    in, and trains.
+    TiFL's ``ChangeProbs``: of the n tiers with credits, in ascending order of accuracy, the tier of
+    rank r = 0..n-1 gets (n - r) / (n (n + 1) / 2). Ties go by the tier's number. A tier without
+    credits gets 0; a tier of unknown accuracy (None) stands first.
 
-    State: ``meeting``, task -> device and when it was asked; ``figures``, size (samples) or latency
-    (s) of each device; ``cuts``, the borders of tiers, None until all reachable devices are met;
-    ``tier``, of each device; ``members``; ``dropped``, devices without room for the training;
-    ``away``, how many will return.
+    Args:
+        accuracies: of the model on each tier's clients, 0 to 1.
+        credits: rounds that remain for each tier.
     """
 
-    begin: Callable[[list[int]], None]
-    tiers_of: Callable[[Sequence[int]], list[int]]
+    def rank_key(tier: int) -> tuple[float, int]:
+        accuracy = accuracies[tier]
+        return -1.0 if accuracy is None else accuracy, tier
 
-    def _meet_all(self, tiers: int) -> None:
-        devices = self.server.devices
-        self.state |= {
-            "meeting": {},
-            "figures": [None] * devices,
-            "cuts": None,
-            "tier": [None] * devices,
-        }
-        self.state |= {"members": [[] for _ in range(tiers)], "dropped": [], "away": 0}
-        here = set(self.server.clients.online())
-        for device in filter(self.server.clients.arrived, range(devices)):
-            (self._meet if device in here else self._await)(device)
-        self._make_tiers()
-
-    def _await(self, device: int) -> None:
-        self.state["away"] += self.server.clients.await_return(device)
-
-    def _meet(self, device: int, job: str = "profile") -> None:
-        task = self.server.ask(
-            device, {"profiling": self.state["model"]} if job == "profile" else {}, job
-        )
-        self.state["meeting"][task] = (device, self.server.now)
-
-    async def on_return(self, device: int) -> None:
-        self.state["away"] -= 1
-        self._meet(device)
-
-    async def on_arrival(self, device: int) -> None:
-        self._meet(device)
-
-    def _ends_meeting(self, message: TaskEnd) -> bool:
-        """Whether the task was one by which a device is met; then it is taken in."""
-        if message.task not in self.state["meeting"]:
-            return False
-        device, asked = self.state["meeting"].pop(message.task)
-        if message.outcome == "done":
-            self.state["figures"][device] = float(
-                message.contents.get("size-report", self.server.now - asked)
-            )
-            if self.state["cuts"] is not None:
-                self._sort_in([device])
-        elif message.outcome == "memory":
-            self.state["dropped"].append(device)
-            self.server.emit("tier-drop", device=device)
-        else:
-            self._await(device)
-        self._make_tiers()
-        return True
-
-    def _make_tiers(self) -> None:
-        if self.state["cuts"] is None and not self.state["meeting"]:
-            self.begin(
-                [
-                    device
-                    for device, figure in enumerate(self.state["figures"])
-                    if figure is not None
-                ]
-            )
-
-    def _sort_in(self, devices: Sequence[int]) -> None:
-        for device, tier in zip(devices, self.tiers_of(devices), strict=True):
-            self.state["tier"][device] = tier
-            self.state["members"][tier].append(device)
-
-    def group_of(self, device: int) -> int | None:
-        return self.state["tier"][device]  # type: ignore[no-any-return]
-
-
-def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
-    """Bins over [min, max] of ``values`` [n], outliers included: where the first begins, and how
-    wide each is.
-    """
-    low = float(values.min())
-    high = float(values.max())
-    return low, (high - low) / tiers
-
-
-def tier_numbers(
-    values: NDArray[np.float64], tiers: int, bins: tuple[float, float]
-) -> NDArray[np.int64]:
-    """The tier of each value, int64 [n], from 0; a value between two tiers belongs to the upper,
-    one outside to the nearest.
-    """
-    low, width = bins
-    if width == 0:
-        return np.where(values > low, tiers - 1, 0).astype(np.int64)
-    return np.clip(np.floor((values - low) / width), 0, tiers - 1).astype(np.int64)
-
-
-def credit_probabilities(accuracies: Sequence[float | None], credits: Sequence[int]) -> list[float]:  # noqa: A002
-    """The probability of each tier from now on: the lower its accuracy, the likelier (TiFL's
-    ``ChangeProbs``).
-
-    Of the n tiers with credits, in ascending order of accuracy, the one of rank r = 0..n-1 gets (n
-    - r) / (n (n + 1) / 2); equals go by their number. A tier without credits gets 0; one of unknown
-    accuracy (None) stands first.
-    """
-    able = [tier for tier, left in enumerate(credits) if left > 0]
-    able.sort(key=lambda tier: (-1.0 if accuracies[tier] is None else accuracies[tier], tier))
-    n = len(able)
+    ranked = [tier for tier, remaining in enumerate(credits) if remaining > 0]
+    ranked.sort(key=rank_key)
+    n = len(ranked)
     probabilities = [0.0] * len(credits)
-    for rank, tier in enumerate(able):
+    for rank, tier in enumerate(ranked):
         probabilities[tier] = (n - rank) / (n * (n + 1) / 2)
     return probabilities
 
 
 class TiFLClient(SynchronousClient[TiFLParams]):
-    """Trains as FedAvg's; reports its size, is profiled, or tests the model, when it is asked
-    to.
-    """
+    """Trains as FedAvg's; on other jobs reports its size, is profiled, or tests the model."""
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         match instruction.job:
@@ -234,6 +138,26 @@ class TiFLClient(SynchronousClient[TiFLParams]):
         return super().reply(device, instruction, result)
 
 
+@dataclass
+class TiFLState(TieredState, FedAvgState):
+    """Memory of TiFL."""
+
+    current: int | None = None
+    """The tier drawn last."""
+    probabilities: list[float] = field(default_factory=list)
+    """Weight of each tier in the draw."""
+    credits: list[int] = field(default_factory=list)
+    """Rounds that remain for each tier."""
+    tested: int | None = None
+    """The round of the last test."""
+    testing: dict[int, int] = field(default_factory=dict)
+    """Open tasks of the test, task -> tier."""
+    testers: dict[int, list[int]] = field(default_factory=dict)
+    """Devices of each tier that have answered in the test."""
+    accuracies: list[float | None] = field(default_factory=list)
+    """Accuracy on each tier in the last test."""
+
+
 class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     """Tier-based federated learning.
 
@@ -241,20 +165,19 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
     and 2; tiers by data size as in CATA-Fed's comparison (Jeong and Kim 2022, section 5.3).
 
     First every reachable device reports its size (a scalar), or is profiled (down and up d
-    parameters). Tiers are equal-width bins over these figures, and stay; later devices are sorted
-    in. A round draws a tier with an available member, then K of its members uniformly (all if
-    fewer), and goes on as FedAvg's.
+    parameters). Tiers are equal-width bins over these figures, and do not change; later devices are
+    put into them. A round draws a tier with an available member, then K of its members uniformly
+    (all if there are fewer), and goes on as FedAvg's.
 
     With credits, every I rounds the model goes to five clients of each tier (d parameters), which
     report its accuracy (a scalar). Probabilities change if the accuracy on the last tier has not
-    risen. Without learning, and without credits left, tiers are chosen uniformly.
-
-    State besides FedAvg's and ``Tiered``'s: ``current``, the tier drawn last; ``tested``, the
-    round of the last test.
+    risen. Without learning, and when no tier has credits, tiers are drawn uniformly.
     """
 
     Params: ClassVar[type[RoundParams]] = TiFLParams
     Client = TiFLClient
+    State = TiFLState
+    state: TiFLState
 
     def __init__(self, params: TiFLParams, server: Server) -> None:
         super().__init__(params, server)
@@ -262,135 +185,146 @@ class TiFL(Tiered[TiFLParams], FedAvg[TiFLParams]):
         if params.mode == "credits" and params.credits is None and planned is None:
             raise ScenarioError(
                 "strategy.credits is missing: its default is the planned rounds divided by the "
-                "tiers, but stop.rounds is not "
-                "given either; give one of them"
+                "tiers, but stop.rounds is not given either; give one of them"
             )
-        self.credits_of_each = params.credits or math.ceil((planned or 0) / params.tiers)
+        self._credits = params.credits or math.ceil((planned or 0) / params.tiers)
 
     async def on_start(self) -> None:
-        server = self.server
         tiers = self.params.tiers
-        self.state |= {"model": server.models.initial(), "round": 0, "open": {}}
-        self.state |= {
-            "current": None,
-            "tested": None,
-            "testing": {},
-            "heard": {},
-            "accuracies": [None] * tiers,
-        }
-        self.state |= {
-            "probabilities": self.params.probabilities or [1.0] * tiers,
-            "credits": [self.credits_of_each] * tiers,
-        }
+        self.state.model = self.server.models.initial()
+        self.state.accuracies = [None] * tiers
+        self.state.credits = [self._credits] * tiers
+        self.state.probabilities = self.params.probabilities or [1.0] * tiers
         self._meet_all(tiers)
+
+    # The tiers
 
     def _meet(self, device: int, job: str = "profile") -> None:
         super()._meet(device, "report" if self.params.tiers_from == "size" else job)
 
     def tiers_of(self, devices: Sequence[int]) -> list[int]:
-        figures = np.array([self.state["figures"][device] for device in devices])
-        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state["cuts"])]
+        figures = np.array([self.state.figures[device] for device in devices])
+        return [int(tier) for tier in tier_numbers(figures, self.params.tiers, self.state.cuts)]
 
-    def begin(self, known: list[int]) -> None:
+    def begin(self, devices: list[int]) -> None:
         state = self.state
         server = self.server
-        if known:
-            state["cuts"] = equal_width_bins(
-                np.array([state["figures"][device] for device in known]), self.params.tiers
-            )
-            self._sort_in(known)
-            server.emit(
-                "tiers", bins=list(state["cuts"]), members=[len(part) for part in state["members"]]
-            )
+        if devices:
+            figures = np.array([state.figures[device] for device in devices])
+            state.cuts = equal_width_bins(figures, self.params.tiers)
+            self._sort_in(devices)
+            counts = [len(members) for members in state.members]
+            server.emit("tiers", bins=list(state.cuts), members=counts)
             self._open_round()
-        elif not (state["away"] or server.clients.expects_newcomers()):
+        elif not (state.away or server.clients.expects_newcomers()):
             server.stop("no device can be put into a tier")
 
     def select(self) -> list[int]:
+        """Members of a tier that is drawn; a tier without an available member is drawn again."""
         state = self.state
-        number = self.state["round"]
-        inhabited = np.array([bool(part) for part in state["members"]], dtype=np.float64)
-        weights = inhabited * state["probabilities"]
+        number = state.round
         generator = self.server.rng("tier", number)
-        if self.params.mode == "credits":
-            weights *= np.array(state["credits"]) > 0
-        weights = weights if weights.any() else inhabited  # else no tier has credits left
+        weights = self._tier_weights()
         while weights.any():
             tier = int(generator.choice(len(weights), p=weights / weights.sum()))
-            chosen = self.pick(self.params.asked_per_round, among=state["members"][tier])
-            if chosen:
-                state["current"] = tier
-                state["credits"][tier] = max(state["credits"][tier] - 1, 0)
-                self.server.emit("tier", round=number, group=tier, credits=state["credits"][tier])
-                return chosen
+            cohort = self.pick(self.params.asked_per_round, among=state.members[tier])
+            if cohort:
+                state.current = tier
+                state.credits[tier] = max(state.credits[tier] - 1, 0)
+                self.server.emit("tier", round=number, group=tier, credits=state.credits[tier])
+                return cohort
             weights[tier] = 0.0
         return []
 
+    def _tier_weights(self) -> Floats:
+        """Weights of the tiers in the draw, float64 [P]; 0 for a tier without members.
+
+        If no tier has credits, the weights of all others are equal.
+        """
+        inhabited = np.array([bool(members) for members in self.state.members], dtype=np.float64)
+        weights = inhabited * self.state.probabilities
+        if self.params.mode == "credits":
+            weights *= np.array(self.state.credits) > 0
+        return weights if weights.any() else inhabited
+
+    # The test of all tiers (Algorithm 2)
+
     def _open_round(self) -> None:
-        state = self.state
-        params = self.params
-        number = self.state["round"]
-        due = (
-            params.mode == "credits"
-            and number % (params.interval or params.tiers) == 0
-            and state["tested"] != number
-        )
-        if due:
-            state["tested"] = number
+        if self._test_is_due():
+            self.state.tested = self.state.round
             self._test()
         else:
             super()._open_round()
 
+    def _test_is_due(self) -> bool:
+        if self.params.mode != "credits":
+            return False
+        number = self.state.round
+        interval = self.params.interval or self.params.tiers
+        return bool(number % interval == 0 and self.state.tested != number)
+
     def _test(self) -> None:
         state = self.state
         server = self.server
-        state["heard"] = {}
-        for tier, part in enumerate(state["members"]):
-            for device in server.clients.sample(
-                _TEST_CLIENTS, "test", state["round"], tier, among=part
-            ):
-                state["testing"][
-                    server.ask(device, {"model": state["model"]}, "test", group=tier)
-                ] = tier
-        if not state["testing"]:
+        state.testers = {}
+        for tier, members in enumerate(state.members):
+            testers = server.clients.sample(_TEST_CLIENTS, "test", state.round, tier, among=members)
+            for device in testers:
+                task = server.ask(device, {"model": state.model}, "test", group=tier)
+                state.testing[task] = tier
+        if not state.testing:
             server.timer("tested", server.now)
 
-    async def _tested(self) -> None:
+    async def _end_test(self) -> None:
+        """Store the accuracy on each tier, and change the probabilities (``ChangeProbs``)."""
         state = self.state
-        before = self.state["accuracies"]
-        now = list(before)
-        for tier, devices in sorted(state["heard"].items()):
-            if (
-                accuracy := await self.server.models.test(state["model"], sorted(devices))
-            ) is not None:
-                now[tier] = accuracy
-        state["accuracies"] = now
-        current = state["current"]
-        if (
-            current is not None
-            and None not in (before[current], now[current])
-            and now[current] <= before[current]
-        ):
-            inhabited = [
-                left if part else 0
-                for left, part in zip(state["credits"], state["members"], strict=True)
-            ]
-            state["probabilities"] = credit_probabilities(now, inhabited)
+        previous = state.accuracies
+        accuracies = list(previous)
+        for tier, devices in sorted(state.testers.items()):
+            accuracy = await self.server.models.test(state.model, sorted(devices))
+            if accuracy is not None:
+                accuracies[tier] = accuracy
+        state.accuracies = accuracies
+        if self._has_not_risen(previous, accuracies):
+            remaining = [0] * self.params.tiers
+            for tier, members in enumerate(state.members):
+                if members:
+                    remaining[tier] = state.credits[tier]
+            state.probabilities = credit_probabilities(accuracies, remaining)
         self.server.emit(
-            "tier-test", round=state["round"], accuracies=now, probabilities=state["probabilities"]
+            "tier-test",
+            round=state.round,
+            accuracies=accuracies,
+            probabilities=state.probabilities,
         )
         super()._open_round()
 
+    def _has_not_risen(
+        self, previous: Sequence[float | None], accuracies: Sequence[float | None]
+    ) -> bool:
+        """Whether the accuracy on the tier drawn last is at most the previous one."""
+        current = self.state.current
+        if current is None:
+            return False
+        before = previous[current]
+        now = accuracies[current]
+        return before is not None and now is not None and now <= before
+
     async def on_task_end(self, message: TaskEnd) -> None:
-        testing = self.state["testing"]
+        testing = self.state.testing
         if message.task in testing:
             tier = testing.pop(message.task)
             if message.outcome == "done":
-                self.state["heard"].setdefault(tier, []).append(message.device)
+                self.state.testers.setdefault(tier, []).append(message.device)
             if not testing:
-                await self._tested()
-        elif not self._ends_meeting(message):
+                await self._end_test()
+        elif self._is_meeting(message.task):
+            self._end_meeting(message)
+        else:
             await super().on_task_end(message)
 
     async def on_timer(self, name: str) -> None:
-        await (self._tested() if name == "tested" else super().on_timer(name))
+        if name == "tested":
+            await self._end_test()
+        else:
+            await super().on_timer(name)

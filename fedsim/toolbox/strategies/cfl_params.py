@@ -1,0 +1,73 @@
+"""The keys of CFL in a scenario."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.spec import Epochs, OnlyWith
+from fedsim.toolbox.strategies.grouped import GroupedParams
+
+
+class CFLParams(GroupedParams):
+    """Parameters of CFL, in addition to ``SynchronousParams``.
+
+    Attributes:
+        clients_per_round: the number of clients that a round asks; None for all available ones,
+            as in the paper.
+        groups: 1. All devices begin in one cluster, and splits make the other clusters.
+        aggregation: ``weighted`` by samples, as in the paper; ``mean``, as in the published code.
+        eps1: a cluster has converged when its aggregated update is shorter than this (Algorithm
+            1, line 8); by default 0.2 times the mean length of the first round's updates.
+        eps2: a cluster's clients are congruent when all of their updates are shorter than this
+            (Eq. 5); by default 2.5 ``eps1``.
+        split_rounds: rounds, from 0, in which, or after which, the cluster with the longest
+            update is split (Fig. 3).
+        split: ``single`` linkage, which solves Eq. 6 exactly; ``complete``, as in the published
+            code.
+        as: new clusters move apart in the round of the split (``published-code``), or only
+            afterwards (``paper``).
+        order: all clusters advance ``together``, as in the published code, or one after the
+            other (``recursive``, Algorithm 2).
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {**GroupedParams.instead, "split_step": "as"}
+    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
+    kind: Literal["cfl"] = "cfl"
+    clients_per_round: int | None = Field(default=None, ge=1)  # type: ignore[assignment]
+    local_epochs: Epochs = 3
+    groups: Literal[1] = 1
+    eps1: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(
+        default=None, ge=0.0
+    )
+    eps2: Annotated[float | None, OnlyWith("split_rounds", values=(None,))] = Field(
+        default=None, ge=0.0
+    )
+    split_rounds: list[int] | None = None
+    split: Literal["single", "complete"] = "single"
+    order: Literal["together", "recursive"] = "together"
+
+    @model_validator(mode="after")
+    def _recursion_goes_by_the_criteria(self) -> Self:
+        rounds = self.split_rounds
+        if self.order == "recursive" and rounds is not None:
+            raise ValueError(
+                "'order' is 'recursive', which goes by the criteria alone, without 'split_rounds'"
+            )
+        if rounds is not None and (rounds != sorted(set(rounds)) or min(rounds, default=0) < 0):
+            raise ValueError(
+                f"'split_rounds' is {rounds}; allowed are different rounds from 0 on, in "
+                "ascending order"
+            )
+        return self
+
+    def check(self, devices: int) -> None:
+        super().check(devices)
+        asks_all = self.clients_per_round is None
+        if asks_all and not (self.over_selection == 1 and self.selection.uniform):
+            raise ScenarioError(
+                f"strategy.over_selection is {self.over_selection:g}, and selection "
+                f"{self.selection.kind!r}, but a round asks all clients; allowed are 1 and "
+                "'random', or give 'clients_per_round'"
+            )

@@ -1,0 +1,113 @@
+"""The keys of LCFL in a scenario."""
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from fedsim.common.errors import ScenarioError
+from fedsim.common.registry import Registry
+from fedsim.common.spec import Epochs
+from fedsim.strategies.parts.aggregation import AggregationSpec, Mean, Protection
+from fedsim.toolbox.clustering.algorithms import Clusterer, Dbscan, Hierarchical, KMedoids, Linkage
+from fedsim.toolbox.clustering.moments import AfterLocalTraining, AfterRounds
+from fedsim.toolbox.strategies.grouped import ClusteredParams, PlainDeadline, Preset
+
+_BY_LOSSES = ("lcfl", "loss-gap")
+_BY_GRADIENTS = ("grad-cos", "last-batch-cos")
+
+
+class AverageLinkage(Hierarchical):
+    """Agglomerative clustering, by default with average linkage as in LCFL's published code."""
+
+    linkage: Linkage = "average"
+
+
+class LCFLParams(PlainDeadline, ClusteredParams):
+    """Parameters of LCFL. The defaults are those of its published code on Rotated MNIST.
+
+    Attributes:
+        groups: k, the number of clusters.
+        participation: the share of a group's members that a round asks, at least one member; it
+            replaces ``clients_per_round``.
+        aggregation: ``mean`` (published) or ``weighted`` by samples; before the clustering too.
+        measure: the distance of two devices. By losses: ``lcfl`` (Eq. 2) or ``loss-gap`` (Eq. 6).
+            By models: ``diff-norm``, their Euclidean distance. 1 minus the cosine of the gradients
+            at the devices' models w_i (``grad-cos``), of the gradients of the last mini-batch
+            (``last-batch-cos``, the published code), or of the last updates (``update-cos``).
+        clusterer: ``k-medoids``, ``hierarchical`` or ``dbscan``.
+        moment: after ``rounds`` of FedAvg (published), or a ``local`` training of each device by
+            itself (Algorithm 1).
+        clusters_start: clusters begin at the ``global`` model (published), or at the mean of
+            their ``members``' models.
+        as: with ``published-code`` the first medoids of ``k-medoids`` are the k devices nearest
+            to all others.
+    """
+
+    instead: ClassVar[Mapping[str, str]] = {
+        **ClusteredParams.instead,
+        "clients_per_round": "participation",
+        **dict.fromkeys(("metric", "gradient"), "measure"),
+        "warmup": "moment",
+        "clustering": "clusterer",
+        "local_start": "moment.start",
+        "warmup_iterations": "moment.steps",
+        **{f"warmup_{key}": f"moment.{key}" for key in ("rounds", "participation", "epochs")},
+        "exchange_deadline": "moment.deadline",
+        **{key: f"clusterer.{key}" for key in ("start", "linkage", "threshold")},
+    }
+
+    unaccounted: ClassVar[str] = "clusters are made of updates that are not clipped"
+    kind: Literal["lcfl"] = "lcfl"
+    clients_per_round: None = None  # type: ignore[assignment]
+    groups: int = Field(default=4, ge=1, le=10_000)
+    local_epochs: Epochs = 10
+    participation: float = Field(default=1.0, gt=0.0, le=1.0)
+    aggregation: AggregationSpec = Mean()
+    measure: Literal[
+        "lcfl", "loss-gap", "diff-norm", "grad-cos", "last-batch-cos", "update-cos"
+    ] = "lcfl"
+    clusterer: Annotated[
+        Clusterer, Registry.of("clusterer", KMedoids, AverageLinkage, Dbscan, usual="k-medoids")
+    ] = KMedoids()
+    moment: Annotated[
+        AfterRounds | AfterLocalTraining,
+        Registry.of("moment", AfterRounds, AfterLocalTraining, usual="rounds"),
+    ] = AfterRounds()
+    clusters_start: Literal["global", "members"] = "global"
+    __annotations__["as"] = Annotated[Preset, Field(default="paper")]
+
+    def unprotected(self, protection: Protection) -> str | None:
+        if self.clusters_start == "members" and protection == "private":
+            return "clusters begin at the plain mean of their members' models"
+        return None
+
+    @property
+    def counts_steps(self) -> str | None:
+        if self.measure in _BY_GRADIENTS:
+            return "a step of SGD gives LCFL's gradients"
+        return super().counts_steps
+
+    @property
+    def second_campaign(self) -> str | None:
+        """The job of devices that have a model, before they are clustered."""
+        if self.measure in _BY_GRADIENTS:
+            return "gradient"
+        return "exchange" if self.measure in _BY_LOSSES else None
+
+    def cohort_size(self, devices: int) -> int:
+        return share_of(devices, self.participation)
+
+    def check(self, devices: int) -> None:
+        self.aggregation.check(self.selection.fewest(self.cohort_size(devices)))
+        self.refuse_more("groups", devices)
+        if isinstance(self.clusterer, Dbscan) and self.groups < 2:
+            raise ScenarioError(
+                f"strategy.groups is {self.groups}, from which no radius for dbscan follows; "
+                "allowed are 2 or more"
+            )
+
+
+def share_of(count: int, participation: float) -> int:
+    """The number of devices that a round asks of ``count``: at least one."""
+    return max(1, round(participation * count))

@@ -1,0 +1,131 @@
+"""Weights of clusters by the balance of their classes (RFedAvg; Wang, Zhang and Tao)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedsim.common.arrays import Floats, Floats32, Ints
+from fedsim.toolbox.clustering.algorithms import kmeans, members
+
+Clusters = list[list[int]]
+
+_SAME = 1e-10  # relative singular value below which mixtures of clusters are taken to be the same
+_NONE = 1e-8  # weight below which a cluster is taken to have none
+_PULL = 1e-6
+
+
+def class_imbalance(counts: Ints, samples: int | None = None) -> Floats:
+    """I_k = sum over the M classes of |D/M - D_k^m| (Eq. 17), float64 [n].
+
+    Args:
+        counts: D_k^m, samples of each device and class, int64 [n, M].
+        samples: D, samples of all devices together, as in the equation; None: D_k, each device's
+            number.
+    """
+    totals = counts.sum(axis=1, keepdims=True) if samples is None else samples
+    return np.asarray(np.abs(totals / counts.shape[1] - counts).sum(axis=1))
+
+
+def cluster_imbalance(imbalance: Floats, sizes: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
+    """I_C of each cluster, float64 [N]: the largest I_k of its members, less the others' samples.
+
+    Steps 1 and 2 after Eq. 17. At least 1 sample: with I_k from a device's number of samples it
+    could become negative.
+
+    Args:
+        imbalance: I_k of each device, float64 [n].
+        sizes: D_k of each device (samples), int64 [n].
+        clusters: positions of each cluster's devices.
+    """
+    values = list[float]()
+    for cluster in clusters:
+        ordered = sorted(cluster)
+        worst = ordered[int(np.argmax(imbalance[ordered]))]
+        rest = sum(int(sizes[device]) for device in ordered if device != worst)
+        values.append(max(float(imbalance[worst]) - rest, 1.0))
+    return np.array(values)
+
+
+def class_shares(counts: Ints, clusters: Sequence[Sequence[int]]) -> Floats:
+    """Class shares of each cluster's samples, float64 [M, N].
+
+    Args:
+        counts: samples of each device and class, int64 [n, M].
+        clusters: positions of each cluster's devices; each cluster has at least one sample.
+    """
+    totals = np.stack([counts[list(cluster)].sum(axis=0) for cluster in clusters], axis=1)
+    return np.asarray(totals / totals.sum(axis=0))
+
+
+def optimal_weights(shares: Floats) -> Floats:
+    """The weights whose mixture of clusters is nearest to equal class shares, float64 [N].
+
+    The paper's benchmark "Optimal": the minimiser of ||B p - 1/M||^2 over p >= 0 with sum 1
+    (Theorem 1, Q1); of several, the one of least norm.
+
+    With C = B - 1/M, min ||C u||^2 + (sum u - 1)^2 over u >= 0 has the same answer but for its
+    length. A slight pull towards 0 finds the clusters that the shortest answer has; least squares
+    then find the answer among these.
+
+    Args:
+        shares: B, the clusters' class shares, float64 [M, N].
+    """
+    from scipy.optimize import nnls
+
+    classes, clusters = shares.shape
+    system = np.vstack((shares - 1.0 / classes, np.ones(clusters)))
+    target = np.zeros(classes + 1)
+    target[-1] = 1.0
+    pulled = np.vstack((system, _PULL * np.eye(clusters)))
+    u = nnls(pulled, np.append(target, np.zeros(clusters)), maxiter=100 * clusters)[0]
+    used = u > _NONE
+    exact = np.linalg.lstsq(system[:, used], target, rcond=_SAME)[0]
+    if exact.min() >= 0:
+        u[used] = exact
+        u[~used] = 0.0
+    return np.asarray(u / u.sum())
+
+
+def by_kmeans(gradients: Floats32, groups: int, generator: np.random.Generator) -> Clusters:
+    """Clusters by K-means, positions in ascending order; fewer if gradients coincide.
+
+    Args:
+        gradients: float32 [n, d].
+        groups: N.
+        generator: for the first centres.
+    """
+    distinct = len({row.tobytes() for row in gradients + 0.0})  # -0.0 becomes 0.0
+    # In an orthonormal basis of their span distances are the same, at less cost.
+    coordinates = np.asarray(np.linalg.qr(gradients.T.astype(np.float64), mode="r")).T
+    return members(kmeans(coordinates, min(groups, distinct), generator))
+
+
+def class_ratio(mixture: Floats) -> float | None:
+    """beta, the largest class share divided by the smallest (Eq. 3); None if a class is missing.
+
+    Args:
+        mixture: class shares, float64 [M].
+    """
+    least = float(mixture.min())
+    return float(mixture.max()) / least if least > 0 else None
+
+
+def balance(
+    counts: Ints, clusters: Clusters, weights: Sequence[Floats]
+) -> dict[str, list[float | None]]:
+    """Balance of the classes in mixtures of clusters, one entry for each vector of weights.
+
+    Args:
+        counts: samples of each device and class, int64 [n, M].
+        clusters: positions of each cluster's devices.
+        weights: vectors p, float64 [N] each.
+
+    Returns:
+        ``beta``, see ``class_ratio``, and ``distance``, the squared distance of the class shares
+        from equal shares (Theorem 1, Q1).
+    """
+    mixtures = [class_shares(counts, clusters) @ vector for vector in weights]
+    distances: list[float | None] = []
+    for mixture in mixtures:
+        distances.append(float(np.square(mixture - 1 / len(mixture)).sum()))
+    return {"beta": [class_ratio(mixture) for mixture in mixtures], "distance": distances}

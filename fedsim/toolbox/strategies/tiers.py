@@ -1,0 +1,143 @@
+"""Tiers of devices, by the size of their data or by their latency."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedsim.federation import TaskEnd
+from fedsim.learning.refs import Ref
+from fedsim.strategies.base import P, Strategy
+from fedsim.strategies.state import State
+
+
+@dataclass
+class TieredState(State):
+    """Memory of ``Tiered``."""
+
+    model: Ref = field(init=False)
+    """The global model."""
+    meeting: dict[int, tuple[int, float]] = field(default_factory=dict)
+    """Open meetings, task -> (device, time at which it was asked (s))."""
+    figures: list[float | None] = field(default_factory=list)
+    """Size (samples) or latency (s) of each device; None before its meeting."""
+    cuts: Any = None
+    """Borders of the tiers, for ``tiers_of``; None until all reachable devices are met."""
+    tier: list[int | None] = field(default_factory=list)
+    """Tier of each device; None before its meeting."""
+    members: list[list[int]] = field(default_factory=list)
+    """Devices of each tier."""
+    dropped: list[int] = field(default_factory=list)
+    """Devices without room for the training."""
+    away: int = 0
+    """Number of devices that will return."""
+
+
+class Tiered(Strategy[P]):
+    """A server half that puts each device into a tier after its meeting.
+
+    The meeting of a device is its first task, a report or a whole training. When all reachable
+    devices have been met, ``begin`` is called with those that have a figure. It sets ``cuts``, puts
+    these devices into their tiers (``_sort_in``), and starts the training. Later devices are put
+    into the same tiers.
+    """
+
+    state: TieredState
+
+    begin: Callable[[list[int]], None]
+    tiers_of: Callable[[Sequence[int]], list[int]]
+
+    def _meet_all(self, tiers: int) -> None:
+        clients = self.server.clients
+        devices = self.server.devices
+        self.state.figures = [None] * devices
+        self.state.tier = [None] * devices
+        self.state.members = [[] for _ in range(tiers)]
+        online = set(clients.online())
+        for device in range(devices):
+            if device in online:
+                self._meet(device)
+            elif clients.arrived(device):
+                self._await(device)
+        self._begin_if_met()
+
+    def _await(self, device: int) -> None:
+        if self.server.clients.await_return(device):
+            self.state.away += 1
+
+    def _meet(self, device: int, job: str = "profile") -> None:
+        contents = {"profiling": self.state.model} if job == "profile" else {}
+        task = self.server.ask(device, contents, job)
+        self.state.meeting[task] = (device, self.server.now)
+
+    async def on_return(self, device: int) -> None:
+        self.state.away -= 1
+        self._meet(device)
+
+    async def on_arrival(self, device: int) -> None:
+        self._meet(device)
+
+    def _is_meeting(self, task: int) -> bool:
+        return task in self.state.meeting
+
+    def _end_meeting(self, message: TaskEnd) -> None:
+        """Store the device's figure, drop the device, or meet it again on its return."""
+        state = self.state
+        device, asked_at = state.meeting.pop(message.task)
+        if message.outcome == "done":
+            latency = self.server.now - asked_at
+            state.figures[device] = float(message.contents.get("size-report", latency))
+            if state.cuts is not None:
+                self._sort_in([device])
+        elif message.outcome == "memory":
+            state.dropped.append(device)
+            self.server.emit("tier-drop", device=device)
+        else:
+            self._await(device)
+        self._begin_if_met()
+
+    def _begin_if_met(self) -> None:
+        if self.state.cuts is not None or self.state.meeting:
+            return
+        figures = self.state.figures
+        self.begin([device for device, figure in enumerate(figures) if figure is not None])
+
+    def _sort_in(self, devices: Sequence[int]) -> None:
+        for device, tier in zip(devices, self.tiers_of(devices), strict=True):
+            self.state.tier[device] = tier
+            self.state.members[tier].append(device)
+
+    def group_of(self, device: int) -> int | None:
+        return self.state.tier[device]
+
+
+def equal_width_bins(values: NDArray[np.float64], tiers: int) -> tuple[float, float]:
+    """Bins of equal width over [min, max] of ``values`` [n], outliers included.
+
+    Returns:
+        The lower border of the first bin, and the width of each bin.
+    """
+    low = float(values.min())
+    high = float(values.max())
+    return low, (high - low) / tiers
+
+
+def tier_numbers(
+    values: NDArray[np.float64], tiers: int, bins: tuple[float, float]
+) -> NDArray[np.int64]:
+    """The tier of each value, int64 [n], from 0.
+
+    A value on the border of two tiers belongs to the upper one; a value outside the bins to the
+    nearest tier.
+
+    Args:
+        values: sizes (samples) or latencies (s), float64 [n].
+        tiers: P, the number of tiers.
+        bins: as ``equal_width_bins`` returns them.
+    """
+    low, width = bins
+    if width == 0:
+        return np.where(values > low, tiers - 1, 0).astype(np.int64)
+    return np.clip(np.floor((values - low) / width), 0, tiers - 1).astype(np.int64)
