@@ -1,8 +1,7 @@
-"""Layers, tensors and adapters as data, and their arithmetic: shapes, parameters, FLOPs. No
-tensor is made here.
+"""Layers, tensors and adapters as data, and their shapes, parameters and FLOPs.
 
-FLOPs count two for a multiply-add. A training step costs three forward passes (one forward, two
-backward).
+A multiply-add counts as two FLOPs. A training step costs as much as three forward passes, one for
+the forward pass and two for the backward pass.
 """
 
 import math
@@ -28,28 +27,37 @@ Patterns = Annotated[list[str], Field(min_length=1)] | str
 """Names of tensors or layers, in which * matches anything."""
 
 
-def matching(names: Sequence[str], patterns: Patterns, key: str, what: str = "tensor") -> set[str]:
-    """The names (of a model's tensors or layers) that match one of the patterns, as ``fnmatch``
-    has them.
+def matching(names: Sequence[str], patterns: Patterns, key: str, noun: str = "tensor") -> set[str]:
+    """The names that match at least one pattern, by the rules of ``fnmatch``.
 
-    A pattern of the scenario's ``key`` that matches nothing raises ``ScenarioError``.
+    Args:
+        names: names of a model's tensors or layers.
+        patterns: one pattern, or several.
+        key: the scenario's key that has the patterns, for messages.
+        noun: the noun of a name, ``tensor`` or ``layer``, for messages.
+
+    Raises:
+        ScenarioError: a pattern matches no name.
     """
-    chosen: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        if not (found := [name for name in names if fnmatchcase(name, pattern)]):
-            known = f"it has {', '.join(names)}{nearest(pattern, names)}"
-            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {what}; {known}")
-        chosen.update(found)
-    return chosen
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    matches: set[str] = set()
+    for pattern in patterns:
+        pattern_matches = [name for name in names if fnmatchcase(name, pattern)]
+        if not pattern_matches:
+            hint = f"it has {', '.join(names)}{nearest(pattern, names)}"
+            raise ScenarioError(f"{key} has {pattern!r}, and the model has no such {noun}; {hint}")
+        matches.update(pattern_matches)
+    return matches
 
 
 class LoRA(Spec):
-    """``model.lora``: low-rank adapters beside dense layers, W x + b + alpha / rank B A x (Hu et
-    al., "LoRA", 2021).
+    """``model.lora``: low-rank adapters of dense layers (Hu et al., "LoRA", 2021).
 
-    Their tensors are called ``LAYER.lora_A`` [rank, inputs], which is drawn as a dense layer's
-    weights are, and ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train``
-    they alone are trained.
+    A dense layer with an adapter computes W x + b + alpha / rank B A x. The adapter's tensors are
+    ``LAYER.lora_A`` [rank, inputs], which is initialised like a dense layer's weights, and
+    ``LAYER.lora_B`` [outputs, rank], which begins at 0. Without ``model.train`` only the adapters
+    are trained.
     """
 
     rank: int = Field(ge=1, le=100_000)
@@ -64,17 +72,17 @@ class Tensor(NamedTuple):
     """A parameter of a model."""
 
     name: str
-    """as torch names it, ``0.weight``."""
+    """torch's name of the tensor, such as ``0.weight``."""
     size: int
-    """how many numbers it has."""
+    """count of numbers."""
     layer: str
-    """the class of the layer that it is of, ``Linear``."""
+    """class of the tensor's layer, such as ``Linear``."""
     shape: Shape = ()
-    """of the tensor."""
+    """shape of the tensor."""
     kept: bool = False
-    """whether the scenario keeps it on each device (``model.keep``, ``model.send``)."""
+    """whether the tensor stays on each device (``model.keep``, ``model.send``)."""
     is_buffer: bool = False
-    """whether forward passes move it, and no gradients."""
+    """whether forward passes change the tensor, instead of gradients."""
 
 
 @dataclass(frozen=True)
@@ -111,8 +119,9 @@ class ReLU:
 
 @dataclass(frozen=True)
 class MaxPool2d:
-    """The maximum over windows of ``size`` x ``size`` that do not overlap; a remainder at the
-    border is dropped.
+    """The maximum over windows of ``size`` x ``size`` that do not overlap.
+
+    A remainder at the border is dropped.
     """
 
     size: int
@@ -125,8 +134,9 @@ class Flatten:
 
 @dataclass(frozen=True)
 class Dropout:
-    """In training an activation is zero with probability ``rate``; the others are scaled up by 1
-    / (1 - rate).
+    """Sets an activation to zero with probability ``rate`` in training.
+
+    Other activations are scaled by 1 / (1 - rate).
     """
 
     rate: float
@@ -136,50 +146,62 @@ Layer = Linear | Conv2d | ReLU | MaxPool2d | Flatten | Dropout
 
 
 def dense(*widths: int) -> tuple[Layer, ...]:
-    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` says their
-    inputs.
-    """
-    return tuple(layer for width in widths for layer in (Linear(0, width), ReLU()))
+    """Dense layers of the given widths, each with its ReLU; ``Architecture.of`` sets the inputs."""
+    layers: list[Layer] = []
+    for width in widths:
+        layers += [Linear(0, width), ReLU()]
+    return tuple(layers)
 
 
 def convolution(
     outputs: int, kernel: int, stride: int = 1, *, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Likewise a convolution and its ReLU; ``same`` keeps the sides (divided by the stride)."""
-    return Conv2d(0, outputs, kernel, stride, kernel // 2 if same else 0), ReLU()
+    """A convolution and its ReLU; ``Architecture.of`` sets the inputs.
+
+    Args:
+        outputs: number of output channels.
+        kernel: side of the kernel.
+        stride: distance between windows.
+        same: whether the image keeps its sides, divided by the stride; else no padding.
+    """
+    padding = kernel // 2 if same else 0
+    return Conv2d(0, outputs, kernel, stride, padding), ReLU()
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A chain of layers that ends in one output a class (logits), for samples (channels, height,
-    width) or (features,).
-    """
+    """A chain of layers that ends in one output a class (logits)."""
 
     input: Shape
+    """shape of a sample, (channels, height, width) or (features,)."""
     layers: tuple[Layer, ...]
 
     @classmethod
     def of(cls, shape: Shape, layers: Sequence[Layer], width: float = 1.0) -> "Architecture":
-        """Layers whose inputs follow from the shape of a sample; a ``ScenarioError`` where that
-        does not fit.
+        """Set the inputs of layers according to the shape of a sample.
 
-        All layers except the last have only the share ``width`` of their channels or units,
-        rounded up.
+        Args:
+            shape: shape of a sample.
+            layers: the layers, whose inputs are ignored.
+            width: share of the channels or units of all layers but the last, rounded up.
+
+        Raises:
+            ScenarioError: the samples do not fit the layers.
         """
-        found = list(layers)
-        now = shape
-        for at, layer in enumerate(layers):
+        sized: list[Layer] = []
+        current = shape
+        for layer in layers:
             if isinstance(layer, Linear | Conv2d):
-                outputs = (
-                    layer.outputs if at == len(layers) - 1 else math.ceil(width * layer.outputs)
-                )
-                found[at] = replace(layer, inputs=now[0], outputs=outputs)
-            now = _output(found[at], now)
-        return cls(shape, tuple(found))
+                is_last = len(sized) == len(layers) - 1
+                outputs = layer.outputs if is_last else math.ceil(width * layer.outputs)
+                layer = replace(layer, inputs=current[0], outputs=outputs)
+            sized.append(layer)
+            current = _output(layer, current)
+        return cls(shape, tuple(sized))
 
     @property
     def shapes(self) -> list[Shape]:
-        """Shape before each layer, and after the last."""
+        """The shape of a sample before each layer, and after the last layer."""
         shapes = [self.input]
         for layer in self.layers:
             shapes.append(_output(layer, shapes[-1]))
@@ -188,33 +210,32 @@ class Architecture:
     @property
     def tensors(self) -> list[tuple[str, Shape]]:
         """Names ("layer.weight") and shapes of all parameters, in the order of a flat model."""
-        parts = [
-            ((f"{at}.weight", layer.kernel_shape), (f"{at}.bias", (layer.outputs,)))
-            for at, layer in self.trained()
-        ]
-        return [tensor for part in parts for tensor in part]
+        tensors: list[tuple[str, Shape]] = []
+        for position, layer in self.trained():
+            tensors.append((f"{position}.weight", layer.kernel_shape))
+            tensors.append((f"{position}.bias", (layer.outputs,)))
+        return tensors
 
     def trained(self) -> Iterator[tuple[int, Linear | Conv2d]]:
         """The layers that have parameters, with their positions."""
-        return (
-            (at, layer)
-            for at, layer in enumerate(self.layers)
-            if isinstance(layer, Linear | Conv2d)
-        )
+        for position, layer in enumerate(self.layers):
+            if isinstance(layer, Linear | Conv2d):
+                yield position, layer
 
     @property
     def parameters(self) -> int:
-        """Trained numbers in all."""
+        """Number of parameters, d."""
         return sum(math.prod(shape) for _, shape in self.tensors)
 
     @property
     def flops(self) -> int:
         """FLOPs of one training step on one sample."""
         shapes = self.shapes
-        return 3 * sum(
-            2 * math.prod(layer.kernel_shape) * math.prod(shapes[at + 1][1:])
-            for at, layer in self.trained()
-        )
+        products = 0
+        for position, layer in self.trained():
+            pixels = math.prod(shapes[position + 1][1:])
+            products += math.prod(layer.kernel_shape) * pixels
+        return 3 * 2 * products
 
     def initial(self, generator: np.random.Generator) -> NDArray[np.float32]:
         """A freshly initialised model, float32 [d]: Glorot-uniform kernels, zero biases."""
@@ -222,23 +243,21 @@ class Architecture:
         for _, layer in self.trained():
             outputs, inputs, *window = layer.kernel_shape
             limit = math.sqrt(6.0 / ((inputs + outputs) * math.prod(window)))
-            parts += [
-                generator.uniform(-limit, limit, math.prod(layer.kernel_shape)),
-                np.zeros(outputs),
-            ]
+            parts.append(generator.uniform(-limit, limit, math.prod(layer.kernel_shape)))
+            parts.append(np.zeros(outputs))
         return np.concatenate(parts).astype(np.float32)
 
     @property
     def is_dense(self) -> bool:
-        """Whether it is Linear, ReLU, Linear, ..., Linear (after flattening): such models have a
-        solver of their own.
+        """Whether the layers are Linear, ReLU, Linear, ..., Linear, perhaps after a ``Flatten``.
+
+        Such models have a faster solver.
         """
-        layers = (
-            self.layers[1:] if self.layers and isinstance(self.layers[0], Flatten) else self.layers
-        )
-        alternate = all(
-            isinstance(layer, ReLU if at % 2 else Linear) for at, layer in enumerate(layers)
-        )
+        layers = self.layers
+        if layers and isinstance(layers[0], Flatten):
+            layers = layers[1:]
+        alternate = all(isinstance(layer, Linear) for layer in layers[::2])
+        alternate &= all(isinstance(layer, ReLU) for layer in layers[1::2])
         return alternate and len(layers) % 2 == 1
 
 
@@ -251,20 +270,21 @@ def _output(layer: Layer, shape: Shape) -> Shape:
     if not isinstance(layer, Conv2d | MaxPool2d):
         return shape
     if len(shape) != 3:
-        what = "convolution" if isinstance(layer, Conv2d) else "pooling"
+        name = "convolution" if isinstance(layer, Conv2d) else "pooling"
         raise ScenarioError(
-            f"a {what} needs samples of shape (channels, height, width); these have {shape}"
+            f"a {name} needs samples of shape (channels, height, width); these have {shape}"
         )
+    channels, *sides = shape
     if isinstance(layer, Conv2d):
-        found = (
-            layer.outputs,
-            *((side + 2 * layer.padding - layer.kernel) // layer.stride + 1 for side in shape[1:]),
-        )
+        channels = layer.outputs
+        reach = 2 * layer.padding - layer.kernel
+        sides = [(side + reach) // layer.stride + 1 for side in sides]
     else:
-        found = shape[0], *(side // layer.size for side in shape[1:])
-    if min(found) < 1:
+        sides = [side // layer.size for side in sides]
+    output = (channels, *sides)
+    if min(output) < 1:
         raise ScenarioError(
             f"nothing is left of an image of shape {shape} after a layer; the model needs "
             "larger images"
         )
-    return found
+    return output

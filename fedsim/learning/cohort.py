@@ -1,6 +1,4 @@
-"""Local trainings and choices of models of many devices: carried out on workers, in requests of
-like work.
-"""
+"""Local trainings and choices of models for many devices, carried out on workers."""
 
 import math
 from collections.abc import Sequence
@@ -21,25 +19,47 @@ from fedsim.learning.spec import Trainer
 
 
 class TrainingJob(NamedTuple):
-    """One device's training, with its start known; ``samples`` are positions of those that it
-    trains on, None for all.
-    """
+    """One device's training, whose start has been computed."""
 
     recipe: Trained
     shard: Shard
     samples: NDArray[np.int64] | None
+    """positions of the training samples that count, int64 [n]; None for all."""
     lr: float
+    """learning rate of the round."""
     batching: Batching
 
+    @property
+    def size(self) -> int:
+        """Number of samples that the device trains on."""
+        return len(self.shard.train if self.samples is None else self.samples)
 
-Question = tuple[Shard, list[Weights], NDArray[np.int64] | None]
-"""Choice of the best of several known models, float32 [d] each, on the training samples of a
-shard or some (positions).
-"""
+
+class Question(NamedTuple):
+    """A device's question which of several models has the least loss."""
+
+    shard: Shard
+    models: list[Weights]
+    """the weights of each model, float32 [d]."""
+    samples: NDArray[np.int64] | None
+    """positions of the training samples that count, int64 [n]; None for all."""
 
 
 def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved:
-    """The gradient of the last step of a local solve, [d], as weights; zeros without a step."""
+    """Compute the gradient of the last step of a local solve.
+
+    The gradient is the difference between the results of a last step with learning rate 0 and one
+    with learning rate 1. The former step moves the running statistics alone.
+
+    Args:
+        solver: the solver of the model.
+        solve: the device's work.
+        descent: the rule of the steps.
+
+    Returns:
+        The gradient [d] in place of the weights, with the loss of the last batch. Without a step
+        the gradient is zero and the loss NaN.
+    """
     last = solve.batches.steps - 1
     if last < 0:
         return Solved(np.zeros_like(solve.weights), math.nan)
@@ -48,15 +68,20 @@ def last_gradient(solver: Solver, solve: LocalSolve, descent: Descent) -> Solved
     batch = solve.batches.between(last, last + 1)
     anchor = solve.weights if solve.anchor is None else solve.anchor
     step = replace(solve, weights=before.weights, batches=batch, key=key, anchor=anchor)
-    still = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))  # running statistics move
-    moved = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
-    with np.errstate(over="ignore", invalid="ignore"):  # of a device that has diverged
-        return Solved(still.weights - moved.weights, moved.train_loss)
+    base = solver.solve(step, replace(descent, lr=0.0, momentum=0.0))
+    result = solver.solve(step, replace(descent, lr=1.0, momentum=0.0))
+    with np.errstate(over="ignore", invalid="ignore"):  # a device may have diverged
+        return Solved(base.weights - result.weights, result.train_loss)
 
 
 class LocalWork:
-    """Makes jobs and questions, and carries them out on a worker; ``samples`` are the shared
-    ones, without shards.
+    """Makes jobs and questions in the main process, and carries them out on a worker.
+
+    Args:
+        solver: the solver of the run's model.
+        training: the trainer of the scenario.
+        samples: the data without shards, which are sent to the workers once.
+        streams: the random streams of the run.
     """
 
     def __init__(
@@ -68,81 +93,86 @@ class LocalWork:
         self._streams = streams
 
     def job(self, ref: Ref, data: FederatedData) -> TrainingJob:
-        """The job that computes ``ref``, whose start is known."""
+        """The training that computes ``ref``, whose parents have been computed."""
         recipe = ref.recipe
         assert isinstance(recipe, Trained)
         training = recipe.training
         shard = data.shard(recipe.device, recipe.version)
-        lr = self._training.lr_in(recipe.round) if training.lr is None else training.lr
-        part = training.part
+        lr = training.lr
+        if lr is None:
+            lr = self._training.lr_in(recipe.round)
         samples = None
+        part = training.part
         if part is not None:
             samples = stratified_part(data.train_labels(shard), part.splits, part.number)
         return TrainingJob(recipe, shard, samples, lr, training.batching(self._training.batching))
 
     def order(self, jobs: Sequence[TrainingJob]) -> list[int]:
-        """Positions of the jobs, those with the most steps first, so that no long one is left
-        last.
-        """
-        counts = [len(job.shard.train if job.samples is None else job.samples) for job in jobs]
-        steps = [
-            job.recipe.training.sgd_steps(n, job.batching)
-            for n, job in zip(counts, jobs, strict=True)
-        ]
-        return sorted(range(len(jobs)), key=lambda at: -steps[at])
+        """Positions of the jobs, most steps first, so that no worker begins a long job last."""
+        steps = [job.recipe.training.sgd_steps(job.size, job.batching) for job in jobs]
+        return sorted(range(len(jobs)), key=lambda position: -steps[position])
 
     def train(self, jobs: Sequence[TrainingJob]) -> list[Solved]:
-        """Carry out jobs; the results in the order given."""
+        """Carry out trainings on a worker, and give the result of each in order."""
         one_thread()
         rule = self._training.sgd
-        found = []
+        results = []
         for job in jobs:
             local = job.recipe.training
-            own = (local.mu, rule.l2_on, local.held, rule.clip)
-            descent = Descent(job.lr, rule.momentum, rule.weight_decay, rule.l2, *own)
-            solver = (
-                self._solver if local.contrast is None and rule.clip is None else self._solver.plain
+            descent = Descent(
+                job.lr,
+                rule.momentum,
+                rule.weight_decay,
+                rule.l2,
+                mu=local.mu,
+                l2_on=rule.l2_on,
+                held=local.held,
+                clip=rule.clip,
             )
+            needs_autograd = local.contrast is not None or rule.clip is not None
+            solver = self._solver.plain if needs_autograd else self._solver
             solve = self._local_solve(job)
             if local.last_gradient:
-                found.append(last_gradient(solver, solve, descent))
+                results.append(last_gradient(solver, solve, descent))
             else:
-                found.append(solver.solve(solve, descent))
-        return found
+                results.append(solver.solve(solve, descent))
+        return results
 
     def _local_solve(self, job: TrainingJob) -> LocalSolve:
         recipe = job.recipe
-        training = job.recipe.training
+        training = recipe.training
         x, y = self._samples.train_samples(job.shard)
         if job.samples is not None:
             x = x[job.samples]
             y = y[job.samples]
-        generator = self._streams.generator("learning/shuffle", recipe.device, recipe.key)
+        batches = shuffled(
+            self._streams.generator("learning/shuffle", recipe.device, recipe.key),
+            len(y),
+            job.batching.size,
+            training.epochs,
+            training.steps,
+            only=training.only_batch,
+            last=job.batching.last,
+        )
+        contrast = training.contrast
+        if contrast is not None:
+            contrast = replace(contrast, previous=contrast.previous.value)
         before = recipe.before
         return LocalSolve(
             training.start.value,
             torch.from_numpy(x),
             torch.from_numpy(y),
-            shuffled(
-                generator,
-                len(y),
-                job.batching.size,
-                training.epochs,
-                training.steps,
-                only=training.only_batch,
-                last=job.batching.last,
-            ),
+            batches,
             key=self._streams.word("learning/dropout", recipe.device, recipe.key),
             anchor=None if training.anchor is None else training.anchor.value,
             linear=None if training.linear is None else training.linear.value,
-            contrast=training.contrast
-            and replace(training.contrast, previous=training.contrast.previous.value),
+            contrast=contrast,
             task=(recipe.device, recipe.round, training.epochs),
             state=before.state if before is not None and before.finite else None,
         )
 
     def question(self, ref: Ref, data: FederatedData) -> Question:
-        """The choice or function that ``ref`` describes, with known models."""
+        """The choice that ``ref`` describes, whose models have been computed."""
         recipe = ref.recipe
         assert isinstance(recipe, Best)
         shard = data.shard(recipe.device, recipe.version)
@@ -151,26 +181,30 @@ class LocalWork:
             size, key = recipe.batch
             generator = self._streams.generator("learning/batch", recipe.device, key)
             samples = generator.choice(len(shard.train), size, replace=False)
-        return shard, [model.value for model in recipe.models if model.value is not None], samples
+        models = [model.value for model in recipe.models if model.value is not None]
+        return Question(shard, models, samples)
 
     def objectives(self, questions: Sequence[Question]) -> list[NDArray[np.float64]]:
-        """The mean loss of each model over the device's training samples, and its penalty;
-        float64 [models] each.
+        """Compute the training objective of each model of each question on a worker.
+
+        Returns:
+            For each question the mean loss over the samples plus the L2 penalty, float64 [models].
         """
         one_thread()
         solver = self._solver
         rule = self._training.sgd
-        found = []
-        for shard, models, chosen in questions:
-            # copied into memory of torch's, which is aligned, whatever numpy's was
-            parts = self._samples.train_samples(shard)
-            x, y = (
-                torch.tensor(part if chosen is None else part[chosen], device=solver.device)
-                for part in parts
-            )
-            found.append(
-                np.array(
-                    [solver.objective(weights, x, y, rule.l2, rule.l2_on) for weights in models]
-                )
-            )
-        return found
+        results = []
+        for shard, models, samples in questions:
+            x, y = self._samples.train_samples(shard)
+            if samples is not None:
+                x = x[samples]
+                y = y[samples]
+            # torch.tensor copies into torch's own memory, which is aligned
+            inputs = torch.tensor(x, device=solver.device)
+            targets = torch.tensor(y, device=solver.device)
+            losses = [
+                solver.objective(weights, inputs, targets, rule.l2, rule.l2_on)
+                for weights in models
+            ]
+            results.append(np.array(losses))
+        return results

@@ -1,8 +1,8 @@
-"""Random numbers of users' modules: torch's are keyed by task and step, all others are noticed.
+"""Random numbers of users' modules: torch's draws are keyed by task and step, others are detected.
 
-torch's operations that draw, also within compiled layers (the dropout of ``torch.nn.LSTM``), are
-dispatched through ``KeyedDraws``, which gives them a generator of its own. It belongs to the
-calling thread.
+``KeyedDraws`` intercepts torch's operations that draw, including operations within compiled layers
+such as the dropout of ``torch.nn.LSTM``. Each operation then draws from a generator of the calling
+thread.
 """
 
 import random
@@ -19,16 +19,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedsim.common.errors import ScenarioError
 
 _WORD = (1 << 63) - 1
-# held while an operation without a generator of its own uses a global one
-_alone = threading.Lock()
+# for an operation that takes no generator and thus draws from the global one
+_global_generator = threading.Lock()
 
 
 class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While it is entered, draws of torch come from a generator that ``seed`` sets; ``drawn``:
-    whether there were any.
+    """A mode in which torch draws from a generator that ``seed`` sets.
 
-    A draw in a backward pass raises ``ScenarioError``: a forward pass that is computed again
-    there (gradient checkpointing) would have other random numbers than at first.
+    A draw in a backward pass raises ``ScenarioError``. Gradient checkpointing repeats the forward
+    pass there, and would draw other random numbers than at first.
+
+    Attributes:
+        drawn: whether any operation drew.
     """
 
     def __init__(self) -> None:
@@ -38,7 +40,7 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._generators: dict[torch.device, torch.Generator] = {}
 
     def seed(self, key: int) -> None:
-        """Begin anew, by any 64 bits."""
+        """Set the state of the generators from any 64 bits."""
         self._key = key & _WORD
         for generator in self._generators.values():
             generator.manual_seed(self._key)
@@ -49,41 +51,38 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
+        kwargs = kwargs or {}
         if not _draws(func):
-            return func(*args, **given)
+            return func(*args, **kwargs)
         names = [argument.name for argument in func._schema.arguments]
         keyed = func if "generator" in names else _with_generator(func)
         if keyed is None:
-            return self._without_generator(func, args, given)
+            return self._call_without_generator(func, args, kwargs)
         if "generator" in names:
             place = names.index("generator")
-            chosen = args[place] if place < len(args) else given.get("generator")
-            if chosen is not None:  # the module's own generator
-                return func(*args, **given)
+            generator = args[place] if place < len(args) else kwargs.get("generator")
+            if generator is not None:  # the module's own
+                return func(*args, **kwargs)
             args = args[:place]
-        return keyed(*args, **given | {"generator": self._of(_device(args, given))})
+        keyed_kwargs = dict(kwargs)
+        keyed_kwargs["generator"] = self._generator(_device(args, kwargs))
+        return keyed(*args, **keyed_kwargs)
 
-    def _without_generator(self, func: Any, args: Any, given: Any) -> Any:
-        """A draw of an operation that is made of others, or that takes no generator."""
+    def _call_without_generator(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Call an operation that draws, and is composed of others or takes no generator."""
         with self:
-            result = func.decompose(*args, **given)
+            result = func.decompose(*args, **kwargs)
         if result is not NotImplemented:
             return result
-        generator = self._of(_device(args, given))
-        word = int(
-            torch.empty((), dtype=torch.int64).random_(generator=self._of(torch.device("cpu")))
-        )
-        with (
-            _alone,
-            torch.random.fork_rng(
-                devices=[] if generator.device.type == "cpu" else [generator.device]
-            ),
-        ):
+        device = self._generator(_device(args, kwargs)).device
+        forked = [] if device.type == "cpu" else [device]
+        cpu_generator = self._generator(torch.device("cpu"))
+        word = int(torch.empty((), dtype=torch.int64).random_(generator=cpu_generator))
+        with _global_generator, torch.random.fork_rng(devices=forked):
             torch.manual_seed(word)
-            return func(*args, **given)
+            return func(*args, **kwargs)
 
-    def _of(self, device: torch.device) -> torch.Generator:
+    def _generator(self, device: torch.device) -> torch.Generator:
         if torch._C._current_graph_task_id() != -1:
             raise ScenarioError(
                 "the module of model.factory draws random numbers in its backward pass, as "
@@ -94,9 +93,8 @@ class KeyedDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         self.drawn = True
         if device not in self._generators:
-            self._generators[device] = torch.Generator(
-                device if device.type == "cuda" else "cpu"
-            ).manual_seed(self._key)
+            generator = torch.Generator(device if device.type == "cuda" else "cpu")
+            self._generators[device] = generator.manual_seed(self._key)
         return self._generators[device]
 
 
@@ -106,15 +104,15 @@ def _draws(func: Any) -> bool:
 
 
 def _with_generator(func: Any) -> Any:
-    """The overload of an operation that takes a generator, if there is one."""
+    """The overload of an operation that takes a generator; None without such an overload."""
     name = "generator" if func._overloadname == "default" else f"{func._overloadname}_generator"
     packet = func._overloadpacket
     return getattr(packet, name) if name in packet.overloads() else None
 
 
-def _device(args: Any, given: Any) -> torch.device:
+def _device(args: Any, kwargs: Any) -> torch.device:
     """The device of an operation's result."""
-    for value in (*args, *given.values()):
+    for value in (*args, *kwargs.values()):
         if isinstance(value, torch.device):
             return value
         if isinstance(value, torch.Tensor):
@@ -123,8 +121,9 @@ def _device(args: Any, given: Any) -> torch.device:
 
 
 def global_states(device: torch.device | None = None) -> dict[str, Any]:
-    """States of the process's own generators, by name, as values that compare; of CUDA's with a
-    CUDA device.
+    """States of the process's global generators by name, as values that can be compared.
+
+    The generator of CUDA is included if ``device`` is a CUDA device.
     """
     kind, words, *counts = np.random.get_state()  # noqa: NPY002
     states: dict[str, Any] = {
@@ -138,16 +137,24 @@ def global_states(device: torch.device | None = None) -> dict[str, Any]:
 
 
 def moved_since(before: dict[str, Any], device: torch.device | None = None) -> list[str]:
-    """Names of the global generators from which somebody has drawn since ``before``."""
+    """Names of the global generators from which code has drawn since ``before``.
+
+    Args:
+        before: an earlier result of ``global_states``.
+        device: the device given to ``global_states``.
+    """
     return [name for name, state in global_states(device).items() if state != before[name]]
 
 
 @contextmanager
 def generators_kept(seed: int | None = None) -> Iterator[None]:
-    """Leave the process's generators as they were; within, they begin with a ``seed`` if it is
-    given.
+    """Restore the process's global generators at the end.
+
+    Args:
+        seed: seed of the generators within the context; None: they go on from their states.
     """
-    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
         if seed is not None:
             random.seed(seed)
@@ -156,5 +163,5 @@ def generators_kept(seed: int | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])  # noqa: NPY002
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002

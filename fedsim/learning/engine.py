@@ -1,8 +1,8 @@
-"""Deferred learning: models are names until a value is needed.
+"""Deferred learning: a model is only a name until its weights are needed.
 
-Then a model and its uncomputed ancestors are computed in waves (``refs.waves``), all trainings
-of a wave as one cohort. Models that are not needed, such as a straggler's update, are never
-computed.
+The engine then computes the model and its uncomputed ancestors in waves (``refs.waves``). All
+trainings of a wave form one cohort. Models that nobody needs, such as a straggler's update, are
+never computed.
 """
 
 import math
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -38,28 +37,33 @@ from fedsim.learning.models import Layered, Model, TorchModel
 from fedsim.learning.modules import fit, load, numbers
 from fedsim.learning.objectives import Classification, Objective
 from fedsim.learning.refs import Applied, Best, Initial, Mixed, Ref, Trained, Weights, waves
-from fedsim.learning.solvers.base import Solver
-from fedsim.learning.solvers.by_trainer import ByTrainer
 from fedsim.learning.solvers.probe import SAMPLES, probe
-from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights, module_of
-from fedsim.learning.spec import Trainer, TrainingSpec
+from fedsim.learning.solvers.reference import Reference, flat_weights, load_weights
+from fedsim.learning.solvers.selection import pick, torch_device
+from fedsim.learning.spec import Trainer
 from fedsim.learning.testsets import TestSets, counted, judge, judge_each
 
 _ADAPTERS = "strategy/adapters"
-_INIT = "strategy/init"  # the stream of initial models: one seed gives every strategy the same
-_TESTED_AT_ONCE = 64  # models in one request to a worker when each has a device of its own
-# for each worker, at most, of trainings, choices or functions: with fewer, some would idle at the
-# end
-_REQUESTS = 8
-_MOST_PARAMETERS = 1_000_000_000  # 4 GB, of which a run holds several
+_INIT = "strategy/init"  # the stream of initial models, equal for all strategies with one seed
+_TESTED_AT_ONCE = 64  # models in one request to a worker if each model is tested on one device
+_REQUESTS = 8  # requests for each worker and wave; with fewer, workers would idle at the end
+_MOST_PARAMETERS = 1_000_000_000  # 4 GB; a run holds several models
 
 
 class Learning(Learner):
-    """Computes models on a simulation's executor, when their numbers are asked for; ``root`` is
-    ``data.root``.
+    """Computes models on a simulation's executor once their weights are needed.
+
+    Args:
+        simulation: the simulation, whose executor carries out the work.
+        model: the model of the scenario; a ``TorchModel``.
+        training: the trainer of the scenario.
+        data: the data of all devices.
+        streams: the random streams of the run.
+        root: ``data.root``, the folder in which ``model.file`` is found.
+        objective: the objective of the scenario; by default classification.
 
     Raises:
-        ScenarioError: the model does not fit the data, or ``training.device`` is not there.
+        ScenarioError: the model does not fit the data, or this machine has no ``training.device``.
         DataError: ``model.file`` does not fit the model.
     """
 
@@ -86,11 +90,12 @@ class Learning(Learner):
         self._training = training
         self._streams = streams
         self._data = data
-        self._samples_are = (shape, classes)
+        self._shape = shape
+        self._classes = classes
         self._root = root
-        self._architecture = (
-            model.architecture(shape, classes) if isinstance(model, Layered) else None
-        )
+        self._architecture: Architecture | None = None
+        if isinstance(model, Layered):
+            self._architecture = model.architecture(shape, classes)
         if self.parameters > _MOST_PARAMETERS:
             raise ScenarioError(
                 f"model.kind is {model.kind!r}, which has {self.parameters} parameters for "
@@ -98,33 +103,38 @@ class Learning(Learner):
                 f"{classes} classes; allowed are at most {_MOST_PARAMETERS}, or any number "
                 'with learning = "off"'
             )
-        device = _device(training.device)
-        whole: Architecture | nn.Module | None = self._architecture
-        if model.has_frozen or model.file is not None:
-            # the frozen tensors of all models are those of the first one
-            first = self._module(0, 0)
-            whole = first if model.has_frozen else whole
+        device = torch_device(training.device)
         losses = None if self._objective.is_plain else self._objective.losses
-        self._solver = pick(whole or self._module(), device, training.sgd.solver, training, losses)
+        template = self._template(model)
+        self._solver = pick(template, device, training.sgd.solver, training, losses)
         samples = FederatedData(data.pool, [], data.augmentation)  # without shards, which change
         if model.is_tried:
             self._try(data)
         self._work = LocalWork(self._solver, training, samples, streams)
         self._tests = TestSets(data, samples, device)
-        for thing in (samples, self._solver, self._work):
-            simulation.executor.place(thing)
+        for shared in (samples, self._solver, self._work):
+            simulation.executor.place(shared)
+
+    def _template(self, model: TorchModel) -> Architecture | nn.Module:
+        """The model that the solver is built for, with the frozen tensors of all models."""
+        if model.has_frozen or model.file is not None:
+            first = self._module(0, 0)
+            if model.has_frozen:
+                return first
+        if self._architecture is not None:
+            return self._architecture
+        return self._module()
 
     def _try(self, data: FederatedData) -> None:
-        """Refuse a module with state or draws that cannot be had again."""
+        """Refuse a module whose state or random draws cannot be reproduced."""
         assert isinstance(self._solver, Reference)
         largest = max(data.shards, key=lambda shard: len(shard.train))
         if len(largest.train) < 2:
             return
         shard = replace(largest, train=largest.train[:SAMPLES])
-        initial, again = (
-            flat_weights(list(numbers(self._module(0, 0)).values())) for _ in range(2)
-        )
-        if initial.tobytes() != again.tobytes():
+        first = self._initialised(0)
+        second = self._initialised(0)
+        if first.tobytes() != second.tobytes():
             raise ScenarioError(
                 "the module of model.factory begins with other numbers each time that it is "
                 "made: it draws from a generator "
@@ -139,8 +149,8 @@ class Learning(Learner):
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
         batching = self._training.batching
-        why = self._solver.fails_on_one
-        if not why:
+        reason = self._solver.fails_on_one
+        if not reason:
             return
         single = [device for device, size in sizes.items() if batching.last_size(size) == 1]
         if not single:
@@ -153,7 +163,7 @@ class Learning(Learner):
         else:
             allowed = 'training.last_batch = "drop" or "merge"'
         raise ScenarioError(
-            f"the module of model.factory cannot be trained on a batch of one sample ({why}), "
+            f"the module of model.factory cannot be trained on a batch of one sample ({reason}), "
             "and the last batch of device "
             f"{single[0]} has one: it has {size} samples, in batches of {batching.size} (as "
             f"{len(single)} devices in all); "
@@ -172,7 +182,7 @@ class Learning(Learner):
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
         await self._compute(refs)
-        return [_known(ref) for ref in refs]
+        return [_weights_of(ref) for ref in refs]
 
     def compute_now(self, ref: Ref) -> None:
         self._may_wait = False
@@ -183,60 +193,77 @@ class Learning(Learner):
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
         shapes = self._solver.tensors
         ends = np.cumsum([math.prod(shape) for _, shape in shapes])[:-1]
-        parts = np.split(weights, ends)
-        return {
-            name: part.reshape(shape) for (name, shape), part in zip(shapes, parts, strict=True)
-        }
+        tensors = {}
+        for (name, shape), part in zip(shapes, np.split(weights, ends), strict=True):
+            tensors[name] = part.reshape(shape)
+        return tensors
 
     async def evaluate(self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]) -> Evaluation:
         await self._compute(ref for ref, _ in models.values())
-        alone = {
-            name: (ref, served[0])
-            for name, (ref, served) in models.items()
-            if served is not None and len(served) == 1
-        }
-        together = await self._evaluate_each(list(alone.values()))
-        results = {name: together.row(at) for at, name in enumerate(alone)}
-        tested = {
-            name: (self._tests.of(served), _known(ref))
-            for name, (ref, served) in models.items()
-            if name not in alone
-        }
-        asked = [
-            (weights, *block) for samples, weights in tested.values() for block in samples.blocks
-        ]
-        judged = iter(
-            await self._joined(judge, [(self._solver, self._objective, *each) for each in asked])
-        )
-        for name, (samples, _) in tested.items():
+        personal: dict[str, tuple[Ref, int]] = {}
+        shared: dict[str, tuple[Ref, Sequence[int] | None]] = {}
+        for name, (ref, devices) in models.items():
+            if devices is not None and len(devices) == 1:
+                personal[name] = (ref, devices[0])
+            else:
+                shared[name] = (ref, devices)
+        joint = await self._evaluate_personal(list(personal.values()))
+        results = {name: joint.row(position) for position, name in enumerate(personal)}
+        results |= await self._evaluate_shared(shared)
+        return Evaluation.together([results[name] for name in models])
+
+    async def _evaluate_shared(
+        self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
+    ) -> dict[str, Evaluation]:
+        """Evaluate computed models by name, each on the test samples of several devices."""
+        tests = {}
+        requests = []
+        for name, (ref, devices) in models.items():
+            weights = _weights_of(ref)
+            samples = self._tests.of(devices)
+            tests[name] = samples
+            requests += [
+                (self._solver, self._objective, weights, *block) for block in samples.blocks
+            ]
+        judged = iter(await self._submit_all(judge, requests))
+        results = {}
+        for name, samples in tests.items():
             parts = [next(judged) for _ in samples.blocks]
             results[name] = counted(
                 self._objective, samples.devices, samples.owner, parts, samples.order
             )
-        return Evaluation.together([results[name] for name in models])
+        return results
 
-    async def _evaluate_each(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
-        """Each model, which is known, on the test samples of its one device; results in the
-        order given.
-        """
-        tests = [(_known(ref), self._tests.shard(device)) for ref, device in models]
-        sizes = np.array([len(shard.test) for _, shard in tests], dtype=np.int64)
+    async def _evaluate_personal(self, models: Sequence[tuple[Ref, int]]) -> Evaluation:
+        """Evaluate computed models, each on the test samples of one device, in order."""
+        weights = [_weights_of(ref) for ref, _ in models]
+        devices = [device for _, device in models]
+        shards = [self._tests.shard(device) for device in devices]
+        sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
         order = np.argsort(-sizes, kind="stable")[: np.count_nonzero(sizes)]
-        chunks = [order[at : at + _TESTED_AT_ONCE] for at in range(0, len(order), _TESTED_AT_ONCE)]
-        parts = [zip(*(tests[at] for at in chunk), strict=True) for chunk in chunks]
-        judged = await self._joined(
-            judge_each,
-            [(self._solver, self._objective, self._tests.samples, *part) for part in parts],
-        )
-        return counted(
-            self._objective,
-            [device for _, device in models],
-            np.repeat(order, sizes[order]),
-            judged,
-        )
+        requests = []
+        for start in range(0, len(order), _TESTED_AT_ONCE):
+            chunk = order[start : start + _TESTED_AT_ONCE].tolist()
+            chunk_weights = tuple(weights[position] for position in chunk)
+            chunk_shards = tuple(shards[position] for position in chunk)
+            requests.append(
+                (self._solver, self._objective, self._tests.samples, chunk_weights, chunk_shards)
+            )
+        judged = await self._submit_all(judge_each, requests)
+        return counted(self._objective, devices, np.repeat(order, sizes[order]), judged)
 
-    def train(self, training: Training, device: int, **how: Any) -> Ref:
-        if (terms := training.terms) and not self._training.applies_terms:
+    def train(
+        self,
+        training: Training,
+        device: int,
+        *,
+        key: int,
+        round: int = 0,  # noqa: A002
+        version: int = 0,
+        before: Ref | None = None,
+    ) -> Ref:
+        terms = training.terms
+        if terms and not self._training.applies_terms:
             raise ScenarioError(
                 f"training.kind is {self._training.kind!r}, and the strategy asks for a "
                 f"{' and a '.join(terms)} term in the "
@@ -245,20 +272,20 @@ class Learning(Learner):
                 "says so by 'applies_terms: ClassVar[bool] = True', and training.kind 'sgd' "
                 "and 'torch'"
             )
-        return super().train(training, device, **how)
+        return super().train(training, device, key=key, round=round, version=version, before=before)
 
     def first_epoch(self, update: Ref) -> Ref:
         recipe = update.recipe
         if not isinstance(recipe, Trained) or recipe.training.epochs < 2:
             return update
-        once = replace(recipe.training, epochs=1)
-        same = {
-            "key": recipe.key,
-            "round": recipe.round,
-            "version": recipe.version,
-            "before": recipe.before,
-        }
-        return self.train(once, recipe.device, **same)
+        return self.train(
+            replace(recipe.training, epochs=1),
+            recipe.device,
+            key=recipe.key,
+            round=recipe.round,
+            version=recipe.version,
+            before=recipe.before,
+        )
 
     def last_gradient(self, update: Ref) -> Ref:
         recipe = update.recipe
@@ -274,202 +301,190 @@ class Learning(Learner):
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
         await self._compute(ref for ref, _ in updates)
-        known = [
-            (ref.train_loss, weight) for ref, weight in updates if math.isfinite(ref.train_loss)
-        ]
-        total = math.fsum(weight for _, weight in known)
-        return math.fsum(loss * weight for loss, weight in known) / total if total else None
+        finite = [(ref, weight) for ref, weight in updates if math.isfinite(ref.train_loss)]
+        total = math.fsum(weight for _, weight in finite)
+        if not total:
+            return None
+        return math.fsum(ref.train_loss * weight for ref, weight in finite) / total
 
-    async def _compute(self, wanted: Iterable[Ref]) -> None:
-        for wave in waves(wanted):
-            recipe = wave[0].recipe
+    async def _compute(self, targets: Iterable[Ref]) -> None:
+        """Compute models, after the models that they are made from."""
+        for wave in waves(targets):
             first = wave[0]
+            recipe = first.recipe
             if isinstance(recipe, Trained):
                 await self._train(wave)
             elif isinstance(recipe, Best):
-                questions = [self._work.question(ref, self._data) for ref in wave]
-                found = await self._in_chunks(self._work.objectives, questions)
-                for ref, objectives in zip(wave, found, strict=True):
-                    ref.choose(objectives)
+                await self._choose(wave)
             elif isinstance(recipe, Applied):
                 await self._apply(wave)
             elif isinstance(recipe, Initial):
                 first.settle(self._initial(recipe.count))
             elif isinstance(recipe, Mixed):
-                first.settle(self._mixed(recipe))
+                first.settle(self._mix(recipe))
                 if first.state is not None:
-                    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
-                    first.state = (
-                        mean_state(states) or (recipe.otherwise and recipe.otherwise.state) or {}
-                    )
+                    first.state = _mix_states(recipe)
+
+    async def _choose(self, refs: Sequence[Ref]) -> None:
+        questions = [self._work.question(ref, self._data) for ref in refs]
+        results = await self._submit_chunks(self._work.objectives, questions)
+        for ref, objectives in zip(refs, results, strict=True):
+            ref.choose(objectives)
 
     async def _apply(self, refs: Sequence[Ref]) -> None:
+        pending = []
         calls = []
         for ref in refs:
-            if isinstance(call := self._call(ref), FunctionCall):
-                calls.append((ref, call))
+            call = self._call(ref)
+            if isinstance(call, FunctionCall):
+                pending.append(ref)
+                calls.append(call)
             else:
                 ref.settle(call)
-        values = await self._in_chunks(carry_out_all, [call for _, call in calls])
-        for (ref, _), value in zip(calls, values, strict=True):
+        values = await self._submit_chunks(carry_out_all, calls)
+        for ref, value in zip(pending, values, strict=True):
             ref.settle(value)
 
     def _call(self, ref: Ref) -> FunctionCall | Weights:
         """The call that computes ``ref``, or the weights that replace its result."""
         recipe = ref.recipe
         assert isinstance(recipe, Applied)
-        kept = list(recipe.models) if recipe.size is not None else self._finite(recipe.models)
-        if not kept or (len(kept) < len(recipe.models) and not recipe.leave_out):
-            return self._stand_in(recipe.otherwise)
+        models = list(recipe.models)
+        if recipe.size is None:
+            models = self._filter_finite(models)
+        is_incomplete = len(models) < len(recipe.models)
+        if not models or (is_incomplete and not recipe.leave_out):
+            return self._substitute(recipe.otherwise)
         stream = None if recipe.stream is None else (self._streams, *recipe.stream)
-        values = [_known(model) for model in kept]
-        return FunctionCall(
-            function_at(recipe.function), values, recipe.constants, stream, recipe.size
-        )
+        weights = [_weights_of(model) for model in models]
+        function = function_at(recipe.function)
+        return FunctionCall(function, weights, recipe.constants, stream, recipe.size)
 
     async def _train(self, refs: Sequence[Ref]) -> None:
         jobs = [self._work.job(ref, self._data) for ref in refs]
-        found = await self._in_chunks(self._work.train, jobs, self._work.order(jobs))
-        for ref, job, solved in zip(refs, jobs, found, strict=True):
+        results = await self._submit_chunks(self._work.train, jobs, self._work.order(jobs))
+        for ref, job, solved in zip(refs, jobs, results, strict=True):
             if solved.numbers:
-                told = {"device": ref.device, "round": job.recipe.round, "ref": ref.name}
-                self._simulation.emit("reported", numbers=dict(solved.numbers), **told)
+                self._simulation.emit(
+                    "reported",
+                    numbers=dict(solved.numbers),
+                    device=ref.device,
+                    round=job.recipe.round,
+                    ref=ref.name,
+                )
             ref.settle(solved.weights, solved.train_loss, solved.numbers)
             ref.state = solved.state or ref.state
 
-    async def _in_chunks(
+    async def _submit_chunks(
         self, work: Callable[..., Any], items: Sequence[Any], order: Sequence[int] | None = None
     ) -> list[Any]:
-        """The result for each item, of ``work``, which takes a list of items; requests go out in
-        an order of positions.
-        """
-        order = range(len(items)) if order is None else order
-        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
-        requests = [
-            ([items[place] for place in order[at : at + size]],)
-            for at in range(0, len(items), size)
-        ]
-        results = dict(zip(order, chain(*await self._joined(work, requests)), strict=True))
-        return [results[at] for at in range(len(items))]
+        """Have the workers apply ``work``, a function of a list, to chunks of the items.
 
-    async def _joined(
+        Args:
+            work: gives one result for each item of its list.
+            items: the items.
+            order: positions of the items in the order of submission; by default ascending.
+
+        Returns:
+            The result for each item, in the order of ``items``.
+        """
+        if order is None:
+            order = range(len(items))
+        size = max(1, -(-len(items) // (_REQUESTS * self._simulation.executor.workers)))
+        requests = []
+        for start in range(0, len(items), size):
+            positions = order[start : start + size]
+            requests.append(([items[position] for position in positions],))
+        chunks = await self._submit_all(work, requests)
+        results = dict(zip(order, chain(*chunks), strict=True))
+        return [results[position] for position in range(len(items))]
+
+    async def _submit_all(
         self, function: Callable[..., Any], requests: Iterable[tuple[Any, ...]]
     ) -> list[Any]:
-        """The result of each request to the workers; all are under way before the first is
-        awaited.
-        """
+        """Submit all requests to the workers, then wait for the result of each."""
         futures = [self._simulation.submit(function, *request) for request in requests]
-        return [
-            await self._simulation.join(future) if self._may_wait else future.result()
-            for future in futures
-        ]
+        if self._may_wait:
+            return [await self._simulation.join(future) for future in futures]
+        return [future.result() for future in futures]
 
     def _initial(self, count: int) -> Weights:
-        if (
-            self._architecture is not None
-            and not self._model.has_frozen
-            and self._model.file is None
-        ):
-            return self._drawn(count)
-        found = flat_weights(list(numbers(self._module(0, count)).values()))
-        if count and self._model.file is not None and np.array_equal(found, self._initial(0)):
+        """The weights of an initial model, [d]."""
+        has_file = self._model.file is not None
+        if self._architecture is not None and not self._model.has_frozen and not has_file:
+            return self._draw(count)
+        weights = self._initialised(count)
+        if count and has_file and np.array_equal(weights, self._initial(0)):
             raise ScenarioError(
                 f"model.file is {self._model.file!r}, which gives every number of the model, "
                 "and the strategy needs initial "
                 "models that differ; allowed are strategies with one initial model"
             )
-        return found
+        return weights
 
-    def _drawn(self, *ids: int) -> Weights:
+    def _initialised(self, count: int) -> Weights:
+        """The weights of a newly made module, [d]."""
+        return flat_weights(list(numbers(self._module(0, count)).values()))
+
+    def _draw(self, *ids: int) -> Weights:
         assert self._architecture is not None
         return self._architecture.initial(self._streams.generator(_INIT, *ids))
 
     def _module(self, *ids: int) -> nn.Module:
-        """The module as it is trained, initialised under seeds of the run's, or as its file
-        says.
-        """
+        """The module as it is trained, initialised from a stream of the run or from its file."""
         model = self._model
-        module = model.plain_module(*self._samples_are, self._streams.word(_INIT, *ids) >> 1)
+        seed = self._streams.word(_INIT, *ids) >> 1
+        module = model.plain_module(self._shape, self._classes, seed)
         if self._architecture is not None:
-            load_weights(list(module.parameters()), self._drawn(ids[-1]))
+            load_weights(list(module.parameters()), self._draw(ids[-1]))
         fit(module, model.lora, model.train, self._streams.word(_ADAPTERS, *ids) >> 1)
         if model.file is not None:
             load(module, model.file, self._root)
         return module
 
-    def _mixed(self, recipe: Mixed) -> Weights:
-        self._finite([part for part, _ in recipe.parts])
-        kept = [(part, coefficient) for part, coefficient in recipe.parts if part.finite]
-        if len(kept) < len(recipe.parts):
+    def _mix(self, recipe: Mixed) -> Weights:
+        """The weights of a mix, [d]; see ``Learner.mix``."""
+        models = self._filter_finite([model for model, _ in recipe.parts])
+        coefficients = [coefficient for model, coefficient in recipe.parts if model.finite]
+        if len(models) < len(recipe.parts):
             total = math.fsum(coefficient for _, coefficient in recipe.parts)
-            left = math.fsum(coefficient for _, coefficient in kept)
-            if not kept or (recipe.rescale and 0.0 in (total, left)):
-                return self._stand_in(recipe.otherwise)
+            rest = math.fsum(coefficients)
+            if not models or (recipe.rescale and 0.0 in (total, rest)):
+                return self._substitute(recipe.otherwise)
             if recipe.rescale:
-                kept = [(part, coefficient * (total / left)) for part, coefficient in kept]
-        if not kept:
+                factor = total / rest
+                coefficients = [coefficient * factor for coefficient in coefficients]
+        if not models:
             return np.zeros(self.parameters, dtype=np.float32)
-        return weighted_sum(
-            [_known(part) for part, _ in kept], [coefficient for _, coefficient in kept]
-        )
+        return weighted_sum([_weights_of(model) for model in models], coefficients)
 
-    def _finite(self, models: Sequence[Ref]) -> list[Ref]:
-        """The finite models among some; the others are recorded."""
+    def _filter_finite(self, models: Sequence[Ref]) -> list[Ref]:
+        """Select the finite models, and record every other one."""
         for model in models:
             if not model.finite:
                 self._simulation.emit("non-finite", device=model.device, ref=model.name)
         return [model for model in models if model.finite]
 
-    def _stand_in(self, otherwise: Ref | None) -> Weights:
-        """The weights of a model that cannot be computed."""
-        return (
-            np.full(self.parameters, np.nan, dtype=np.float32)
-            if otherwise is None
-            else _known(otherwise)
-        )
+    def _substitute(self, otherwise: Ref | None) -> Weights:
+        """The weights used for a model that cannot be computed, [d]."""
+        if otherwise is None:
+            return np.full(self.parameters, np.nan, dtype=np.float32)
+        return _weights_of(otherwise)
 
 
-def pick(
-    model: Architecture | nn.Module,
-    device: torch.device,
-    choice: str,
-    trainer: Trainer | None = None,
-    losses: Callable[..., torch.Tensor] | None = None,
-) -> Solver:
-    """The solver of a model on a device: another trainer than SGD, closed forms for dense layers
-    on a CPU, or torch.
-
-    ``losses``: that of each sample instead of cross-entropy, for which there are no closed forms.
-    """
-    other = None if isinstance(trainer, TrainingSpec) else trainer
-    is_plain = other is None and losses is None and choice == "fast" and device.type == "cpu"
-    if is_plain and isinstance(model, Architecture) and model.is_dense:
-        from fedsim.learning.solvers.dense import Dense  # with numba, which nothing else needs
-
-        return Dense(model)
-    module = module_of(model) if isinstance(model, Architecture) else model
-    return (
-        Reference(module, device, losses=losses)
-        if other is None
-        else ByTrainer(module, device, other, losses=losses)
-    )
+def _mix_states(recipe: Mixed) -> Mapping[str, NDArray[Any]]:
+    """The mean of the states of a mix's finite parts, else the state of its substitute."""
+    states = [(part.state, weight) for part, weight in recipe.parts if part.finite]
+    mean = mean_state(states)
+    if mean:
+        return mean
+    if recipe.otherwise is not None and recipe.otherwise.state:
+        return recipe.otherwise.state
+    return {}
 
 
-def _known(ref: Ref) -> Weights:
-    """The weights of a ref that has been computed."""
+def _weights_of(ref: Ref) -> Weights:
+    """The weights of a ref that has been computed, [d]."""
     if ref.value is None:
         raise ValueError(f"{ref} has no value: it is not of this run, or its run has no learning")
     return ref.value
-
-
-def _device(name: str) -> torch.device:
-    """The torch device, which must be there."""
-    if name.startswith("cuda"):
-        found = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        index = torch.device(name).index
-        if not found or (index is not None and index >= found):
-            there = f"cpu{''.join(f', cuda:{at}' for at in range(found))}"
-            raise ScenarioError(
-                f"training.device is {name!r}, but this machine has no such device; it has {there}"
-            )
-    return torch.device(name)

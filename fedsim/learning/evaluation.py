@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +11,7 @@ from fedsim.learning.objectives import EvaluationMetric, SampleNumbers
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Right answers and losses, device by device."""
+    """Right answers and losses of tests, device by device."""
 
     devices: list[int]
     """the tested devices, one entry for each model that serves a device."""
@@ -26,74 +25,103 @@ class Evaluation:
     """numbers that each metric keeps of each device's test samples, by metric."""
 
     @classmethod
-    def together(cls, each: Sequence["Evaluation"]) -> "Evaluation":
-        """Several models' results as one."""
-        right = [one.correct for one in each if one.correct is not None]
+    def together(cls, evaluations: Sequence["Evaluation"]) -> "Evaluation":
+        """Join the evaluations of several models, in order.
+
+        Args:
+            evaluations: the evaluations; the joint one has no right answers if any has none.
+
+        Returns:
+            One evaluation with the entries of all.
+        """
+        devices: list[int] = []
+        correct = [np.empty(0, np.int64)]
+        count = [np.empty(0, np.int64)]
+        loss_sum = [np.empty(0)]
+        facts: dict[str, list[SampleNumbers]] = {}
+        for evaluation in evaluations:
+            devices += evaluation.devices
+            if evaluation.correct is not None:
+                correct.append(evaluation.correct)
+            count.append(evaluation.count)
+            loss_sum.append(evaluation.loss_sum)
+            for name, entries in evaluation.facts.items():
+                facts.setdefault(name, []).extend(entries)
+        has_accuracy = len(correct) == 1 + len(evaluations)
         return cls(
-            [device for one in each for device in one.devices],
-            None if len(right) < len(each) else np.concatenate([np.empty(0, np.int64), *right]),
-            np.concatenate([np.empty(0, np.int64), *(one.count for one in each)]),
-            np.concatenate([np.empty(0), *(one.loss_sum for one in each)]),
-            {
-                name: [own for one in each for own in one.facts.get(name, ())]
-                for name in chain(*(one.facts for one in each))
-            },
+            devices,
+            np.concatenate(correct) if has_accuracy else None,
+            np.concatenate(count),
+            np.concatenate(loss_sum),
+            facts,
         )
 
-    def row(self, at: int) -> "Evaluation":
-        """One entry by itself."""
-        row = slice(at, at + 1)
+    def row(self, position: int) -> "Evaluation":
+        """The entry at a position, as an evaluation."""
+        row = slice(position, position + 1)
         correct = None if self.correct is None else self.correct[row]
-        facts = {name: own[row] for name, own in self.facts.items()}
+        facts = {name: entries[row] for name, entries in self.facts.items()}
         return Evaluation(
             self.devices[row], correct, self.count[row], self.loss_sum[row], facts=facts
         )
 
     @property
     def accuracy(self) -> float:
-        """Right answers over all, all devices pooled; NaN without any."""
-        return (
-            float("nan")
-            if self.correct is None or not self.count.any()
-            else float(self.correct.sum() / self.count.sum())
-        )
+        """Right answers over all answers of all devices; NaN without answers or accuracy."""
+        if self.correct is None or not self.count.any():
+            return float("nan")
+        return float(self.correct.sum() / self.count.sum())
 
     @property
     def loss(self) -> float:
-        """Mean loss over answers, all devices pooled; NaN without any."""
-        return float(self.loss_sum.sum() / self.count.sum()) if self.count.any() else float("nan")
+        """Mean loss over the answers of all devices; NaN without answers."""
+        if not self.count.any():
+            return float("nan")
+        return float(self.loss_sum.sum() / self.count.sum())
 
     def device_accuracy(self) -> dict[int, float | None]:
-        """Each device's accuracy on its own samples; None for one without."""
+        """Each device's accuracy on its own test samples; None for a device without any."""
         return dict(zip(self.devices, self._ratios(self.correct), strict=True))
 
-    def score(self, how: str) -> tuple[float | None, float | None]:
-        """Accuracy and loss, ``pooled`` or ``device-mean``; None where nothing was tested, or
-        not finite.
+    def score(self, mode: str) -> tuple[float | None, float | None]:
+        """Accuracy and loss; None if nothing was tested, or the number is not finite.
+
+        Args:
+            mode: ``pooled`` over all answers, or ``device-mean``.
         """
-        if how == "pooled":
+        if mode == "pooled":
             return _finite(self.accuracy), _finite(self.loss)
         return _mean(self._ratios(self.correct)), _mean(self._ratios(self.loss_sum))
 
-    def figure(self, metric: EvaluationMetric, how: str) -> float | None:
-        """A metric, ``pooled`` or ``device-mean``; None where nothing was tested, or it is not
-        defined.
+    def figure(self, metric: EvaluationMetric, mode: str) -> float | None:
+        """The figure of a metric; None if nothing was tested, or the figure is not finite.
+
+        Args:
+            metric: the metric.
+            mode: ``pooled`` over all samples, or ``device-mean``.
         """
-        own = [facts for facts in self.facts.get(metric.name, ()) if len(facts)]
-        if how == "pooled":
-            return _finite(metric.value(np.concatenate(own))) if own else None
-        return _mean([_finite(metric.value(facts)) for facts in own])
+        facts = [entry for entry in self.facts.get(metric.name, ()) if len(entry)]
+        if mode != "pooled":
+            return _mean([_finite(metric.value(entry)) for entry in facts])
+        if not facts:
+            return None
+        return _finite(metric.value(np.concatenate(facts)))
 
     def _ratios(self, sums: NDArray[np.int64] | NDArray[np.float64] | None) -> list[float | None]:
+        """Each device's sum over its number of answers; None without answers."""
         if sums is None:
             return [None] * len(self.devices)
-        pairs = zip(sums.tolist(), self.count.tolist(), strict=True)
-        return [total / count if count else None for total, count in pairs]
+        ratios = []
+        for total, count in zip(sums.tolist(), self.count.tolist(), strict=True):
+            ratios.append(total / count if count else None)
+        return ratios
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _finite(sum(known) / len(known)) if known else None
+    numbers = [value for value in values if value is not None]
+    if not numbers:
+        return None
+    return _finite(sum(numbers) / len(numbers))
 
 
 def _finite(value: float) -> float | None:

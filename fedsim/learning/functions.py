@@ -1,8 +1,8 @@
-"""Pure functions of models, of which server optimisers, robust means, codecs and noise are made.
+"""Pure functions of models, from which server optimisers, robust means, codecs and noise are built.
 
-A function is kept by its import path, so that it can be carried out later, in another process, and
-after a run was resumed. A checkpoint could name any function, so only marked ones of modules that
-are imported already are ever called.
+A function is stored by its import path, so that it can be called later, in another process, and
+after a run was resumed. A checkpoint could name any function. Therefore only functions are called
+that are marked by ``pure`` and whose module is imported already.
 """
 
 import math
@@ -27,8 +27,13 @@ _KNOWN: dict[str, Function] = {}
 
 
 def pure(function: F) -> F:
-    """Mark a function of models as fit for ``ServerModels.apply``: defined at the top of a
-    module, without side effects.
+    """Mark a function of models as fit for ``ServerModels.apply``.
+
+    Args:
+        function: a function at the top of a module, without side effects.
+
+    Returns:
+        The function itself.
     """
     _KNOWN[_path(function)] = function
     return function
@@ -39,7 +44,11 @@ def _path(function: Function) -> str:
 
 
 def path_of(function: Function) -> str:
-    """The import path ``package.module:function`` of a marked function at the top of its module."""
+    """The import path ``package.module:function`` of a marked function.
+
+    Raises:
+        SimulationError: the function is not marked, or is not at the top of its module.
+    """
     path = _path(function)
     if _KNOWN.get(path) is not function:
         raise SimulationError(
@@ -54,9 +63,12 @@ def path_of(function: Function) -> str:
 
 
 def function_at(path: str) -> Function:
-    """The marked function at a path.
+    """The marked function at an import path.
 
-    Nothing outside fedsim is imported: a strategy has imported its functions.
+    Only modules of fedsim are imported. A strategy has imported its own functions already.
+
+    Raises:
+        SimulationError: no imported function at this path is marked.
     """
     module = path.partition(":")[0]
     if path not in _KNOWN and module.startswith("fedsim.") and find_spec(module) is not None:
@@ -70,59 +82,85 @@ def function_at(path: str) -> Function:
 
 
 class FunctionCall(NamedTuple):
-    """A function of models, float32 [d] each, read-only, and constants, that gives a model or
-    ``size`` numbers.
-
-    ``stream`` has the run's streams, and the name of the one that it draws from as ``rng``.
-    """
+    """A call of a pure function of models and constants."""
 
     function: Function
     models: Sequence[NDArray[np.float32]]
+    """the models, float32 [d] each, read-only; at least one."""
     constants: Mapping[str, Any]
+    """constant arguments of the function, by name."""
     stream: tuple[Any, ...] | None
+    """the streams of the run, and the name of the stream that the function draws from as ``rng``;
+    None: no draws.
+    """
     size: int | None
+    """count of numbers in the result; None for a model."""
 
 
 def carry_out_all(calls: Sequence[FunctionCall]) -> list[NDArray[np.float32]]:
-    """The results of some calls, float32 [d] or [size]; one of another shape raises
-    ``SimulationError``.
+    """Carry out calls in order; runs on a worker.
+
+    Args:
+        calls: the calls.
+
+    Returns:
+        The result of each call, float32 [d] or [size].
+
+    Raises:
+        SimulationError: a result has another shape.
     """
     results = []
     for function, models, constants, stream, size in calls:
-        drawing = {} if stream is None else {"rng": stream[0].generator(*stream[1:])}
-        with np.errstate(all="ignore"):  # non-finite inputs are found in the result
-            found = np.asarray(function(list(models), **constants, **drawing)).astype(
-                np.float32, copy=False
-            )
-        wanted = models[0].shape if size is None else (size,)
-        if found.shape != wanted:
+        arguments = dict(constants)
+        if stream is not None:
+            streams, *name = stream
+            arguments["rng"] = streams.generator(*name)
+        with np.errstate(all="ignore"):  # non-finite inputs show in the result
+            result = np.asarray(function(list(models), **arguments))
+            result = result.astype(np.float32, copy=False)
+        shape = models[0].shape if size is None else (size,)
+        if result.shape != shape:
             raise SimulationError(
-                f"{_path(function)} made an array of shape {found.shape}; allowed is {wanted}"
+                f"{_path(function)} made an array of shape {result.shape}; allowed is {shape}"
             )
-        results.append(found)
+        results.append(result)
     return results
 
 
 @pure
 def taken(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """The numbers at some places of the first model that is finite there, else of the last;
-    [numbers there].
+    """The numbers at some places of a model.
+
+    Args:
+        models: candidates, float32 [d] each, at least one.
+        places: begin and end of each range of positions.
+
+    Returns:
+        The numbers at ``places`` of the first model that is finite at all places. If no model is,
+        the numbers of the last one.
     """
-    found = [np.concatenate([model[begin:end] for begin, end in places]) for model in models]
-    return next((numbers for numbers in found if np.isfinite(numbers).all()), found[-1])
+    for model in models:
+        numbers = np.concatenate([model[begin:end] for begin, end in places])
+        if np.isfinite(numbers).all():
+            break
+    return numbers
 
 
 @pure
 def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.floating]:
-    """The first model with others at some places: those of the second, a whole model or the
-    numbers there alone; [d].
+    """The first model with other numbers at some places, [d].
+
+    Args:
+        models: the model, float32 [d], and the source of the new numbers. The source is a whole
+            model, [d], or the numbers at ``places`` alone.
+        places: begin and end of each range of positions.
     """
-    result = models[0].copy()
-    other = models[1]
-    there = np.zeros(len(result), dtype=bool)
+    model, source = models
+    result = model.copy()
+    mask = np.zeros(len(result), dtype=bool)
     for begin, end in places:
-        there[begin:end] = True
-    result[there] = other if len(other) < len(result) else other[there]
+        mask[begin:end] = True
+    result[mask] = source if len(source) < len(result) else source[mask]
     return result
 
 
@@ -130,49 +168,70 @@ def spliced(models: list[NDArray[np.float32]], places: Places) -> NDArray[np.flo
 def weighted_sum(
     models: list[NDArray[np.float32]], coefficients: list[float]
 ) -> NDArray[np.floating]:
-    """The sum of coefficient x model in the order given, in float64; block by block, so that the
-    sums stay in the cache.
+    """The sum of coefficient x model, in float64 and in order.
+
+    The sum is computed block by block, so that it stays in the cache.
+
+    Args:
+        models: the models, float32 [d] each, at least one.
+        coefficients: the coefficient of each model.
+
+    Returns:
+        The sum, float32 [d].
     """
     mixed = np.empty(len(models[0]), dtype=np.float32)
     with np.errstate(all="ignore"):  # a sum may leave the range of float32
-        for at in range(0, len(mixed), _BLOCK):
-            block = mixed[at : at + _BLOCK]
-            total = np.zeros(len(block))
-            product = np.empty(len(block))
+        for start in range(0, len(mixed), _BLOCK):
+            block = slice(start, start + _BLOCK)
+            total = np.zeros(len(mixed[block]))
+            product = np.empty(len(total))
             for model, coefficient in zip(models, coefficients, strict=True):
-                total += np.multiply(
-                    model[at : at + _BLOCK], coefficient, out=product, dtype=np.float64
-                )
-            block[:] = total
+                total += np.multiply(model[block], coefficient, out=product, dtype=np.float64)
+            mixed[block] = total
     return mixed
 
 
 def mean_state(
     parts: Sequence[tuple[Mapping[str, NDArray[Any]] | None, float]],
 ) -> dict[str, NDArray[Any]]:
-    """The mean of trainers' states, without those that are empty or not finite; unlike ones
-    raise ``SimulationError``.
+    """The weighted mean of trainers' states, without states that are empty or not finite.
+
+    Args:
+        parts: states by name, and the weight of each.
+
+    Returns:
+        The mean by name, of the first state's shapes and dtypes; empty if the weights sum to 0.
+
+    Raises:
+        SimulationError: states differ in names or shapes.
     """
-    finite = [
-        (state, weight)
-        for state, weight in parts
-        if state and all(np.isfinite(each).all() for each in state.values())
-    ]
-    total = math.fsum(weight for _, weight in finite)
+    states = []
+    weights = []
+    for state, weight in parts:
+        if state and _is_finite(state):
+            states.append(state)
+            weights.append(weight)
+    total = math.fsum(weights)
     if total == 0.0:
         return {}
-    first = finite[0][0]
-    shapes = [{name: each.shape for name, each in state.items()} for state, _ in finite]
+    first = states[0]
+    shapes = [_shapes(state) for state in states]
     if shapes.count(shapes[0]) < len(shapes):
         raise SimulationError(
             f"states of a trainer differ in names or shapes, and have no mean: {shapes[0]} and "
             "others"
         )
-    weights = [weight / total for _, weight in finite]
-    sums = {
-        name: weighted_sum([state[name].ravel() for state, _ in finite], weights) for name in first
-    }
-    return {
-        name: values.reshape(first[name].shape).astype(first[name].dtype)
-        for name, values in sums.items()
-    }
+    shares = [weight / total for weight in weights]
+    mean = {}
+    for name, array in first.items():
+        values = weighted_sum([state[name].ravel() for state in states], shares)
+        mean[name] = values.reshape(array.shape).astype(array.dtype)
+    return mean
+
+
+def _is_finite(state: Mapping[str, NDArray[Any]]) -> bool:
+    return all(np.isfinite(array).all() for array in state.values())
+
+
+def _shapes(state: Mapping[str, NDArray[Any]]) -> dict[str, tuple[int, ...]]:
+    return {name: array.shape for name, array in state.items()}

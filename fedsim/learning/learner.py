@@ -1,6 +1,4 @@
-"""The learner's interface, and the learner of ``learning = "off"``: a run that measures time and
-bytes alone.
-"""
+"""The learner's interface, and the learner of ``learning = "off"``, which has no weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -18,17 +16,21 @@ from fedsim.learning.refs import Applied, Best, Initial, Loss, Mixed, Recipe, Re
 
 
 class Learner:
-    """Makes and measures models, for samples of a shape and a number of classes; this one
-    without weights.
+    """Names and measures models; this base has no weights, and so no learning.
 
-    Every test answers None, and asking for weights raises ``SimulationError``.
+    The result of every test is None, and a request for weights raises ``SimulationError``.
+
+    Args:
+        model: the model of the scenario.
+        shape: shape of a sample.
+        classes: number of classes.
 
     Attributes:
         learns: whether models have weights.
-        parameters: trained numbers, d.
-        bytes: the model's size in float32.
-        base_bytes: bytes of the frozen tensors.
-        state_bytes: bytes of a trainer's state that is sent with each model.
+        parameters: number of trained parameters, d.
+        bytes: the model's size in float32 (bytes).
+        base_bytes: size of the frozen tensors (bytes).
+        state_bytes: size of the trainer's state that is sent with each model (bytes).
         flops_per_sample: FLOPs of a training step on one sample.
     """
 
@@ -45,8 +47,10 @@ class Learner:
     # Names.
 
     def initial(self, count: int = 0) -> Ref:
-        """A freshly initialised model; another ``count`` is another draw, the same for every
-        strategy.
+        """A freshly initialised model.
+
+        Args:
+            count: number of the draw; a draw does not depend on the strategy.
         """
         return self._name("model", Initial(count))
 
@@ -60,9 +64,17 @@ class Learner:
         version: int = 0,
         before: Ref | None = None,
     ) -> Ref:
-        """The result of local training on a version of a device's data; of 0 epochs, its start.
+        """The result of a local training, a ref ``update-N``.
 
-        See ``Trained``.
+        Args:
+            training: start, terms and amount of the training; with 0 epochs the result is the
+                start.
+            device: the device that trains.
+            key: names, with ``device``, the stream of shuffles and dropout masks.
+            round: the round, by which ``[training] lr`` decays.
+            version: version of the device's data.
+            before: the device's previous training, with whose trainer's state this training
+                begins; None: without a state.
         """
         ref = self._name("update", Trained(training, device, version, key, round, before), device)
         ref.loss = Loss()
@@ -70,16 +82,17 @@ class Learner:
         return ref
 
     def first_epoch(self, update: Ref) -> Ref:
-        """The result of an update's first local epoch; the update itself if it is computed
-        already, or has no other epoch.
+        """The result of the first local epoch of an update.
+
+        An update that is computed already, or has one epoch, is returned itself.
         """
         return update
 
     def last_gradient(self, update: Ref) -> Ref:
-        """The gradient of the last SGD step behind an update that is not computed yet; [d].
+        """The gradient of the last SGD step of an update that is not computed yet, [d].
 
-        The gradient is that of the last mini-batch at the model before the step, with all terms
-        of the loss and weight decay, without momentum: what torch leaves in ``param.grad``.
+        The gradient is taken on the last mini-batch, at the model before the step. It has all
+        terms of the loss and weight decay, and no momentum, like torch's ``param.grad``.
         """
         return self._name("gradient", None, update.device)
 
@@ -91,11 +104,18 @@ class Learner:
         version: int = 0,
         batch: tuple[int, int] | None = None,
     ) -> Ref:
-        """The model with the smallest training objective on a device's data; see ``Best``.
+        """The model with the least training objective on a device's data, a ref ``choice-N``.
 
         The objective is the mean loss over the device's training samples, without dropout, plus
-        ``training.l2`` times the sum of the squared kernel entries. The first of equals wins; an
-        objective that is not finite wins only where none is.
+        ``training.l2`` times the sum of the squared kernel entries. The first of equals wins. An
+        objective that is not finite wins only if no objective is finite.
+
+        Args:
+            models: the models to choose from, at least one.
+            device: the device.
+            version: version of the device's data.
+            batch: number of samples of the estimate, and the key of the stream that draws them;
+                None: all samples.
         """
         return self._name("choice", Best(tuple(models), device, version, batch), device)
 
@@ -106,22 +126,30 @@ class Learner:
         *,
         rescale: bool = True,
     ) -> Ref:
-        """The sum of coefficient x model, in the order given; float64 sums, float32 result.
+        """The sum of coefficient x model, in order; float64 sums, float32 result.
 
-        A part that is not finite is left out, with a record ``non-finite``, and the other
-        coefficients are scaled to the sum of all, unless ``rescale`` is False (for sums of
-        differences). Where nothing is left, or the rest sums to 0, the mix is ``otherwise``, or
-        without one not finite.
+        A model that is not finite is left out, with a record ``non-finite``.
+
+        Args:
+            parts: models and their coefficients.
+            otherwise: the result if no model remains, or the remaining coefficients sum to 0; None:
+                a result of NaN.
+            rescale: whether the remaining coefficients are scaled to the sum of all; False for sums
+                of differences.
         """
         ref = self._name("model", Mixed(tuple(parts), otherwise, rescale))
-        ref.state = (
-            {} if self.state_bytes and any(part.state is not None for part, _ in parts) else None
-        )
+        if self.state_bytes and any(part.state is not None for part, _ in parts):
+            ref.state = {}
         return ref
 
     def given(self, weights: NDArray[np.floating]) -> Ref:
-        """A model whose weights are known: an array [d]; any other shape raises
-        ``SimulationError``.
+        """A model with the weights of an array.
+
+        Args:
+            weights: the weights, [d].
+
+        Raises:
+            SimulationError: the array has another shape.
         """
         if np.shape(weights) != (self.parameters,):
             raise SimulationError(
@@ -140,23 +168,31 @@ class Learner:
         size: int | None = None,
         **constants: Any,
     ) -> Ref:
-        """The result of a pure function of models: a model or, with ``size``, so many numbers;
-        see ``ServerModels.apply``.
-        """
-        return self._name(
-            "model",
-            Applied(
-                path_of(function), tuple(models), constants, stream, otherwise, leave_out, size
-            ),
-        )
+        """The result of a pure function of models; see ``ServerModels.apply``.
 
-    def _name(self, what: str, recipe: Recipe | None, device: int | None = None) -> Ref:
-        ref = Ref(f"{what}-{self._serial}", self._serial, recipe if self.learns else None, device)
+        Args:
+            function: a function that is marked by ``pure``.
+            models: the models.
+            stream: purpose and numbers of the stream that the function draws from; None: no draws.
+            otherwise: the result if a model is not finite, or no model remains.
+            leave_out: whether models that are not finite are left out instead.
+            size: count of numbers in the result; None for a model.
+            **constants: constant arguments of the function, JSON-able.
+        """
+        recipe = Applied(
+            path_of(function), tuple(models), constants, stream, otherwise, leave_out, size
+        )
+        return self._name("model", recipe)
+
+    def _name(self, prefix: str, recipe: Recipe | None, device: int | None = None) -> Ref:
+        if not self.learns:
+            recipe = None
+        ref = Ref(f"{prefix}-{self._serial}", self._serial, recipe, device)
         self._serial += 1
         return ref
 
     def snapshot(self) -> int:
-        """The number of names given so far."""
+        """The number of models named so far, as the state of a checkpoint."""
         return self._serial
 
     def restore(self, state: int) -> None:
@@ -165,30 +201,39 @@ class Learner:
     # Numbers.
 
     def shift(self, device: int, version: int) -> None:
-        """From now on ``device`` is tested on that version of its data."""
+        """Test ``device`` on another version of its data from now on."""
 
     @property
     def needs_sizes(self) -> bool:
-        """Whether some sizes of devices' data would be refused by ``check_sizes``."""
+        """Whether ``check_sizes`` may refuse some sizes of devices' data."""
         return False
 
     def check_sizes(self, sizes: Mapping[int, int]) -> None:
-        """Raise ``ScenarioError`` for a device, by number of training samples, whose batches the
-        model cannot be trained on.
+        """Refuse data whose batches the model cannot be trained on.
+
+        Args:
+            sizes: number of training samples by device.
+
+        Raises:
+            ScenarioError: a device has such batches.
         """
 
     def tensors(self, weights: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
-        """A flat model as named tensors, named as torch names them."""
+        """A flat model [d] as tensors by their torch names; empty without learning."""
         return {}
 
     async def value(self, ref: Ref) -> NDArray[np.float32]:
-        """The weights, float32 [d], read-only."""
+        """The weights of a model, float32 [d], read-only."""
         (value,) = await self.values([ref])
         return value
 
     async def values(self, refs: Sequence[Ref]) -> list[NDArray[np.float32]]:
-        """The weights of several models, float32 [d] each, read-only; all trainings that they
-        need are one cohort.
+        """The weights of several models, float32 [d] each, read-only.
+
+        All trainings that the models need are computed as one cohort.
+
+        Raises:
+            SimulationError: the run has no learning.
         """
         if not refs:
             return []
@@ -198,20 +243,32 @@ class Learner:
         )
 
     def compute_now(self, ref: Ref) -> None:
-        """Compute a model at once, without waiting for other workers; does nothing without
-        learning.
+        """Compute a model at once, without yielding to the simulation.
+
+        Does nothing without learning.
         """
 
     async def evaluate(
         self, models: Mapping[str, tuple[Ref, Sequence[int] | None]]
     ) -> Evaluation | None:
-        """Each model on the test samples of the devices that it serves (None: all), pooled and
-        device by device.
+        """Test models.
+
+        Args:
+            models: for each name a model, and the devices on whose test samples the model is
+                tested; None: all devices.
+
+        Returns:
+            The evaluation of all models in order; None without learning.
         """
         return None
 
     async def train_loss(self, updates: Sequence[tuple[Ref, float]]) -> float | None:
-        """The mean of the devices' training losses over their last local epoch, with the weights
-        given; finite ones only.
+        """The weighted mean of the finite training losses of updates.
+
+        Args:
+            updates: updates and their weights.
+
+        Returns:
+            The mean; None without learning or finite losses.
         """
         return None

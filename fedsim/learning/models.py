@@ -1,5 +1,6 @@
-"""``[model]``: layers of ours, any ``nn.Module`` by import path, or a bare size; more are in
-``fedsim.toolbox.models``.
+"""``[model]``: fedsim's own layers, any ``nn.Module`` by import path, or a size alone.
+
+More models are in ``fedsim.toolbox.models``.
 """
 
 import math
@@ -42,17 +43,23 @@ _MORE = "fedsim.toolbox.models"
 
 
 class Model(Spec):
-    """A model: its size and cost for samples of a shape and a number of classes."""
+    """The base of models: size and cost for samples of a shape and a number of classes."""
 
     learnable: ClassVar[bool] = True
-    """Whether it has weights, and not only a size."""
+    """Whether the model has weights, and not only a size."""
 
     kind: str
 
     @abstractmethod
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        """The trained parameters (and running statistics) in a flat model's order;
-        ``ScenarioError``: samples do not fit.
+        """The tensors of the flat model in order: trained parameters, and running statistics.
+
+        Args:
+            shape: shape of a sample.
+            classes: number of classes.
+
+        Raises:
+            ScenarioError: the samples do not fit the model.
         """
 
     @abstractmethod
@@ -63,38 +70,47 @@ class Model(Spec):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """The cost of one step with the optimiser of ``training`` and the loss of ``objective``,
-        without it cross-entropy.
+        """The cost of one training step, without terms of strategies such as a proximal term.
 
-        Terms of strategies (a proximal one) do not count. ``ScenarioError``: the module cannot
-        be trained on such samples.
+        Args:
+            shape: shape of a sample.
+            classes: number of classes.
+            training: the trainer, whose optimiser counts.
+            objective: the objective, whose loss counts; None: cross-entropy.
+
+        Raises:
+            ScenarioError: the model cannot be trained on such samples.
         """
 
     def parameters(self, shape: Shape, classes: int) -> int:
-        """Numbers in the flat model."""
+        """Number of parameters in the flat model, d."""
         return sum(tensor.size for tensor in self.tensors(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        """Bytes of the frozen tensors."""
+        """Size of the frozen tensors (bytes)."""
         return 0.0
 
     @property
     def says_what_stays(self) -> bool:
-        """Whether the scenario says which tensors stay on the devices."""
+        """Whether the scenario names the tensors that stay on the devices."""
         return False
 
     def cut(self, by: CutBy, size: float) -> Self:
-        """The smaller model of a width, or with adapters of a rank: the first numbers of
-        tensors; ``ScenarioError``: none.
+        """The smaller model that consists of the first numbers of this model's tensors.
+
+        Args:
+            by: the quantity that is smaller, such as the width or the rank of adapters.
+            size: the quantity of the smaller model.
+
+        Raises:
+            ScenarioError: the model has no such quantity, or is smaller itself.
         """
+        allowed = "models with adapters (model.lora)"
+        if by == "width":
+            allowed = "fedsim's models of dense layers and convolutions"
         raise ScenarioError(
             f"strategy.sizes has the {by} of each device's model, and model.kind is "
-            f"{self.kind!r}, which has none; allowed are "
-            + (
-                "fedsim's models of dense layers and convolutions"
-                if by == "width"
-                else "models with adapters (model.lora)"
-            )
+            f"{self.kind!r}, which has none; allowed are {allowed}"
         )
 
 
@@ -129,7 +145,7 @@ class PartedModel(Model):
 
     @property
     def has_frozen(self) -> bool:
-        """Whether the scenario says that some tensors are not trained."""
+        """Whether the scenario excludes some tensors from training."""
         return self.lora is not None or self.train is not None
 
     def cut(self, by: CutBy, size: float) -> Self:
@@ -141,25 +157,32 @@ class PartedModel(Model):
                 f"{self.lora.rank}; allowed are whole numbers up "
                 "to that"
             )
-        narrow = {"lora": self.lora.model_copy(update={"rank": int(size)})}
-        return self.model_copy(update=narrow | ({"train": None} if by == "adapters" else {}))
+        update: dict[str, Any] = {"lora": self.lora.model_copy(update={"rank": int(size)})}
+        if by == "adapters":
+            update["train"] = None
+        return self.model_copy(update=update)
 
     @abstractmethod
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
-        """All tensors, kept or sent."""
+        """The tensors of the flat model in order, before ``keep`` and ``send`` are applied."""
 
     def tensors(self, shape: Shape, classes: int) -> list[Tensor]:
-        found = self.trained(shape, classes)
-        key, patterns = ("keep", self.keep) if self.send is None else ("send", self.send)
-        if patterns is None:
-            return found
-        names = [tensor.name for tensor in found]
-        by_class = {f"{tensor.layer}:{tensor.name}": tensor.name for tensor in found}
-        chosen = matching([*names, *by_class], patterns, f"model.{key}")
-        chosen |= {by_class[name] for name in chosen if name in by_class}
-        return [
-            tensor._replace(kept=(tensor.name in chosen) == (key == "keep")) for tensor in found
-        ]
+        tensors = self.trained(shape, classes)
+        if self.send is not None:
+            sent = _matching_tensors(tensors, self.send, "model.send")
+            return [tensor._replace(kept=tensor.name not in sent) for tensor in tensors]
+        if self.keep is not None:
+            kept = _matching_tensors(tensors, self.keep, "model.keep")
+            return [tensor._replace(kept=tensor.name in kept) for tensor in tensors]
+        return tensors
+
+
+def _matching_tensors(tensors: list[Tensor], patterns: Patterns, key: str) -> set[str]:
+    """Names of the tensors whose name or ``CLASS:NAME`` matches a pattern."""
+    names = {tensor.name: tensor.name for tensor in tensors}
+    for tensor in tensors:
+        names[f"{tensor.layer}:{tensor.name}"] = tensor.name
+    return {names[match] for match in matching(list(names), patterns, key)}
 
 
 class TorchModel(PartedModel):
@@ -171,16 +194,20 @@ class TorchModel(PartedModel):
     """
 
     is_tried: ClassVar[bool] = True
-    """Whether its module is tried before a run, for state and random draws of its own."""
+    """Whether the module is tried before a run, to detect hidden state and random draws."""
 
     @abstractmethod
     def plain_module(self, shape: Shape, classes: int, seed: int = 0) -> "nn.Module":
-        """The module without adapters, with all of its tensors trained; of layers of ours the
-        weights are arbitrary.
+        """The module without adapters, with all tensors trained.
+
+        Args:
+            shape: shape of a sample.
+            classes: number of classes.
+            seed: seed of the initial weights; fedsim's own layers have arbitrary weights.
         """
 
     def fitted(self, shape: Shape, classes: int) -> "nn.Module":
-        """The module as it is trained, with arbitrary weights."""
+        """The module with adapters and frozen tensors, with arbitrary weights."""
         from fedsim.learning.modules import fit  # loads torch
 
         return fit(self.plain_module(shape, classes), self.lora, self.train)
@@ -194,18 +221,17 @@ class TorchModel(PartedModel):
         from fedsim.learning.modules import numbers, real_shape
 
         module = self.fitted(shape, classes)
-        layers = {
-            name: type(part).__name__.removeprefix("LoRA") for name, part in module.named_modules()
-        }
+        parts = dict(module.named_modules())
         parameters = {id(parameter) for parameter in module.parameters()}
-        found = []
-        for name, each in numbers(module).items():
-            own = real_shape(each)
-            layer = layers[name.rpartition(".")[0]]
-            found.append(
-                Tensor(name, math.prod(own), layer, own, is_buffer=id(each) not in parameters)
-            )
-        return found
+        tensors = []
+        for name, tensor in numbers(module).items():
+            part_name, _, _ = name.rpartition(".")
+            layer = type(parts[part_name]).__name__.removeprefix("LoRA")
+            tensor_shape = real_shape(tensor)
+            size = math.prod(tensor_shape)
+            is_buffer = id(tensor) not in parameters
+            tensors.append(Tensor(name, size, layer, tensor_shape, is_buffer=is_buffer))
+        return tensors
 
     def flops(self, shape: Shape, classes: int) -> float:
         from fedsim.learning.modules import step_flops
@@ -220,7 +246,7 @@ class TorchModel(PartedModel):
 
 
 class Layered(TorchModel):
-    """Layers of ours, with a dense one at the end."""
+    """A model of fedsim's own layers, which ends in a dense layer."""
 
     is_tried: ClassVar[bool] = False
     layers: ClassVar[tuple[Layer, ...]] = ()
@@ -229,8 +255,9 @@ class Layered(TorchModel):
 
     @property
     def body(self) -> tuple[Layer, ...]:
-        """The layers before the last; samples that are no vectors are flattened first where no
-        layer does.
+        """The layers before the last one.
+
+        ``architecture`` flattens samples that are not vectors first, unless a layer does.
         """
         return self.layers
 
@@ -238,16 +265,16 @@ class Layered(TorchModel):
         if by != "width":
             return super().cut(by, size)
         if self.has_frozen or size > self.width:
+            condition = " with frozen tensors" if self.has_frozen else ""
             raise ScenarioError(
                 f"strategy.sizes has a width of {size:g}, and the model is of width {self.width:g}"
-                f"{' with frozen tensors' if self.has_frozen else ''}; allowed are widths up "
-                f"to {self.width:g} of a model that "
+                f"{condition}; allowed are widths up to {self.width:g} of a model that "
                 "is trained as a whole"
             )
         return self.model_copy(update={"width": size})
 
     def architecture(self, shape: Shape, classes: int) -> Architecture:
-        """The layers for samples of ``shape``."""
+        """The layers for samples of ``shape``; ``ScenarioError`` if samples are tokens."""
         if isinstance(shape, TokenShape):
             raise ScenarioError(
                 f"model.kind is {self.kind!r}, which takes numbers, and samples are tokens; "
@@ -265,24 +292,25 @@ class Layered(TorchModel):
         return module_of(self.architecture(shape, classes))
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
-        return super().base_bytes(shape, classes) if self.has_frozen else 0.0
+        if not self.has_frozen:
+            return 0.0
+        return super().base_bytes(shape, classes)
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
         if self.has_frozen:
             return super().trained(shape, classes)
         architecture = self.architecture(shape, classes)
-        layers = [
-            type(layer).__name__ for _, layer in architecture.trained() for _ in ("weight", "bias")
-        ]
-        named = zip(architecture.tensors, layers, strict=True)
-        return [Tensor(name, math.prod(own), layer, own) for (name, own), layer in named]
+        tensors = []
+        for name, tensor_shape in architecture.tensors:
+            position, _, _ = name.partition(".")
+            layer = type(architecture.layers[int(position)]).__name__
+            tensors.append(Tensor(name, math.prod(tensor_shape), layer, tensor_shape))
+        return tensors
 
     def flops(self, shape: Shape, classes: int) -> float:
-        return (
-            super().flops(shape, classes)
-            if self.has_frozen
-            else float(self.architecture(shape, classes).flops)
-        )
+        if self.has_frozen:
+            return super().flops(shape, classes)
+        return float(self.architecture(shape, classes).flops)
 
 
 class Logistic(Layered):
@@ -292,8 +320,9 @@ class Logistic(Layered):
 
 
 class Perceptron(Layered):
-    """Dense layers with ReLU between; by default 784-128-10 with 101,770 parameters (FlexCFL's
-    MNIST-MLP).
+    """Dense layers with ReLU between them.
+
+    By default FlexCFL's MNIST-MLP, 784-128-10 with 101,770 parameters.
     """
 
     kind: Literal["mlp"] = "mlp"
@@ -306,15 +335,21 @@ class Perceptron(Layered):
 
 
 def pooled(channels: int, kernel: int, *, same: bool = True) -> tuple[Layer, ...]:
-    """A convolution with its ReLU, pooled."""
+    """A convolution, its ReLU, and a maximum over windows of 2 x 2."""
     return (*convolution(channels, kernel, same=same), MaxPool2d(2))
 
 
 def two_convolutions(
     first: int, second: int, kernel: int, *widths: int, same: bool = True
 ) -> tuple[Layer, ...]:
-    """Two convolutions of so many channels, each pooled, and dense layers: McMahan et al.'s
-    shape.
+    """Two pooled convolutions and dense layers, the shape of McMahan et al.'s CNN.
+
+    Args:
+        first: channels of the first convolution.
+        second: channels of the second convolution.
+        kernel: side of the kernels.
+        *widths: units of the dense layers.
+        same: whether convolutions keep the sides of the image.
     """
     return (
         *pooled(first, kernel, same=same),
@@ -325,8 +360,9 @@ def two_convolutions(
 
 
 class CNN5(Layered):
-    """McMahan et al.'s shape with a smaller head: 5x5x32, pool, 5x5x64, pool, dense 128; 454,922
-    parameters on MNIST.
+    """The CNN of McMahan et al. with a smaller head; 454,922 parameters on MNIST.
+
+    5x5x32, pool, 5x5x64, pool, dense 128.
     """
 
     kind: Literal["cnn5"] = "cnn5"
@@ -386,18 +422,22 @@ class SizeOnly(Model):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """A step reads the weights twice, writes the gradients once, and reads and writes the
+        """The cost of one step.
+
+        A step reads the weights twice, writes the gradients once, and reads and writes the
         optimiser's tensors.
         """
         weights = self.bytes
         flops = self.flops_per_sample
-        has_momentum = training.sgd.momentum > 0
+        traffic = 3.0 * weights
+        memory = 2.0 * weights
+        if training.sgd.momentum > 0:
+            traffic = 8.0 * weights
+            memory = 3.0 * weights
         forward = operation(0.0, flops / 3, weights)
         backward = operation(0.0, flops * 2 / 3, 2 * weights)
-        update = operation(weights / 2, 0.0, (8.0 if has_momentum else 3.0) * weights)
-        return ModelCost(
-            forward, backward, update, weights, (3.0 if has_momentum else 2.0) * weights, 0.0
-        )
+        update = operation(weights / 2, 0.0, traffic)
+        return ModelCost(forward, backward, update, weights, memory, 0.0)
 
 
 MODELS = Registry(

@@ -1,9 +1,10 @@
 """``[objective]``: the target of learning, its loss, and further metrics of tests.
 
-A sample asks for one answer or several: a class, each token of a sequence, each number of a vector.
-The loss of a sample is the mean over its answers; the loss and the accuracy of a test are means
-over all answers. A metric keeps some numbers of each sample, and finds its figure from those of all
-samples that are pooled: perplexity is that of all tokens, F1 of all scores.
+A model gives one answer or several for a sample: a class, each token of a sequence, or each number
+of a vector. The loss of a sample is the mean over its answers. The loss and the accuracy of a test
+are means over all answers. A metric keeps some numbers of each sample, and computes its figure from
+the numbers of all pooled samples. Perplexity is thus computed over all tokens, and F1 over all
+scores.
 """
 
 from collections.abc import Callable
@@ -34,35 +35,43 @@ SampleNumbers = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class EvaluationMetric:
-    """A figure of tests: the name of its column, and the kinds of objectives that it fits."""
+    """A figure of tests."""
 
     name: str
+    """name of the figure's column."""
     kinds: tuple[str, ...]
+    """the kinds of objectives that allow the metric."""
     keep: "Callable[[Tensor, Tensor], Tensor]"
-    """outputs and targets of samples -> its ``SampleNumbers`` of them."""
+    """outputs and targets of samples -> the metric's ``SampleNumbers``."""
     value: Callable[[SampleNumbers], float]
-    """``SampleNumbers`` of one sample at least -> the figure; NaN where it is not defined."""
+    """``SampleNumbers`` of at least one sample -> the figure; NaN if it is not defined."""
     more_is_better: bool = False
     """whether the most is the best; else the least."""
 
 
 def mean_of_samples(facts: SampleNumbers) -> float:
-    """A figure that is the mean of all numbers kept."""
+    """The mean of all ``SampleNumbers``, as a metric's figure."""
     return float(facts.mean())
 
 
 def reported_metric(name: str, more_is_better: bool) -> EvaluationMetric:
-    """A number that trainers report, of which a round has the mean over its updates; tests do
-    not know it.
+    """The metric of a number that trainers report, which tests do not compute.
+
+    Args:
+        name: name of the number.
+        more_is_better: whether the most is the best.
+
+    Returns:
+        A metric whose figure of a round is the mean over the round's updates.
     """
     return EvaluationMetric(
         name, (), lambda outputs, targets: outputs[:0], mean_of_samples, more_is_better
     )
 
 
-def _known_metrics() -> dict[str, EvaluationMetric]:
-    found: dict[str, EvaluationMetric] = at(f"{_MORE}:METRICS", "objective.metrics")
-    return found
+def _built_in_metrics() -> dict[str, EvaluationMetric]:
+    metrics: dict[str, EvaluationMetric] = at(f"{_MORE}:METRICS", "objective.metrics")
+    return metrics
 
 
 _function = cache(at)
@@ -70,8 +79,10 @@ _function = cache(at)
 
 @cache
 def own_metric(path: str) -> EvaluationMetric:
-    """The mean of a user's function of outputs and targets, one number a sample; its name is the
-    function's.
+    """The mean over samples of a user's function of outputs and targets.
+
+    Args:
+        path: import path ``package.module:function``; the metric is named after the function.
     """
 
     def keep(outputs: "Tensor", targets: "Tensor") -> "Tensor":
@@ -82,14 +93,27 @@ def own_metric(path: str) -> EvaluationMetric:
 
 
 def one_a_sample(path: str, key: str, outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """The numbers that a user's function gives, one for each sample, [n]."""
-    found: Tensor = _function(path, key)(outputs, targets)
-    if tuple(found.shape) != (len(targets),):
+    """Call a user's function that gives one number for each sample.
+
+    Args:
+        path: import path of the function.
+        key: the scenario's key that names the function, for messages.
+        outputs: outputs of a model, [n, ...].
+        targets: targets of the samples, [n, ...].
+
+    Returns:
+        The numbers, [n].
+
+    Raises:
+        ScenarioError: the function gives a tensor of another shape.
+    """
+    result: Tensor = _function(path, key)(outputs, targets)
+    if tuple(result.shape) != (len(targets),):
         raise ScenarioError(
-            f"{key} has {path!r}, which gave {tuple(found.shape)} for {len(targets)} samples; "
+            f"{key} has {path!r}, which gave {tuple(result.shape)} for {len(targets)} samples; "
             "it must give one number a sample"
         )
-    return found
+    return result
 
 
 class Objective(Spec):
@@ -108,7 +132,7 @@ class Objective(Spec):
     A module's own method ``loss`` comes before it.
     """
     needs: ClassVar[str]
-    """The samples or targets that it needs, for messages."""
+    """The samples or targets that the objective needs, for messages."""
     has_accuracy: ClassVar[bool] = True
     """Whether an answer is right or wrong."""
     of_entropy: ClassVar[bool] = True
@@ -124,59 +148,76 @@ class Objective(Spec):
     @field_validator("metrics")
     @classmethod
     def _fit(cls, metrics: list[str]) -> list[str]:
+        if not metrics:
+            return metrics
         kind = cls.model_fields["kind"].default
-        known = (
-            [name for name, metric in _known_metrics().items() if kind in metric.kinds]
-            if metrics
-            else []
-        )
+        names = [name for name, metric in _built_in_metrics().items() if kind in metric.kinds]
         for name in metrics:
             if ":" in name:
                 refuse_unless_allowed(name, "objective.metrics")
-            elif name not in known:
+            elif name not in names:
                 raise ScenarioError(
                     f"objective.metrics has {name!r}; allowed with objective.kind = {kind!r} "
-                    f"are {', '.join(known)}, or your "
-                    f"own as 'package.module:function'{nearest(name, known)}"
+                    f"are {', '.join(names)}, or your "
+                    f"own as 'package.module:function'{nearest(name, names)}"
                 )
         return metrics
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is classification by cross-entropy, which all solvers know."""
+        """Whether it is classification by cross-entropy, which all solvers support."""
         return self.kind == "classification" and self.loss is None
 
     @property
     def figures(self) -> list[EvaluationMetric]:
-        """The metrics."""
-        return [
-            own_metric(name) if ":" in name else _known_metrics()[name] for name in self.metrics
-        ]
+        """The metrics of ``metrics``, in order."""
+        metrics = []
+        for name in self.metrics:
+            metrics.append(own_metric(name) if ":" in name else _built_in_metrics()[name])
+        return metrics
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        """The shape of a model's samples and its numbers an answer, for a source's samples, if
-        they fit, and classes.
+        """The shapes of a model's samples and answers, for a source's samples.
+
+        Args:
+            shape: shape of a sample of the source.
+            outputs: number of classes of the source.
+
+        Returns:
+            The shape of a sample as the model receives it, and the numbers that the model gives
+            for an answer.
+
+        Raises:
+            ScenarioError: the samples do not fit.
         """
         return shape, outputs
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        """The pool with the targets of this objective; ``ScenarioError`` where it has none."""
+        """The pool with the targets of this objective; ``ScenarioError`` if it has no targets."""
         raise NotImplementedError
 
-    def misfit(self, found: str) -> ScenarioError:
-        """The error for data that do not fit."""
+    def misfit(self, contents: str) -> ScenarioError:
+        """The error for data that do not fit; ``contents`` describes the data."""
         return ScenarioError(
-            f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {found}"
+            f"objective.kind is {self.kind!r}, which needs {self.needs}; data.source has {contents}"
         )
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        """The loss of each sample, [n]; ``options`` are of torch's ``cross_entropy``."""
+        """The loss of each sample, the mean over the answers that count.
+
+        Args:
+            outputs: outputs of a model, [n, ...].
+            targets: targets of the samples, [n, ...].
+            **options: options of torch's ``cross_entropy``.
+
+        Returns:
+            The losses, [n].
+        """
         if self.loss is not None:
             return one_a_sample(self.loss, "objective.loss", outputs, targets)
-        asked = self.asked(targets).flatten(1)
-        return (self.each(outputs, targets, **options).flatten(1) * asked).sum(dim=1) / asked.sum(
-            dim=1
-        ).clamp(min=1)
+        counts = self.asked(targets).flatten(1)
+        losses = self.each(outputs, targets, **options).flatten(1)
+        return (losses * counts).sum(dim=1) / counts.sum(dim=1).clamp(min=1)
 
     def each(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
         """The usual loss of each answer, [n, ...]."""
@@ -192,25 +233,23 @@ class Objective(Spec):
 
 
 def told_targets(targets: NDArray[Any]) -> str:
-    """Targets in words, for messages."""
+    """Describe targets in words, for messages."""
     return f"targets {targets.dtype} of shape {targets.shape}"
 
 
 def _labels_hint(targets: NDArray[Any]) -> str:
-    """Advice on making labels of targets that are labels in another form; empty for real
-    targets.
-    """
+    """Advice to convert targets to labels if they are labels in another form; else empty."""
     if (targets != np.rint(targets)).any():
         return ""
     if targets.shape[1:] == (1,):
-        way = "y.astype(int)" if targets.dtype == np.float32 else "y[:, 0]"
-        return f"; if these are labels, use {way}, of shape (n,)"
+        conversion = "y.astype(int)" if targets.dtype == np.float32 else "y[:, 0]"
+        return f"; if these are labels, use {conversion}, of shape (n,)"
     is_one_hot = targets.ndim == 2 and targets.min() >= 0 and (targets.sum(axis=1) == 1).all()
     return "; if these are labels, one-hot, use y.argmax(axis=1)" if is_one_hot else ""
 
 
 def entropies(outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-    """Softmax cross-entropy of each answer."""
+    """Softmax cross-entropy of each answer; ``options`` are of torch's ``cross_entropy``."""
     from torch.nn.functional import cross_entropy
 
     return cross_entropy(outputs, targets, reduction="none", **options)
@@ -228,11 +267,9 @@ class Classification(Objective):
         return pool
 
     def losses(self, outputs: "Tensor", targets: "Tensor", **options: Any) -> "Tensor":
-        return (
-            super().losses(outputs, targets)
-            if self.loss
-            else entropies(outputs, targets, **options)
-        )
+        if self.loss:
+            return super().losses(outputs, targets)
+        return entropies(outputs, targets, **options)
 
 
 OBJECTIVES = Registry(

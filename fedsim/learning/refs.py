@@ -1,8 +1,7 @@
-"""Models as names: a ``Ref`` denotes a model that may not have been computed yet, and has its
-recipe.
+"""Models as names: a ``Ref`` names a model, and holds its recipe until the model is computed.
 
-A ref is computed when its value is needed. Then it drops its recipe, and with it all models that
-only the recipe needed.
+A ref is computed once its weights are needed. The ref then drops its recipe, which frees all models
+that only the recipe needed.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,7 @@ Weights = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Initial:
-    """A fresh draw of the model's initialisation, one for each ``count``."""
+    """A fresh draw of the model's initialisation; each ``count`` is another draw."""
 
     count: int
 
@@ -29,9 +28,14 @@ class Initial:
 class Trained:
     """Local training of one device on a version of its data.
 
-    ``device`` and ``key`` name the stream of shuffles and dropout masks; ``round`` decays
-    ``[training] lr``. ``before`` is the device's previous training, whose trainer's state it begins
-    with; None: no state.
+    Attributes:
+        training: start, terms and amount of the training.
+        device: the device.
+        version: version of the device's data.
+        key: names, with ``device``, the stream of shuffles and dropout masks.
+        round: the round, by which ``[training] lr`` decays.
+        before: the device's previous training, with whose trainer's state this training begins;
+            None: without a state.
     """
 
     training: Training
@@ -53,11 +57,14 @@ class Mixed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Best:
-    """The model with the smallest training objective on a version of a device's data (IFCA,
-    Algorithm 1).
+    """The model with the least training objective on a device's data (IFCA, Algorithm 1).
 
-    ``batch``: number of samples of the estimate, and the key of the stream that draws them;
-    None: all samples.
+    Attributes:
+        models: the models to choose from, at least one.
+        device: the device.
+        version: version of the device's data.
+        batch: number of samples of the estimate, and the key of the stream that draws the samples;
+            None: all samples.
     """
 
     models: tuple["Ref", ...]
@@ -75,47 +82,49 @@ class Best:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Applied:
-    """The result of a pure function (``fedsim.learning.functions``, by its import path) of
-    models and constants.
-    """
+    """The result of a pure function of models and constants; see ``fedsim.learning.functions``."""
 
     function: str
+    """import path of the function."""
     models: tuple["Ref", ...]
     constants: Mapping[str, Any]
-    """by name; JSON-able."""
+    """constant arguments of the function, by name; JSON-able."""
     stream: tuple[Any, ...] | None
-    """the purpose and the numbers of the stream that it draws from; None: it draws nothing."""
+    """purpose and numbers of the stream that the function draws from; None: no draws."""
     otherwise: "Ref | None"
-    """its substitute where a model is not finite, or none is left."""
+    """substitute for the result if a model is not finite, or no model remains."""
     leave_out: bool
-    """whether it leaves out models that are not finite instead."""
+    """whether models that are not finite are left out instead."""
     size: int | None = None
-    """how many numbers it gives; None for a model."""
+    """count of numbers in the result; None for a model."""
 
 
 Recipe = Initial | Trained | Mixed | Best | Applied
 
 
 def parents(recipe: Recipe) -> list["Ref"]:
-    """The models that a recipe needs."""
-    needed: list[Ref | None] = []
+    """The models that a recipe needs, in a fixed order."""
+    refs: list[Ref | None] = []
     match recipe:
         case Trained(training=training, before=before):
-            previous = None if training.contrast is None else training.contrast.previous
-            needed = [training.start, training.anchor, training.linear, previous, before]
+            refs = [training.start, training.anchor, training.linear]
+            if training.contrast is not None:
+                refs.append(training.contrast.previous)
+            refs.append(before)
         case Mixed(parts=parts, otherwise=otherwise):
-            needed = [*(ref for ref, _ in parts), otherwise]
+            refs = [*(ref for ref, _ in parts), otherwise]
         case Applied(models=models, otherwise=otherwise):
-            needed = [*models, otherwise]
+            refs = [*models, otherwise]
         case Best(models=models):
-            needed = [*models]
-    return [ref for ref in needed if ref is not None]
+            refs = [*models]
+    return [ref for ref in refs if ref is not None]
 
 
 @dataclass(slots=True, eq=False)
 class Loss:
-    """Reported training loss, the mean over the samples of the last local epoch, and the
-    trainer's numbers by name.
+    """Reported training loss of an update, and the trainer's numbers by name.
+
+    The loss is the mean over the samples of the last local epoch; NaN if none is reported.
     """
 
     value: float = float("nan")
@@ -124,24 +133,23 @@ class Loss:
 
 @dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Ref:
-    """The name of a model, unique within a run: ``model-3``, ``update-17``. Nobody but fedsim
-    looks inside.
+    """The name of a model, unique within a run: ``model-3``, ``update-17``.
 
-    A strategy passes refs on, stores them in its state and compares them; ``ServerModels.value``
-    gives the weights.
+    A strategy passes refs on, stores them in its state and compares them. ``ServerModels.value``
+    gives the weights; the attributes are for fedsim alone.
 
     Attributes:
         name: the name.
-        serial: number of refs made before.
-        device: the device that trained or chose it, or None.
-        recipe: how to compute it; None once that is done.
-        value: the weights, float32 [d], read-only; None until then.
-        finite: whether all weights are finite numbers; False until they are known.
-        loss: the training loss, shared by all refs made of the update; None elsewhere.
-        losses, choice: of a choice, the objective of each model, float64 [models], and the
-            position of the chosen one.
-        state: the trainer's state after a training, by name, and the mean state of a mix where
-            states are sent; else None.
+        serial: number of refs made before this one.
+        device: the device that trained or chose the model, or None.
+        recipe: the computation of the model; None once the model is computed.
+        value: the weights, float32 [d], read-only; None until the model is computed.
+        finite: whether all weights are finite numbers; False until the model is computed.
+        loss: the training loss, shared by all refs made of an update; None for other models.
+        losses, choice: for a choice, the objective of each model, float64 [models], and the
+            position of the chosen model.
+        state: the trainer's state after a training, by name, or the mean state of a mix if states
+            are sent; else None.
     """
 
     name: str
@@ -160,7 +168,7 @@ class Ref:
 
     @property
     def train_loss(self) -> float:
-        """NaN where none is reported."""
+        """The reported training loss; NaN if none is reported."""
         return float("nan") if self.loss is None else self.loss.value
 
     @property
@@ -174,7 +182,7 @@ class Ref:
         train_loss: float = float("nan"),
         numbers: Mapping[str, float] | None = None,
     ) -> None:
-        """Take the computed weights and forget how they were made."""
+        """Store the computed weights, with what the training reports, and drop the recipe."""
         value.setflags(write=False)
         self.value = value
         self.finite = bool(np.isfinite(value).all())
@@ -184,9 +192,12 @@ class Ref:
         self.recipe = None
 
     def choose(self, losses: NDArray[np.float64]) -> None:
-        """Become the model with the smallest loss, the first of equals, and forget the others.
+        """Store the weights of the model with the smallest loss, and drop the recipe.
 
-        A loss that is not finite never wins; where none is finite, the first model does.
+        The first of equals wins. A loss that is not finite counts as infinite.
+
+        Args:
+            losses: the objective of each model, float64 [models].
         """
         if not isinstance(self.recipe, Best):
             raise ValueError(f"{self} is no choice that is still to be made")
@@ -202,14 +213,20 @@ class Ref:
 _RANKS: dict[type[Recipe], int] = {Initial: 0, Mixed: 0, Applied: 1, Best: 2, Trained: 3}
 
 
-def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
-    """The refs that must be computed for ``wanted``, wave by wave, each of one kind of recipe
-    and oldest first.
+def waves(targets: Iterable[Ref]) -> Iterator[list[Ref]]:
+    """Order the computation of refs and their ancestors in waves.
 
-    An initial model or a mix comes first, alone; then all functions, all choices or all
-    trainings whose parents are known. The caller computes a wave before it asks for the next.
+    An initial model or a mix forms a wave alone, before any other wave. Otherwise a wave has all
+    functions, all choices or all trainings whose parents are computed, oldest first. The caller
+    computes a wave before it takes the next one.
+
+    Args:
+        targets: the refs to compute; computed refs are skipped.
+
+    Yields:
+        The refs of a wave, which have one kind of recipe.
     """
-    stack = list(wanted)
+    stack = list(targets)
     ready = list[tuple[int, int, Ref]]()
     missing = dict[Ref, int]()
     children = dict[Ref, list[Ref]]()
@@ -220,12 +237,12 @@ def waves(wanted: Iterable[Ref]) -> Iterator[list[Ref]]:
     while stack:
         ref = stack.pop()
         if ref.recipe is not None and ref not in missing:
-            unknown = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
-            missing[ref] = len(unknown)
-            for parent in unknown:
+            pending = [parent for parent in parents(ref.recipe) if parent.recipe is not None]
+            missing[ref] = len(pending)
+            for parent in pending:
                 children.setdefault(parent, []).append(ref)
-            stack += unknown
-            if not unknown:
+            stack += pending
+            if not pending:
                 add(ref, ref.recipe)
     while ready:
         rank, _, ref = heappop(ready)

@@ -46,16 +46,16 @@ class Trainer(Spec):
     """real time after which a local training ends the run with an error."""
 
     applies_terms: ClassVar[bool] = False
-    """Whether it minimises ``TrainingContext.loss``, or applies the terms that strategies add
-    itself; else they refuse it.
+    """Whether the trainer minimises ``TrainingContext.loss``, or itself applies the terms that
+    strategies add to the loss. Strategies with such terms refuse any other trainer.
     """
     reports: ClassVar[Mapping[str, bool]] = {}
     """Numbers of ``train`` that become columns of rounds and metrics of the run -> whether the
     most is the best.
     """
     stops_early: ClassVar[bool] = False
-    """Whether it may leave out the last batches; it is then computed as the device begins, so
-    that its time is known.
+    """Whether the trainer may skip the last batches. The training is then computed when the device
+    begins, so that its simulated time is known.
     """
 
     @field_validator("device")
@@ -66,7 +66,7 @@ class Trainer(Spec):
         return device
 
     def lr_in(self, round_number: int) -> float:
-        """The learning rate of a round (from 0)."""
+        """The learning rate of a round, counted from 0."""
         return self.lr * self.lr_decay**round_number
 
     def train(
@@ -75,27 +75,38 @@ class Trainer(Spec):
         """Train a module that holds the received model, on the device of ``training.device``.
 
         Args:
-            model: the module; this training's own.
+            model: the module, which belongs to this training alone.
             data: the device's batches, in their order.
-            context: the loss, and facts of the training. Its ``seed`` is for generators: the
-                global ones stay untouched.
+            context: the loss, and facts of the training. ``context.seed`` is for the trainer's
+                own generators; the global generators must stay untouched.
 
         Returns:
             The trained tensors by name, such as ``model.state_dict()``, and numbers that the device
-            reports. ``loss`` is its training loss, instead of the mean loss of the batches of the
-            last epoch.
+            reports. A number ``loss`` is the training loss, instead of the mean loss of the batches
+            of the last epoch.
         """
         raise NotImplementedError
 
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
-        """Refuse, by a ``ScenarioError``, a model, or one without the usual loss
-        (cross-entropy), that cannot be trained so.
+        """Refuse a model that this trainer cannot train.
+
+        Args:
+            model: the module.
+            usual_loss: whether the loss is cross-entropy.
+
+        Raises:
+            ScenarioError: the trainer cannot train the model.
         """
 
     def torch_optimiser(
         self, parameters: "Mapping[str, nn.Parameter]", lr: float
     ) -> "torch.optim.Optimizer":
-        """An optimiser with the costs of a step of this trainer; by default SGD."""
+        """An optimiser whose step costs as much as a step of this trainer; by default SGD.
+
+        Args:
+            parameters: the trained parameters by name.
+            lr: learning rate.
+        """
         from torch.optim import SGD
 
         rule = self.sgd
@@ -109,12 +120,18 @@ class Trainer(Spec):
 
     @property
     def has_no_state(self) -> bool:
-        """Whether nothing of its optimiser passes from step to step, as far as known."""
+        """Whether the optimiser certainly passes no state from step to step."""
         return False
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
-        """Numbers of the state that ``sent`` sends for tensors of these shapes, by name; 0, none
-        or unknown, is refused.
+        """Count the numbers of the trainer's state, which ``state = "sent"`` sends.
+
+        Args:
+            shapes: shapes of the model's tensors by name.
+
+        Returns:
+            The count. A scenario with ``state = "sent"`` is refused if the count is 0, for a
+            trainer whose state is empty or unknown.
         """
         return 0
 
@@ -125,31 +142,28 @@ class Trainer(Spec):
 
     @property
     def steps_along_gradient(self) -> bool:
-        """Whether K steps move the model by lr times the sum of K gradients, up to the factors
-        of ``sgd.momentum``.
+        """Whether K steps move the model by lr times the sum of K gradients.
+
+        The factors of ``sgd.momentum`` do not count.
         """
         return False
 
     @property
     def sgd(self) -> "TrainingSpec":
-        """The terms of fedsim's own step rule: none of them but for the kind ``sgd``."""
+        """The terms of fedsim's own step rule; all are off for other kinds than ``sgd``."""
         return TrainingSpec()
 
-    def __reduce__(self) -> Any:
-        """A pickle names the author's class: the one that takes any ``kind`` is made again."""
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle by the author's class, as a class made by ``with_any_kind`` cannot be imported."""
         cls = type(self)
-        own = (
-            cls
-            if getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
-            else cls.__base__
-        )
-        return _again, (own, self.model_dump())
+        is_importable = getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+        return _unpickle, (cls if is_importable else cls.__base__, self.model_dump())
 
 
-def _again(found: type[Trainer], values: dict[str, Any]) -> Trainer:
-    return (
-        found if found.model_fields["kind"].default == values["kind"] else with_any_kind(found)
-    ).model_validate(values)
+def _unpickle(cls: type[Trainer], values: dict[str, Any]) -> Trainer:
+    if cls.model_fields["kind"].default != values["kind"]:
+        cls = with_any_kind(cls)
+    return cls.model_validate(values)
 
 
 class TrainingSpec(Trainer):

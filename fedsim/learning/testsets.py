@@ -1,8 +1,8 @@
-"""Test samples, and models applied to them.
+"""Test samples, and the application of models to test samples.
 
-An image that many devices hold (in the same orientation) is computed once for all of them. A model
-always meets images in their own order, in blocks, so that a result does not depend on earlier
-tests.
+An image that several devices hold in the same orientation is computed once for all of the devices.
+A model always gets the images in the order of their numbers, in blocks. A result therefore does not
+depend on earlier tests.
 """
 
 from collections.abc import Sequence
@@ -25,14 +25,23 @@ _KEPT_BYTES = 1 << 30  # of the lists of devices' samples, and of their images
 
 
 Judged = dict[str, SampleNumbers]
-"""A model's results on samples: the numbers of each metric, and as "" loss, correct answers and
-answers of each, [n, 3].
+"""A model's results on n samples: the numbers of each metric by name.
+
+Under the name "" are each sample's loss, its correct answers and its answers, [n, 3].
 """
 
 
 class Block:
-    """Calling it makes test images, float32 [block, *shape], by ascending number: quarter turns
-    x pool size + index.
+    """A block of distinct test images, which a call makes, [block, *shape].
+
+    The number of an image is its quarter turns x pool size + its index in the pool. Images are
+    float32, and tokens int64.
+
+    Args:
+        samples: the data without shards.
+        device: the device on which the images are made.
+        numbers: numbers of the images, ascending, int64 [block].
+        keep: whether the images stay in memory after the first call.
     """
 
     def __init__(
@@ -67,18 +76,22 @@ class TestSamples(NamedTuple):
     owner: Ints
     """position of each sample's device in ``devices``, int64 [samples]."""
     order: Ints
-    """the samples by image, int64 [samples]."""
+    """positions of the samples sorted by image, int64 [samples]."""
     blocks: list[tuple[Block, Ints, NDArray[Any]]]
-    """the distinct images, each with the samples of it in that order: which image within it, and
-    the target.
+    """blocks of distinct images, each with its part of the samples in ``order``: the position of
+    each sample's image within the block, int64 [n], and the samples' targets, [n, ...].
     """
     bytes: int
-    """memory that all of it takes."""
+    """memory of these lists and of the images."""
 
 
 class TestSets:
-    """Every device's test samples in its current version; ``samples`` is ``data`` without
-    shards, which workers get.
+    """The test samples of every device in the current version of its data.
+
+    Args:
+        data: the data of all devices.
+        samples: the data without shards, which workers receive.
+        device: the device on which test images are made.
     """
 
     def __init__(self, data: FederatedData, samples: FederatedData, device: torch.device) -> None:
@@ -89,22 +102,27 @@ class TestSets:
         self._lists: dict[tuple[int, ...] | None, TestSamples] = {}
 
     def shift(self, device: int, version: int) -> None:
-        """From now on ``device`` is tested on another version of its data."""
+        """Test ``device`` on another version of its data from now on."""
         self._versions[device] = version
         self._lists.clear()
 
     def of(self, devices: Sequence[int] | None) -> TestSamples:
-        """The samples of some devices, or of all; kept while there is room, the latest longest."""
+        """The test samples of some devices, or of all (None).
+
+        The latest lists are kept, up to ``_KEPT_BYTES``.
+        """
         key = None if devices is None else tuple(devices)
-        samples = self._lists.pop(key, None) or self._gather(
-            range(len(self._versions)) if devices is None else devices
-        )
+        samples = self._lists.pop(key, None)
+        if samples is None:
+            samples = self._gather(range(len(self._versions)) if devices is None else devices)
         self._lists[key] = samples
-        while (
-            len(self._lists) > 1 and sum(each.bytes for each in self._lists.values()) > _KEPT_BYTES
-        ):
-            del self._lists[next(iter(self._lists))]
+        while len(self._lists) > 1 and self._list_bytes() > _KEPT_BYTES:
+            oldest = next(iter(self._lists))
+            del self._lists[oldest]
         return samples
+
+    def _list_bytes(self) -> int:
+        return sum(samples.bytes for samples in self._lists.values())
 
     def shard(self, device: int) -> Shard:
         """The shard on whose test samples a device is tested now."""
@@ -114,33 +132,43 @@ class TestSets:
         pool = self._data.pool
         shards = list(map(self.shard, devices))
         turns = np.array([shard.quarter_turns % 4 for shard in shards], dtype=np.int64)
-        owner = np.repeat(
-            np.arange(len(shards)), np.array([len(shard.test) for shard in shards], dtype=np.int64)
-        )
+        sizes = np.array([len(shard.test) for shard in shards], dtype=np.int64)
+        owner = np.repeat(np.arange(len(shards)), sizes)
         index = np.concatenate([np.empty(0, np.int64), *(shard.test for shard in shards)])
-        y = pool.y[index] if pool.targets is None else pool.targets[index]
-        maps = {
-            at: shard.label_map for at, shard in enumerate(shards) if shard.label_map is not None
-        }
-        if maps:
-            table = np.tile(np.arange(pool.classes), (len(shards), 1))
-            table[list(maps)] = list(maps.values())
-            y = table[owner, y]
+        y = _mapped(pool.y[index] if pool.targets is None else pool.targets[index], owner, shards)
         images, image = np.unique(index + turns[owner] * len(pool.y), return_inverse=True)
         order = np.argsort(image, kind="stable")
         image = image[order]
-        numbers = int(np.prod(pool.shape)) * max(1, pool.outputs if pool.vocabulary else 1)
+        numbers = int(np.prod(pool.shape))
+        if pool.vocabulary:
+            numbers *= max(1, pool.outputs)
         image_bytes = 4 * numbers * len(images)
+        keep = image_bytes <= _KEPT_BYTES
         size = max(1, _BLOCK_NUMBERS // numbers)
         starts = range(0, len(images), size)
-        keep = image_bytes <= _KEPT_BYTES
-        blocks = [Block(self.samples, self._device, images[at : at + size], keep) for at in starts]
         ends = np.searchsorted(image, starts[1:])
-        work = list(
-            zip(blocks, np.split(image % size, ends), np.split(y[order], ends), strict=False)
-        )
+        places = np.split(image % size, ends)
+        targets = np.split(y[order], ends)
+        blocks = []
+        for start, block_places, block_targets in zip(starts, places, targets, strict=False):
+            block = Block(self.samples, self._device, images[start : start + size], keep)
+            blocks.append((block, block_places, block_targets))
         list_bytes = 8 * (len(devices) + len(images) + 4 * len(y))
-        return TestSamples(list(devices), owner, order, work, list_bytes + keep * image_bytes)
+        return TestSamples(list(devices), owner, order, blocks, list_bytes + keep * image_bytes)
+
+
+def _mapped(y: NDArray[Any], owner: Ints, shards: Sequence[Shard]) -> NDArray[Any]:
+    """Targets of samples after the label maps of the shards that own the samples, [samples]."""
+    maps = {}
+    for position, shard in enumerate(shards):
+        if shard.label_map is not None:
+            maps[position] = shard.label_map
+    if not maps:
+        return y
+    classes = len(next(iter(maps.values())))
+    table = np.tile(np.arange(classes), (len(shards), 1))
+    table[list(maps)] = list(maps.values())
+    return table[owner, y]
 
 
 def judge(
@@ -151,8 +179,18 @@ def judge(
     image: Ints,
     y: NDArray[Any],
 ) -> Judged:
-    """Apply a model to the samples of a block, given which image each is, and its target; runs
-    on a worker.
+    """Apply a model to the samples of a block; runs on a worker.
+
+    Args:
+        solver: the solver of the model.
+        objective: the objective, which has loss and metrics.
+        weights: the model, float32 [d].
+        block: distinct images.
+        image: position of each sample's image within the block, int64 [n].
+        y: targets of the samples, [n, ...].
+
+    Returns:
+        The results on the samples.
     """
     one_thread()
     outputs = solver.outputs(weights, block())[torch.from_numpy(image).to(solver.device)]
@@ -167,22 +205,34 @@ def judge_each(
     weights: Sequence[Weights],
     shards: Sequence[Shard],
 ) -> Judged:
-    """Apply several models, each to the test samples of its shard; runs on a worker."""
+    """Apply several models, each to the test samples of its shard; runs on a worker.
+
+    Args:
+        solver: the solver of the models.
+        objective: the objective, which has loss and metrics.
+        samples: the data without shards.
+        weights: the models, float32 [d] each.
+        shards: the shard of each model.
+
+    Returns:
+        The results on the samples of all shards, one shard after the other.
+    """
     one_thread()
     xs, ys = zip(*map(samples.test_samples, shards), strict=True)
-    # in torch's memory, which is aligned
-    outputs = solver.outputs_each(weights, list(map(torch.tensor, xs)))
+    inputs = [torch.tensor(x) for x in xs]  # copied into torch's own memory, which is aligned
+    outputs = solver.outputs_each(weights, inputs)
     whole = torch.cat(outputs)
     targets = torch.from_numpy(np.concatenate(ys)).to(whole.device)
     return _judged(objective, whole, targets, solver.tested_losses_each(weights, outputs, targets))
 
 
 def _judged(objective: Objective, outputs: Tensor, targets: Tensor, losses: Tensor) -> Judged:
-    asked = objective.asked(targets).reshape(len(targets), -1)
-    right = (objective.answers(outputs) == targets).reshape(len(targets), -1) & asked
-    found = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
-    found[""] = torch.stack([each.double() for each in (losses, right.sum(1), asked.sum(1))], dim=1)
-    return {name: facts.double().cpu().numpy() for name, facts in found.items()}
+    counts = objective.asked(targets).reshape(len(targets), -1)
+    right = (objective.answers(outputs) == targets).reshape(len(targets), -1) & counts
+    results = {metric.name: metric.keep(outputs, targets) for metric in objective.figures}
+    columns = [losses.double(), right.sum(1).double(), counts.sum(1).double()]
+    results[""] = torch.stack(columns, dim=1)
+    return {name: facts.double().cpu().numpy() for name, facts in results.items()}
 
 
 def counted(
@@ -192,21 +242,33 @@ def counted(
     judged: Sequence[Judged],
     order: Ints | None = None,
 ) -> Evaluation:
-    """The evaluation of samples judged in parts, in some ``order``; ``owner`` has each one's
-    position in ``devices``.
+    """Sum the results of samples by device.
+
+    Args:
+        objective: the objective of the run.
+        devices: the tested devices.
+        owner: position of each sample's device in ``devices``, int64 [samples].
+        judged: the results on parts of the samples.
+        order: positions of the samples in the order of ``judged``; None: ascending.
+
+    Returns:
+        The evaluation of the devices.
     """
     facts: dict[str, SampleNumbers] = {"": np.zeros((len(owner), 3))}
+    positions: Ints | slice = slice(None) if order is None else order
     for name in judged[0] if judged else ():
-        found = np.concatenate([part[name] for part in judged])
-        facts[name] = np.empty_like(found)
-        facts[name][slice(None) if order is None else order] = found
-    losses, right, asked = facts.pop("").T
-    sums = [
-        np.bincount(owner, each, len(devices)).astype(np.float64)
-        for each in (losses * asked, right, asked)
-    ]
-    correct = sums[1].astype(np.int64) if objective.has_accuracy else None
+        numbers = np.concatenate([part[name] for part in judged])
+        facts[name] = np.empty_like(numbers)
+        facts[name][positions] = numbers
+    losses, right, counts = facts.pop("").T
+
+    def sum_by_device(numbers: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(owner, numbers, len(devices)).astype(np.float64)
+
+    loss_sum = sum_by_device(losses * counts)
+    correct = sum_by_device(right).astype(np.int64) if objective.has_accuracy else None
+    count = sum_by_device(counts).astype(np.int64)
     by_device = np.argsort(owner, kind="stable")
     ends = np.cumsum(np.bincount(owner, minlength=len(devices)))[:-1]
-    each = {name: np.split(whole[by_device], ends) for name, whole in facts.items()}
-    return Evaluation(devices, correct, sums[2].astype(np.int64), sums[0], facts=each)
+    device_facts = {name: np.split(whole[by_device], ends) for name, whole in facts.items()}
+    return Evaluation(devices, correct, count, loss_sum, facts=device_facts)

@@ -16,16 +16,21 @@ from fedsim.learning.functions import pure, weighted_sum
 
 
 class Attack(Spec):
-    """The base of every attack. By default it does nothing to the update."""
+    """The base of every attack; by default the update is sent as it is."""
 
     flips_labels: ClassVar[bool] = False
-    """Whether malicious devices see their training labels turned around."""
+    """Whether malicious devices train on flipped labels."""
 
     kind: str
 
     def update(self, arithmetic: Arithmetic, update: Ref, start: Ref, stream: Sequence[Any]) -> Ref:
-        """The update that a malicious device sends; ``start`` is where it began, ``stream``
-        names a stream for this one.
+        """The update that a malicious device sends.
+
+        Args:
+            arithmetic: operations on models.
+            update: the honest update.
+            start: the model from which the update was trained.
+            stream: name of the stream of this update.
         """
         return update
 
@@ -37,33 +42,45 @@ class Attack(Spec):
         result: LocalResult,
         reply: Contents,
     ) -> tuple[LocalResult, Contents]:
-        """Result and reply of a device in its task of this number: every model is attacked, the
-        update from its start.
+        """Attack every model in the result and the reply of a malicious device.
 
-        Any other model in a reply is a change of something (a control variate): it starts from 0.
+        The update starts from ``result.start``. Any other model in a reply is a change, such as a
+        control variate, and starts from 0.
+
+        Args:
+            arithmetic: operations on models.
+            device: the malicious device.
+            count: number of the device's task.
+            result: the honest result.
+            reply: the honest reply.
+
+        Returns:
+            The attacked result and reply.
         """
-        meant = result.update
-        if meant is None or result.start is None:
+        honest = result.update
+        if honest is None or result.start is None:
             return result, reply
         draw = (device.number, count)
-        update = self.update(arithmetic, meant, result.start, ("world/attack", *draw))
+        update = self.update(arithmetic, honest, result.start, ("world/attack", *draw))
 
-        def attacked(name: str, value: Any) -> Any:
+        def attack(name: str, value: Any) -> Any:
             if isinstance(value, Partial):
-                return replace(value, model=attacked(name, value.model))
-            if value is meant or not isinstance(value, Ref):
-                return update if value is meant else value
+                return replace(value, model=attack(name, value.model))
+            if value is honest:
+                return update
+            if not isinstance(value, Ref):
+                return value
             return self.update(arithmetic, value, device.zero(), (f"world/attack/{name}", *draw))
 
-        return result._replace(update=update), {
-            name: attacked(name, value) for name, value in reply.items()
-        }
+        attacked_reply = {name: attack(name, value) for name, value in reply.items()}
+        return result._replace(update=update), attacked_reply
 
 
 class LabelFlip(Attack):
-    """The label l of each training sample is taken for C - 1 - l (Fang et al., "Local model
-    poisoning attacks to Byzantine-robust federated learning", 2020). Test samples keep their
-    labels, whatever happens to a device's data.
+    """The label l of each training sample becomes C - 1 - l, in every version of the data.
+
+    Test samples keep their labels (Fang et al., "Local model poisoning attacks to Byzantine-robust
+    federated learning", 2020).
     """
 
     flips_labels: ClassVar[bool] = True
@@ -80,8 +97,9 @@ class _Along(Attack):
 
 
 class SignFlip(_Along):
-    """start - factor (update - start) (Li et al., "RSA: Byzantine-robust stochastic aggregation
-    methods", 2019).
+    """The opposite change: start - factor (update - start).
+
+    Source: Li et al., "RSA: Byzantine-robust stochastic aggregation methods" (2019).
     """
 
     sign = -1.0
@@ -91,8 +109,9 @@ class SignFlip(_Along):
 
 
 class Scaled(_Along):
-    """start + factor (update - start) (the boosting of Bagdasaryan et al., "How to backdoor
-    federated learning", 2020).
+    """A longer change: start + factor (update - start).
+
+    Source: the boosting of Bagdasaryan et al., "How to backdoor federated learning" (2020).
     """
 
     kind: Literal["scaled"] = "scaled"
@@ -104,13 +123,14 @@ class Scaled(_Along):
 def noise_around(
     models: list[NDArray[np.float32]], deviation: float, rng: np.random.Generator
 ) -> NDArray[np.floating]:
-    """The model and Gaussian noise, [d]."""
+    """The sum of a model and Gaussian noise, [d]."""
     return models[0] + rng.normal(scale=deviation, size=len(models[0]))
 
 
 class Gaussian(Attack):
-    """start + N(0, deviation^2) in each coordinate (Blanchard et al., "Machine learning with
-    adversaries", 2017, section 5).
+    """Gaussian noise: start + N(0, deviation^2) in each coordinate.
+
+    Source: Blanchard et al., "Machine learning with adversaries" (2017), section 5.
     """
 
     kind: Literal["gaussian"] = "gaussian"

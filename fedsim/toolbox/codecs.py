@@ -1,6 +1,4 @@
-"""Lossy codecs: numbers in fewer bits, or fewer numbers; with error feedback, of changes or
-whole models.
-"""
+"""Lossy codecs for changes or whole models, which send numbers in fewer bits, or fewer numbers."""
 
 import math
 from typing import Any, ClassVar, Literal, Self
@@ -24,16 +22,16 @@ def added(models: list[Floats32]) -> NDArray[np.floating]:
 class Lossy(Codec):
     """A codec by a pure function of one array.
 
-    With ``error_feedback`` the device adds its residual to a change and keeps the new one (Stich,
-    Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al., "Error
-    feedback fixes SignSGD", ICML 2019, Algorithm 2). A message that is cut off leaves the residual
-    as it was.
+    With ``error_feedback`` the device adds its residual to a change, and stores the new residual
+    (Stich, Cordonnier and Jaggi, "Sparsified SGD with memory", NeurIPS 2018; Karimireddy et al.,
+    "Error feedback fixes SignSGD", ICML 2019, Algorithm 2). A message that is cut off leaves the
+    residual as it was.
     """
 
     draws: ClassVar[bool] = False
-    """Whether the rule is random."""
+    """Whether the function is random."""
     function: ClassVar[Function]
-    """The rule, of [array] and ``constants``; one that ``draws`` takes ``rng`` too."""
+    """The function of [array] and ``constants``, and of ``rng`` if it ``draws``."""
 
     encodes: Literal["change", "model"] = "change"
     """an update as its ``change`` of the model from which it was trained, or as a whole
@@ -54,7 +52,7 @@ class Lossy(Codec):
         return self
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        """Arguments of ``function`` for an array of so many numbers."""
+        """Constant arguments of ``function`` for an array of ``parameters`` numbers."""
         return {}
 
     @property
@@ -63,7 +61,7 @@ class Lossy(Codec):
 
     @property
     def of_sums(self) -> Codec:
-        """As under error feedback, which bounds the error."""
+        """This codec with error feedback, which bounds the error of a sum."""
         return self.model_copy(update={"error_feedback": True})
 
     def code(
@@ -75,60 +73,67 @@ class Lossy(Codec):
         kept: Ref | None,
     ) -> Coded:
         start = base if self.encodes == "change" else None
-        change = value if start is None else arithmetic.mix([(value, 1.0), (start, -1.0)])
-        meant = change if kept is None else arithmetic.apply(added, [change, kept])
-        # The sent model names the draw, so that all receivers of a model get the same.
+        exact = value
+        if start is not None:
+            exact = arithmetic.mix([(value, 1.0), (start, -1.0)])
+        if kept is not None:
+            exact = arithmetic.apply(added, [exact, kept])
+        # The model's number names the draw, so that all receivers of the model get one result.
         stream = ("messages/codec", value.serial) if self.draws else None
-        sent = arithmetic.apply(
-            type(self).function, [meant], stream=stream, **self.constants(parameters)
-        )
-        rest = None
+        constants = self.constants(parameters)
+        sent = arithmetic.apply(type(self).function, [exact], stream=stream, **constants)
+        residual = None
         if self.error_feedback:
-            # A training that diverged is not remembered: it would be sent again and again.
-            nothing = arithmetic.mix([(value if start is None else start, 0.0)])
-            rest = arithmetic.mix(
-                [(meant, 1.0), (sent, -1.0)], otherwise=nothing if kept is None else kept
-            )
-        return Coded(sent if start is None else arithmetic.apply(added, [start, sent]), rest)
+            # The residual of a training that diverged would be sent again and again.
+            zero = arithmetic.mix([(value if start is None else start, 0.0)])
+            otherwise = zero if kept is None else kept
+            residual = arithmetic.mix([(exact, 1.0), (sent, -1.0)], otherwise=otherwise)
+        received = sent
+        if start is not None:
+            received = arithmetic.apply(added, [start, sent])
+        return Coded(received, residual)
 
 
 def _buckets(size: int, bucket: int | None) -> int:
-    """Number of buckets, each with a scale of its own, that ``size`` numbers fill."""
-    return -(-size // (bucket or max(size, 1)))
+    """Number of buckets that ``size`` numbers fill; None: one bucket for all numbers."""
+    if bucket is None:
+        bucket = max(size, 1)
+    return -(-size // bucket)
 
 
 def _rows(array: NDArray[Any], bucket: int | None) -> Floats:
-    """The array as rows of ``bucket`` numbers (None: one row), the last one filled with 0;
-    float64 [buckets, bucket].
-    """
-    rows = np.zeros((_buckets(len(array), bucket), max(1, min(bucket or len(array), len(array)))))
-    rows.reshape(-1)[: len(array)] = array
+    """An array as rows of ``bucket`` numbers, padded with 0; float64 [buckets, bucket]."""
+    size = len(array)
+    width = size if bucket is None else min(bucket, size)
+    rows = np.zeros((_buckets(size, bucket), max(1, width)))
+    rows.reshape(-1)[:size] = array
     return rows
 
 
 def _array(rows: Floats, size: int) -> Floats32:
-    """The array [size] of which ``_rows`` has made rows; no number is -0."""
+    """The array [size] behind the rows of ``_rows``, with 0 instead of -0."""
     return (rows.reshape(-1)[:size] + 0.0).astype(np.float32)
 
 
 @pure
 def as_float16(models: list[Floats32]) -> Floats32:
-    """Every number rounded to the nearest half; beyond 65,504 it becomes infinite."""
+    """Round every number to the nearest half; a magnitude beyond 65,504 becomes infinite."""
     with np.errstate(over="ignore"):
         return models[0].astype(np.float16).astype(np.float32)
 
 
 @pure
 def as_bfloat16(models: list[Floats32]) -> Floats32:
-    """The upper 16 bits of every float32, rounded to the nearest, of equals the even one."""
+    """Round every float32 to its upper 16 bits, to the nearest, and ties to even."""
     bits = models[0].astype(np.float32).view(np.uint32)
-    upper = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    lowest_bit = (bits >> np.uint32(16)) & np.uint32(1)
+    upper = (bits + np.uint32(0x7FFF) + lowest_bit) >> np.uint32(16)
     return (upper << np.uint32(16)).view(np.float32)
 
 
 @pure
 def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Every number as a whole multiple, up to 127, of its bucket's largest magnitude over 127."""
+    """Round every number to a multiple of its bucket's largest magnitude over 127."""
     values = _rows(models[0], bucket)
     scales = (np.abs(values).max(axis=1, keepdims=True) / 127).astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -140,30 +145,40 @@ def as_int8(models: list[Floats32], bucket: int | None) -> Floats32:
 def as_levels(
     models: list[Floats32], levels: int, bucket: int | None, scale: float, rng: np.random.Generator
 ) -> Floats32:
-    """Every number's sign and level |v_i| s / ||v|| in its bucket, rounded up or down at random,
-    times ``scale``.
+    """Round the level |v_i| s / ||v|| of every number up or down at random (QSGD).
+
+    Args:
+        models: the array v.
+        levels: s.
+        bucket: numbers that share a norm ||v||; None: all.
+        scale: factor of the result.
+        rng: the random numbers.
+
+    Returns:
+        The numbers with their signs and random levels, times ``scale``.
     """
     values = _rows(models[0], bucket)
     exact = np.linalg.norm(values, axis=1)
     norms = exact.astype(np.float32)
-    # so that no level is above s
+    # rounded up, so that no level is above s
     norms = np.where(norms < exact, np.nextafter(norms, np.float32(np.inf)), norms)[:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         scaled = np.where(norms > 0, np.abs(values) * levels / norms, 0.0)
     level = np.floor(scaled)
     level += rng.random(level.shape) < scaled - level
-    return _array(
-        np.sign(values) * level * (norms.astype(np.float64) / levels), len(models[0])
-    ) * np.float32(scale)
+    rounded = np.sign(values) * level * (norms.astype(np.float64) / levels)
+    return _array(rounded, len(models[0])) * np.float32(scale)
 
 
 @pure
 def as_signs(models: list[Floats32], bucket: int | None) -> Floats32:
-    """Every number's sign, and its bucket's mean magnitude."""
+    """Replace every number by its sign times the mean magnitude of its bucket."""
     array = models[0]
     counts = _rows(np.ones(len(array)), bucket).sum(axis=1, keepdims=True)
-    scales = (np.abs(_rows(array, bucket)).sum(axis=1, keepdims=True) / counts).astype(np.float32)
-    return _array(_rows(np.where(array < 0, -1.0, 1.0), bucket) * scales, len(array))
+    totals = np.abs(_rows(array, bucket)).sum(axis=1, keepdims=True)
+    scales = (totals / counts).astype(np.float32)
+    signs = _rows(np.where(array < 0, -1.0, 1.0), bucket)
+    return _array(signs * scales, len(array))
 
 
 class Halved(Lossy):
@@ -174,8 +189,9 @@ class Halved(Lossy):
 
 
 class Float16(Halved):
-    """Every number as an IEEE half: 11 bits of precision; a magnitude beyond 65,504 becomes
-    infinite, and is then left out.
+    """Every number as an IEEE half, with 11 bits of precision.
+
+    A magnitude beyond 65,504 becomes infinite, and the model is then left out.
     """
 
     kind: Literal["float16"] = "float16"
@@ -183,7 +199,7 @@ class Float16(Halved):
 
 
 class BFloat16(Halved):
-    """Every number as the upper half of a float32: its range, and 8 bits of precision."""
+    """Every number as the upper half of a float32, with its range and 8 bits of precision."""
 
     kind: Literal["bfloat16"] = "bfloat16"
     function: ClassVar[Function] = as_bfloat16
@@ -210,8 +226,7 @@ class Int8(Bucketed):
 
 
 class QSGD(Bucketed):
-    """Every number as one of s levels of its bucket's norm and a sign, rounded at random without
-    bias.
+    """Every number as a sign and one of s levels of a norm, rounded at random without bias.
 
     Source: Alistarh et al., "QSGD: communication-efficient SGD via gradient quantization and
     encoding" (NeurIPS 2017).
@@ -234,15 +249,16 @@ class QSGD(Bucketed):
         return -(-parameters * bits // 8) + 4 * _buckets(parameters, self.bucket)
 
     def constants(self, parameters: int) -> dict[str, Any]:
-        size = min(self.bucket or parameters, parameters)
+        size = parameters if self.bucket is None else min(self.bucket, parameters)
         omega = min(size / self.levels**2, math.sqrt(size) / self.levels)
         scale = 1.0 / (1.0 + omega) if self.error_feedback else 1.0
         return {"levels": self.levels, "bucket": self.bucket, "scale": scale}
 
 
 class Sign(Bucketed):
-    """The signs of a change p, scaled by ||p||_1 / d; 0 counts as above 0 (EF-SignSGD, Algorithm
-    1 of Karimireddy et al.).
+    """The signs of a change p, scaled by ||p||_1 / d (EF-SignSGD).
+
+    0 counts as above 0 (Karimireddy et al., Algorithm 1).
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -255,8 +271,9 @@ class Sign(Bucketed):
 
 
 class Sparse(Lossy):
-    """A codec that sends k of d entries, 4 bytes each (Stich, Cordonnier and Jaggi, "Sparsified
-    SGD with memory", 2018).
+    """A codec that sends k of d entries, 4 bytes each.
+
+    Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with memory" (2018).
     """
 
     ways: ClassVar[tuple[str, ...]] = ("up",)
@@ -272,11 +289,16 @@ class Sparse(Lossy):
         return min(max(1, round(self.share * parameters)), parameters)
 
     def bytes(self, parameters: int) -> float:
-        """Values, and positions as a bitmap of d bits or as k numbers of 4 bytes, the shorter of
-        the two; none if k = d.
+        """Size of the values and the positions (bytes).
+
+        Positions are a bitmap of d bits or k numbers of 4 bytes, whichever is shorter. If k = d, no
+        positions are sent.
         """
         k = self.k(parameters)
-        return 4 * k + (min(4 * k, -(-parameters // 8)) if k < parameters else 0)
+        if k == parameters:
+            return 4 * k
+        bitmap = -(-parameters // 8)
+        return 4 * k + min(4 * k, bitmap)
 
     def code(
         self,
@@ -292,30 +314,32 @@ class Sparse(Lossy):
 
 
 def _at(array: Floats32, positions: Ints) -> Floats32:
-    """The entries at some positions, 0 elsewhere."""
-    found = np.zeros_like(array)
-    found[positions] = array[positions]
-    return found
+    """The array with 0 in place of all entries but the ones at ``positions``."""
+    result = np.zeros_like(array)
+    result[positions] = array[positions]
+    return result
 
 
 def largest(array: Floats32, k: int) -> Ints:
-    """Positions of the k entries of largest magnitude, of equals the first; ascending."""
+    """Positions of the k entries of largest magnitude, ascending; the first of equals wins."""
     sizes = -np.abs(array)
     last = np.partition(sizes, k - 1)[k - 1]
-    taken = sizes < last
-    taken[np.flatnonzero(sizes == last)[: k - np.count_nonzero(taken)]] = True
-    return np.flatnonzero(taken)
+    mask = sizes < last
+    ties = np.flatnonzero(sizes == last)
+    mask[ties[: k - np.count_nonzero(mask)]] = True
+    return np.flatnonzero(mask)
 
 
 @pure
 def largest_alone(models: list[Floats32], k: int) -> Floats32:
-    """The k entries of largest magnitude."""
+    """The array with 0 in place of all entries but the k of largest magnitude."""
     return _at(models[0], largest(models[0], k))
 
 
 class TopK(Sparse):
-    """The ``share`` of entries of largest magnitude is sent; with the residual they sum to the
-    whole, to the bit.
+    """The ``share`` of entries of largest magnitude is sent.
+
+    The sent entries and the residual sum to the change, to the bit.
     """
 
     kind: Literal["top-k"] = "top-k"
@@ -328,7 +352,7 @@ class TopK(Sparse):
 
 @pure
 def drawn_alone(models: list[Floats32], k: int, scale: float, rng: np.random.Generator) -> Floats32:
-    """The entries at k positions drawn at random, scaled by the receiver."""
+    """Draw k positions; the entries there times ``scale``, and 0 for all other entries."""
     seed = int(rng.integers(2**63))
     positions = np.sort(np.random.default_rng(seed).choice(len(models[0]), k, replace=False))
     return _at(models[0], positions) * np.float32(scale)

@@ -1,7 +1,6 @@
-"""Objectives besides classification (tokens of a sequence, numbers, several labels), and metrics
-of tests.
-"""
+"""Further objectives (tokens of a sequence, numbers, several labels), and metrics of tests."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -26,18 +25,18 @@ if TYPE_CHECKING:
 
 
 UNASKED = -100
-"""A target token that is no answer: neither a loss nor a metric counts it."""
+"""A target token that counts for no loss and no metric."""
 
 
 def _entropies(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """The summed cross-entropy of each sample's tokens, and their number."""
+    """The sum of the cross-entropies of each sample's tokens, and the number of tokens, [n, 2]."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    each = cross_entropy(
+    losses = cross_entropy(
         outputs.transpose(1, 2), targets, reduction="none", ignore_index=UNASKED
     ).double()
-    return torch.stack([each.sum(dim=1), (targets != UNASKED).sum(dim=1)], dim=1)
+    return torch.stack([losses.sum(dim=1), (targets != UNASKED).sum(dim=1)], dim=1)
 
 
 def _perplexity(facts: SampleNumbers) -> float:
@@ -51,65 +50,74 @@ def _squares(outputs: "Tensor", targets: "Tensor") -> "Tensor":
 
 
 def _labels(outputs: "Tensor", targets: "Tensor") -> "Tensor":
-    """Scores of labels, whether each is answered, and whether it is true: [n, 3 C], each C of
-    them together.
-    """
+    """Scores [n, C], answered labels [n, C] and true labels [n, C], side by side: [n, 3 C]."""
     import torch
     from torch.nn.functional import one_hot
 
     if targets.ndim == 2:
         return torch.cat([outputs, outputs > 0, targets], dim=1)
-    answered, truth = (
-        one_hot(labels, outputs.shape[1]) for labels in (outputs.argmax(dim=1), targets)
-    )
+    classes = outputs.shape[1]
+    answered = one_hot(outputs.argmax(dim=1), classes)
+    truth = one_hot(targets, classes)
     return torch.cat([outputs.softmax(dim=1), answered, truth], dim=1)
+
+
+def _root(facts: SampleNumbers) -> float:
+    return float(np.sqrt(facts.mean()))
 
 
 def _f1(facts: SampleNumbers) -> float:
     from sklearn.metrics import f1_score
 
     _, answered, truth = np.split(facts, 3, axis=1)
-    there = (answered + truth).any(axis=0)
-    return (
-        float(np.mean(f1_score(truth[:, there], answered[:, there], average=None)))
-        if there.any()
-        else float("nan")
-    )
+    occurs = (answered + truth).any(axis=0)
+    if not occurs.any():
+        return float("nan")
+    return float(np.mean(f1_score(truth[:, occurs], answered[:, occurs], average=None)))
 
 
 def _auc(facts: SampleNumbers) -> float:
     from sklearn.metrics import roc_auc_score
 
     scores, _, truth = np.split(facts, 3, axis=1)
-    there = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))
-    if not len(there) or not np.isfinite(scores).all():
+    labels = np.flatnonzero(truth.any(axis=0) & ~truth.all(axis=0))
+    if not len(labels) or not np.isfinite(scores).all():
         return float("nan")
-    return float(np.mean([roc_auc_score(truth[:, label], scores[:, label]) for label in there]))
+    return float(np.mean([roc_auc_score(truth[:, label], scores[:, label]) for label in labels]))
+
+
+def _metric(
+    name: str,
+    kinds: tuple[str, ...],
+    keep: "Callable[[Tensor, Tensor], Tensor]",
+    value: Callable[[SampleNumbers], float],
+) -> EvaluationMetric:
+    return EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
 
 
 _TOKENS = ("next-token", "masked-token")
 _NUMBERS = ("regression",)
 _LABELLED = ("classification", "multi-label")
 METRICS = {
-    name: EvaluationMetric(name, kinds, keep, value, MORE_IS_BETTER[name])
-    for name, kinds, keep, value in (
-        ("perplexity", _TOKENS, _entropies, _perplexity),
-        ("mse", _NUMBERS, _squares, mean_of_samples),
-        ("rmse", _NUMBERS, _squares, lambda facts: float(np.sqrt(facts.mean()))),
-        ("f1", _LABELLED, _labels, _f1),
-        ("auc", _LABELLED, _labels, _auc),
-    )
+    "perplexity": _metric("perplexity", _TOKENS, _entropies, _perplexity),
+    "mse": _metric("mse", _NUMBERS, _squares, mean_of_samples),
+    "rmse": _metric("rmse", _NUMBERS, _squares, _root),
+    "f1": _metric("f1", _LABELLED, _labels, _f1),
+    "auc": _metric("auc", _LABELLED, _labels, _auc),
 }
-"""``perplexity``: e to the mean cross-entropy of all tokens. ``mse``, ``rmse``: the mean squared
-error and its root. ``f1``, ``auc``: means over labels (of classes each against the rest), of F1
-over those that are true or answered somewhere, of the area under the ROC curve over those that some
-samples have and some lack.
+"""The built-in metrics by name.
+
+``perplexity`` is e to the mean cross-entropy of all tokens. ``mse`` and ``rmse`` are the mean
+squared error and its root. ``f1`` is the mean F1 over the labels that are true or answered for at
+least one sample. ``auc`` is the mean area under the ROC curve over the labels that some samples
+have and some samples lack. A class counts as a label, against all other classes.
 """
 
 
 class NextToken(Objective):
-    """Prediction of the tokens after each of a sample's [T + 1] but the last, by softmax
-    cross-entropy over the vocabulary.
+    """Prediction of the next token at each token of a sequence, by softmax cross-entropy.
+
+    A sample has T + 1 tokens; the model receives the first T, and predicts the last T.
     """
 
     kind: Literal["next-token"] = "next-token"
@@ -117,11 +125,10 @@ class NextToken(Objective):
     needs: ClassVar[str] = "samples that are sequences of two tokens or more"
 
     def sizes(self, shape: Shape, outputs: int) -> tuple[Shape, int]:
-        if not isinstance(shape, TokenShape) or len(shape) != 1 or shape[0] < 2:
-            raise self.misfit(
-                f"{'tokens' if isinstance(shape, TokenShape) else 'numbers'} of shape "
-                f"{tuple(shape)}"
-            )
+        if not isinstance(shape, TokenShape):
+            raise self.misfit(f"numbers of shape {tuple(shape)}")
+        if len(shape) != 1 or shape[0] < 2:
+            raise self.misfit(f"tokens of shape {tuple(shape)}")
         return TokenShape.of((shape[0] - 1,), shape.vocabulary, "next"), shape.vocabulary
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
@@ -138,8 +145,9 @@ class NextToken(Objective):
 
 
 class MaskedToken(NextToken):
-    """Prediction of hidden tokens, drawn once, one or more a sample, replaced by a token above
-    the vocabulary (Devlin 2019).
+    """Prediction of hidden tokens, which a token above the vocabulary replaces (Devlin 2019).
+
+    The hidden tokens are drawn once, at least one a sample.
     """
 
     kind: Literal["masked-token"] = "masked-token"  # type: ignore[assignment]
@@ -151,12 +159,14 @@ class MaskedToken(NextToken):
         return TokenShape.of(tuple(shape), vocabulary + 1, "each"), vocabulary + 1
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        _, more = self.sizes(pool.shape, 0)
+        _, tokens = self.sizes(pool.shape, 0)
         draws = streams.generator("world/data/mask").random(pool.x.shape)
         hidden = (draws < self.share) | (draws == draws.min(axis=1, keepdims=True))
         x = np.where(hidden, pool.vocabulary, pool.x)
         targets = np.where(hidden, pool.x, UNASKED)
-        return replace(pool, x=x, targets=targets, vocabulary=more, outputs=more, answers="each")
+        return replace(
+            pool, x=x, targets=targets, vocabulary=tokens, outputs=tokens, answers="each"
+        )
 
 
 class Regression(Objective):
@@ -169,8 +179,10 @@ class Regression(Objective):
     of_entropy: ClassVar[bool] = False
 
     def fitted(self, pool: Pool, streams: Streams) -> Pool:
-        if pool.targets is None or not self._takes(pool.targets):
-            raise self.misfit("labels" if pool.targets is None else told_targets(pool.targets))
+        if pool.targets is None:
+            raise self.misfit("labels")
+        if not self._takes(pool.targets):
+            raise self.misfit(told_targets(pool.targets))
         return replace(pool, targets=pool.targets.astype(np.float32))
 
     def _takes(self, targets: Any) -> bool:
@@ -184,8 +196,9 @@ class Regression(Objective):
 
 
 class MultiLabel(Regression):
-    """Any number of C labels a sample, by binary cross-entropy; those whose output is above 0
-    are answered.
+    """Any number of C labels a sample, by binary cross-entropy.
+
+    The labels whose output is above 0 are answered.
     """
 
     kind: Literal["multi-label"] = "multi-label"  # type: ignore[assignment]

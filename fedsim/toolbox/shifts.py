@@ -1,6 +1,4 @@
-"""Shifts of data besides complete exchanges: of two labels, released shares, other meanings of
-labels, turned images.
-"""
+"""Further shifts of data: exchange of labels, release of shares, permuted labels, rotated images."""
 
 import math
 from dataclasses import replace
@@ -19,16 +17,15 @@ _HAIR = 1e-9  # so that 0.07 of 100 are 7, not 8
 
 
 class SwapPart(Shift):
-    """Random pairs of candidates exchange all samples of two labels that only one of them has
-    (FlexCFL, section 5.3).
+    """Random pairs of candidates exchange all samples of a label (FlexCFL, section 5.3).
 
-    Pairs are drawn as in ``swap-all``. In each that fires, each device gives away a random label
-    out of those that are among both its training and its test samples, and not among both of the
-    other's (code of FlexCFL), with all samples of it. A pair in which one device has no such label
-    stays as it is.
+    Pairs are drawn as in ``swap-all``. In a pair that exchanges, each device gives away all samples
+    of a random exclusive label. A label is exclusive to a device if both the device's training and
+    test samples have the label, and not both the partner's (code of FlexCFL). A pair stays as it is
+    if one device has no exclusive label.
 
     A device that has exchanged is of no group (``NO_GROUP``) from then on. Samples move without
-    a transform, so devices that turn, label or distort them differently are refused.
+    a transform, so devices with different rotations, label maps or distortions are refused.
     """
 
     kind: Literal["swap-part"] = "swap-part"
@@ -46,58 +43,71 @@ class SwapPart(Shift):
                 "instead"
             )
         for shard in data.shards:
-            _require_alike(data.shards[0], shard)
+            _require_same_transform(data.shards[0], shard)
 
     def apply(
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
-        # Drawn for all pairs at once: what one pair draws does not depend on whether others could
-        # exchange.
-        chance, *choices = generator.random((3, len(pairs)))
+        # Drawn for all pairs at once, so that the draws of a pair do not depend on other pairs.
+        chance, first_choice, second_choice = generator.random((3, len(pairs)))
         changes: list[Change] = []
         for pair in np.flatnonzero(chance < self.probability).tolist():
-            one, other = pairs[pair].tolist()
-            mine = data.current(one)
-            yours = data.current(other)
-            _require_alike(mine, yours)
-            owned = [
-                np.intersect1d(data.train_labels(shard), data.test_labels(shard))
-                for shard in (mine, yours)
-            ]
-            exclusive = np.setdiff1d(owned[0], owned[1]), np.setdiff1d(owned[1], owned[0])
-            if all(map(len, exclusive)):
-                gone, come = (
-                    own[int(draw[pair] * len(own))]
-                    for own, draw in zip(exclusive, choices, strict=True)
+            first, second = pairs[pair].tolist()
+            first_shard = data.current(first)
+            second_shard = data.current(second)
+            _require_same_transform(first_shard, second_shard)
+            first_labels = _labels(data, first_shard)
+            second_labels = _labels(data, second_shard)
+            first_exclusive = np.setdiff1d(first_labels, second_labels)
+            second_exclusive = np.setdiff1d(second_labels, first_labels)
+            if len(first_exclusive) and len(second_exclusive):
+                first_label = _choose(first_exclusive, first_choice[pair])
+                second_label = _choose(second_exclusive, second_choice[pair])
+                changes += exchange(
+                    data,
+                    first,
+                    second,
+                    _exchange_label(data, first_shard, second_shard, first_label, second_label),
+                    _exchange_label(data, second_shard, first_shard, second_label, first_label),
                 )
-                to_one = _exchanged(data, mine, yours, gone, come)
-                to_other = _exchanged(data, yours, mine, come, gone)
-                changes += exchange(data, one, other, to_one, to_other)
             elif self.quirk:
                 break
         _set_groups(data, changes)
         return changes
 
 
-def _exchanged(
-    data: FederatedData, mine: Shard, yours: Shard, gone: np.int64, come: np.int64
+def _labels(data: FederatedData, shard: Shard) -> Ints:
+    """The labels that a shard has among both its training and its test samples."""
+    return np.intersect1d(data.train_labels(shard), data.test_labels(shard))
+
+
+def _choose(labels: Ints, draw: float) -> int:
+    """One of the labels, by a uniform number in [0, 1)."""
+    return int(labels[int(draw * len(labels))])
+
+
+def _exchange_label(
+    data: FederatedData, shard: Shard, partner: Shard, lost: int, gained: int
 ) -> Shard:
+    """The shard without the samples of label ``lost``, with the partner's of label ``gained``."""
     train = (
-        mine.train[data.train_labels(mine) != gone],
-        yours.train[data.train_labels(yours) == come],
+        shard.train[data.train_labels(shard) != lost],
+        partner.train[data.train_labels(partner) == gained],
     )
-    test = mine.test[data.test_labels(mine) != gone], yours.test[data.test_labels(yours) == come]
-    return Shard(np.concatenate(train), np.concatenate(test), mine.quarter_turns, mine.label_map)
+    test = (
+        shard.test[data.test_labels(shard) != lost],
+        partner.test[data.test_labels(partner) == gained],
+    )
+    return Shard(np.concatenate(train), np.concatenate(test), shard.quarter_turns, shard.label_map)
 
 
-def _require_alike(one: Shard, other: Shard) -> None:
-    meanings = [
-        (shard.quarter_turns % 4, shard.label_map is not None and shard.label_map.tolist())
-        for shard in (one, other)
-    ]
-    if meanings[0] != meanings[1] or one.augment_seed is not None or other.augment_seed is not None:
+def _require_same_transform(first: Shard, second: Shard) -> None:
+    same_rotation = first.quarter_turns % 4 == second.quarter_turns % 4
+    same_labels = _label_list(first) == _label_list(second)
+    is_augmented = first.augment_seed is not None or second.augment_seed is not None
+    if not same_rotation or not same_labels or is_augmented:
         raise ScenarioError(
             "drift.kind is 'swap-part', which moves single samples between devices, and here "
             "each device turns, labels or "
@@ -107,13 +117,17 @@ def _require_alike(one: Shard, other: Shard) -> None:
         )
 
 
+def _label_list(shard: Shard) -> list[int] | None:
+    return None if shard.label_map is None else shard.label_map.tolist()
+
+
 class Incremental(Shift):
-    """On each occasion every candidate holds a larger share of its training data (FlexCFL,
-    section 5.3: 25 % every 50 rounds).
+    """On each occasion every candidate gets a larger share of its training data.
 
     On occasion k a device holds the first ``shares[k]`` of its samples, rounded up, in an order
     shuffled once for each device. Test data and the true group stay. Before the first occasion a
-    device holds everything.
+    device holds all samples. By default a share of 25 % is added every 50 rounds (FlexCFL, section
+    5.3).
     """
 
     apart: ClassVar[bool] = True
@@ -139,7 +153,9 @@ class Incremental(Shift):
         self, data: FederatedData, occasion: int, candidates: Ints, streams: Streams
     ) -> list[Change]:
         changes: list[Change] = []
-        for device in np.sort(candidates).tolist() if occasion < len(self.shares) else ():
+        if occasion >= len(self.shares):
+            return changes
+        for device in np.sort(candidates).tolist():
             everything = data.shards[device].train
             size = self.released(len(everything), occasion)
             if size != len(data.current(device).train):
@@ -149,20 +165,25 @@ class Incremental(Shift):
         return changes
 
     def released(self, samples: int, occasion: int) -> int:
-        """Number of a device's ``samples`` that it holds from ``occasion`` on."""
+        """Number of training samples that a device has from an occasion on.
+
+        Args:
+            samples: number of all training samples of the device.
+            occasion: number of the occasion, from 0.
+        """
         size = samples
         for share in self.shares[: occasion + 1]:
-            size = math.ceil((size if self.as_published else samples) * share - _HAIR)
+            whole = size if self.as_published else samples
+            size = math.ceil(whole * share - _HAIR)
         return max(1, size)
 
 
 class LabelPermutation(Shift):
-    """Each candidate permutes its labels with some probability: a change of concept that no
-    picture shows.
+    """Each candidate permutes its labels with some probability, while its images stay.
 
-    The permutation, uniform among all but the identity, is applied to the present labels of
-    training and test samples. The device is of no group (``NO_GROUP``) from then on. Its draws do
-    not depend on the other candidates.
+    The permutation, uniform among all but the identity, is applied to the current labels of
+    training and test samples. The device is of no group (``NO_GROUP``) from then on. The draws of a
+    device do not depend on other candidates.
     """
 
     apart: ClassVar[bool] = True
@@ -189,30 +210,28 @@ class LabelPermutation(Shift):
         self.check(data)
         changes = list[Change]()
         identity = np.arange(data.pool.classes)
-        for device in _firing(
-            data, candidates, self.probability, streams.generator("world/drift", occasion)
-        ):
+        choice = streams.generator("world/drift", occasion)
+        for device in _draw_devices(data, candidates, self.probability, choice):
             shard = data.current(device)
             generator = streams.generator("world/drift", occasion, device)
             label_map = identity
             while np.array_equal(label_map, identity):
                 label_map = generator.permutation(data.pool.classes)
-            label_map = label_map if shard.label_map is None else label_map[shard.label_map]
-            changes.append(
-                Change(device, data.replace_shard(device, replace(shard, label_map=label_map)))
-            )
+            if shard.label_map is not None:
+                label_map = label_map[shard.label_map]
+            version = data.replace_shard(device, replace(shard, label_map=label_map))
+            changes.append(Change(device, version))
         _set_groups(data, changes)
         return changes
 
 
 class Rotation(Shift):
-    """Each candidate's images turn, with some probability, by a further one, two or three
-    quarter turns.
+    """Each candidate's images rotate, with some probability, by one to three quarter turns.
 
-    Training and test images turn alike. A device's draws do not depend on the other candidates.
-    Where the true groups differ by their rotations alone (partition ``rotations``), the device is
-    of the group with the new rotation from then on; in all other cases it is of no group
-    (``NO_GROUP``).
+    Training and test images rotate alike. The draws of a device do not depend on other candidates.
+    If the true groups differ by their rotations alone (partition ``rotations``), the device joins
+    the group with its new rotation. Otherwise the device is of no group (``NO_GROUP``) from then
+    on.
     """
 
     apart: ClassVar[bool] = True
@@ -234,43 +253,51 @@ class Rotation(Shift):
         self.check(data)
         generator = streams.generator("world/drift", occasion)
         changes = list[Change]()
-        fires = _firing(data, candidates, self.probability, generator)
+        devices = _draw_devices(data, candidates, self.probability, generator)
         turns = generator.integers(1, 4, len(data.shards)).tolist()
-        for device in fires:
+        for device in devices:
             shard = data.current(device)
-            turned = replace(shard, quarter_turns=(shard.quarter_turns + turns[device]) % 4)
-            changes.append(Change(device, data.replace_shard(device, turned)))
+            rotated = replace(shard, quarter_turns=(shard.quarter_turns + turns[device]) % 4)
+            changes.append(Change(device, data.replace_shard(device, rotated)))
         _set_groups(data, changes, _group_of_turns(data))
         return changes
 
 
-def _firing(
+def _draw_devices(
     data: FederatedData, candidates: Ints, probability: float, generator: np.random.Generator
 ) -> list[int]:
-    fires = generator.random(len(data.shards)) < probability
-    return [device for device in np.sort(candidates).tolist() if fires[device]]
+    """The candidates that change on an occasion, ascending."""
+    changes = generator.random(len(data.shards)) < probability
+    return [device for device in np.sort(candidates).tolist() if changes[device]]
 
 
 def _set_groups(
     data: FederatedData, changes: list[Change], groups: dict[int, int] | None = None
 ) -> None:
-    """Set the true groups of changed data where groups are known: that of the quarter turns, or
-    none.
+    """Set the true groups of devices whose data changed, if true groups are known.
+
+    ``groups`` has the group of each number of quarter turns; other devices are of no group.
     """
-    if data.truth is not None:
-        for change in changes:
-            data.truth[change.device] = (groups or {}).get(
-                data.current(change.device).quarter_turns, NO_GROUP
-            )
+    if data.truth is None:
+        return
+    for change in changes:
+        group = NO_GROUP
+        if groups is not None:
+            group = groups.get(data.current(change.device).quarter_turns, NO_GROUP)
+        data.truth[change.device] = group
 
 
 def _group_of_turns(data: FederatedData) -> dict[int, int]:
-    """The true group of each number of quarter turns; empty where the groups differ by something
-    else.
+    """The true group of each number of quarter turns.
+
+    The result is empty if the groups differ by more than their rotations.
     """
-    truth = () if data.initial_truth is None else data.initial_truth.tolist()
-    pairs = {
-        (shard.quarter_turns % 4, group) for shard, group in zip(data.shards, truth, strict=False)
-    }
-    one_to_one = all(len(set(column)) == len(pairs) for column in zip(*pairs, strict=True))
-    return dict(pairs) if one_to_one else {}
+    if data.initial_truth is None:
+        return {}
+    pairs = set()
+    for shard, group in zip(data.shards, data.initial_truth.tolist(), strict=False):
+        pairs.add((shard.quarter_turns % 4, group))
+    turns = {turn for turn, _ in pairs}
+    groups = {group for _, group in pairs}
+    is_one_to_one = len(turns) == len(groups) == len(pairs)
+    return dict(pairs) if is_one_to_one else {}

@@ -1,8 +1,8 @@
-"""Data sets as one pool of samples, and each device's shard: indices into the pool plus a
-transform.
+"""A data set as one pool of samples, and each device's shard of the pool.
 
-Samples are made when they are asked for. A shift of data adds the next version of a shard;
-earlier ones stay, because a training is often computed long after its simulated time.
+A shard has indices into the pool and a transform. Samples are made on demand. A shift of data adds
+the next version of a shard. Earlier versions stay, because a training is often computed long after
+its simulated time.
 """
 
 from collections.abc import Mapping
@@ -20,21 +20,23 @@ Index = NDArray[np.int32]
 Samples = NDArray[np.uint8] | NDArray[np.float32] | NDArray[np.int64]
 Normalise = Literal["pixel", "standardise", "none"]
 TokenAnswers = Literal["one", "each", "next"]
-"""Outputs of a model for a sequence of tokens: one for all, one at each token, or one at each
-out of it and earlier ones.
+"""Outputs of a model for a sequence of tokens.
+
+``one`` for the sequence, one at ``each`` token, or the ``next`` token at each, which is predicted
+from that token and earlier tokens.
 """
 
-# in ``FederatedData.truth``: a device whose data are, after a shift, of none of the generator's
-# groups
 NO_GROUP = -1
-# added to each standard deviation, as FedProx and Ditto do: border pixels never change
+"""In ``FederatedData.truth``: a device whose data belong, after a shift, to no true group."""
+# added to each standard deviation, as in FedProx and Ditto, because border pixels never change
 _STD_FLOOR = 0.001
 _BLOCK = 4096
 
 
 class TokenShape(tuple[int, ...]):
-    """The shape of a sample of tokens, integers 0..vocabulary-1; samples of any other shape are
-    numbers.
+    """The shape of a sample of tokens, integers 0..vocabulary-1.
+
+    A sample whose shape is a plain tuple consists of numbers.
     """
 
     vocabulary: int
@@ -44,29 +46,34 @@ class TokenShape(tuple[int, ...]):
     def of(
         cls, shape: tuple[int, ...], vocabulary: int, answers: TokenAnswers = "one"
     ) -> "TokenShape":
-        made = cls(shape)
-        made.vocabulary = vocabulary
-        made.answers = answers
-        return made
+        """Make a token shape.
+
+        Args:
+            shape: shape of a sample, (length,).
+            vocabulary: number of tokens.
+            answers: outputs of a model for a sequence.
+        """
+        token_shape = cls(shape)
+        token_shape.vocabulary = vocabulary
+        token_shape.answers = answers
+        return token_shape
 
 
 @dataclass(frozen=True)
 class Pool:
-    """All samples of a data set, once.
+    """All samples of a data set, each once.
 
     Attributes:
-        x: samples, shape [n, *shape]; uint8 as published, float32, or int64 for tokens.
-        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 where there are none
-            (``labelled``).
+        x: samples, [n, *shape]; uint8 as published, float32, or int64 for tokens.
+        y: labels 0..classes-1, int64 [n], by which partitions deal; all 0 without labels.
         classes: number of labels.
-        scale, mean, std: ``x`` is multiplied, lessened and divided by these; scalars, or arrays
-            that broadcast to ``shape``.
-        targets: what a model is to give for each sample, [n, ...]; None for the labels.
-        outputs: numbers that a model gives for each answer; 0 for one a class.
-        vocabulary: number of tokens, of which samples are made; 0 where they are no tokens.
-        answers: outputs for a sequence of tokens: one for all, one at ``each`` token, or at each
-            but for the ``next`` one.
-        labelled: whether there are labels.
+        scale, mean, std: a model receives (scale x - mean) / std; scalars, or arrays that broadcast
+            to ``shape``.
+        targets: the target of each sample, [n, ...]; None for the labels.
+        outputs: numbers that a model gives for each answer; 0 for one number a class.
+        vocabulary: number of tokens; 0 if samples are numbers.
+        answers: outputs of a model for a sequence of tokens; see ``TokenAnswers``.
+        labelled: whether the samples have labels.
     """
 
     x: Samples
@@ -83,14 +90,17 @@ class Pool:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: (channels, height, width) for images, (features,) for vectors,
-        (length,) for tokens.
+        """Shape of one sample.
+
+        (channels, height, width) for images, (features,) for vectors, (length,) for tokens.
         """
         shape = tuple(self.x.shape[1:])
-        return TokenShape.of(shape, self.vocabulary, self.answers) if self.vocabulary else shape
+        if self.vocabulary:
+            return TokenShape.of(shape, self.vocabulary, self.answers)
+        return shape
 
     def normalised(self, raw: NDArray[Any]) -> NDArray[Any]:
-        """Raw samples [k, *shape] as the model sees them, in the same memory."""
+        """Scale and standardise raw samples [k, *shape] in place; tokens stay as they are."""
         if not self.vocabulary:
             raw *= np.float32(self.scale)
             raw -= self.mean
@@ -100,15 +110,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class Shard:
-    """One device's data in one version: indices into the pool, and the transform of the samples.
+    """One version of one device's data: indices into the pool, and the transform of the samples.
 
     Attributes:
-        train, test: pool indices, int32; a training image may occur several times, augmented
-            differently.
-        quarter_turns: images are rotated by this many quarter turns, counter-clockwise.
-        label_map: new label of each class, int64 [C].
-        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j).
-        flips: the label l of a training sample, after ``label_map``, becomes C - 1 - l.
+        train, test: pool indices, int32. A training image may occur several times, with different
+            augmentations.
+        quarter_turns: quarter turns by which images are rotated, counter-clockwise.
+        label_map: new label of each class, int64 [C]; None: labels stay.
+        augment_seed: sample j of ``train`` is augmented by the draw (augment_seed, j); None: no
+            augmentation.
+        flips: whether the label l of a training sample, after ``label_map``, becomes C - 1 - l.
     """
 
     train: Index
@@ -121,7 +132,7 @@ class Shard:
 
 @dataclass
 class FederatedData:
-    """The data of a whole population; made for each run. ``federated`` makes it for a partition."""
+    """The data of all devices of a run; partitions make it by ``federated``."""
 
     pool: Pool
     """all samples."""
@@ -135,7 +146,7 @@ class FederatedData:
     Hidden from strategies.
     """
     flipping: frozenset[int] = frozenset()
-    """devices that flip their training labels, whatever data they come to hold."""
+    """devices that flip their training labels, in every version of their data."""
     initial_truth: NDArray[np.int64] | None = field(init=False, repr=False)
     """``truth`` as it was before any shift."""
     _versions: NDArray[np.int64] = field(init=False, repr=False)
@@ -147,22 +158,30 @@ class FederatedData:
         self._versions = np.zeros(len(self.shards), dtype=np.int64)
 
     def shard(self, device: int, version: int = 0) -> Shard:
-        """The shard of ``device`` as it was in ``version`` (0 before any shift)."""
-        held = self._later[device, version] if version else self.shards[device]
-        flips = device in self.flipping  # another's shard may have come by an exchange
-        return held if held.flips == flips else replace(held, flips=flips)
+        """A version of a device's shard; version 0 is the shard before any shift."""
+        shard = self._later[device, version] if version else self.shards[device]
+        flips = device in self.flipping
+        if shard.flips != flips:  # the shard came from another device by an exchange
+            shard = replace(shard, flips=flips)
+        return shard
 
     def version(self, device: int) -> int:
-        """The number of the data that ``device`` holds now; 0 before any shift."""
+        """The current version of a device's data; 0 before any shift."""
         return int(self._versions[device])
 
     def current(self, device: int) -> Shard:
-        """The shard that ``device`` holds now."""
+        """The current shard of a device."""
         return self.shard(device, self.version(device))
 
     def replace_shard(self, device: int, shard: Shard) -> int:
-        """From now on ``device`` holds ``shard``, its next version, whose number is returned;
-        ``truth`` is left alone.
+        """Replace the current shard of a device; ``truth`` stays as it is.
+
+        Args:
+            device: number of the device.
+            shard: the next version of the device's shard.
+
+        Returns:
+            The number of the version.
         """
         version = self.version(device) + 1
         self._versions[device] = version
@@ -170,80 +189,90 @@ class FederatedData:
         return version
 
     def train_sizes(self) -> NDArray[np.int64]:
-        """Training samples of each device, version 0; int64 [devices]."""
+        """Number of training samples of each device in version 0, int64 [devices]."""
         return np.array([len(shard.train) for shard in self.shards], dtype=np.int64)
 
     def train_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The training samples as the model sees them: x float32 (tokens: int64) [n, *shape],
-        and their targets [n, ...].
+        """The training samples of a shard, transformed and normalised.
+
+        Returns:
+            The samples, float32 (tokens: int64) [n, *shape], and their targets, [n, ...].
         """
-        raw = self._turned(shard, shard.train)
-        targets = self.pool.targets
+        raw = self._rotated(shard, shard.train)
         if shard.augment_seed is not None and self.augmentation is not None:
             raw = augment(raw, self.augmentation, shard.augment_seed)
-        return self.pool.normalised(raw), self.train_labels(shard) if targets is None else targets[
-            shard.train
-        ]
+        x = self.pool.normalised(raw)
+        if self.pool.targets is None:
+            return x, self.train_labels(shard)
+        return x, self.pool.targets[shard.train]
 
     def test_samples(self, shard: Shard) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The test samples as the model sees them, never augmented, and their targets; as
-        ``train_samples`` has them.
+        """The test samples of a shard, transformed and normalised, and never augmented.
+
+        Returns:
+            The samples, float32 (tokens: int64) [m, *shape], and their targets, [m, ...].
         """
-        x = self.pool.normalised(self._turned(shard, shard.test))
-        targets = self.pool.targets
-        return x, self.test_labels(shard) if targets is None else targets[shard.test]
+        x = self.pool.normalised(self._rotated(shard, shard.test))
+        if self.pool.targets is None:
+            return x, self.test_labels(shard)
+        return x, self.pool.targets[shard.test]
 
     def train_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """The label of each training sample as the device sees it; int64 [n]."""
-        labels = self._labels(shard, shard.train)
+        """The label of each training sample of a shard, mapped and flipped; int64 [n]."""
+        labels = self._mapped_labels(shard, shard.train)
         return self.pool.classes - 1 - labels if shard.flips else labels
 
     def test_labels(self, shard: Shard) -> NDArray[np.int64]:
-        """The label of each test sample as the device sees it; int64 [m]."""
-        return self._labels(shard, shard.test)
+        """The label of each test sample of a shard, mapped and never flipped; int64 [m]."""
+        return self._mapped_labels(shard, shard.test)
 
     def label_counts(self, shard: Shard) -> NDArray[np.int64]:
-        """Training samples of each class as the device sees its labels; int64 [C]."""
+        """Number of training samples of a shard with each label, int64 [C]."""
         return np.bincount(self.train_labels(shard), minlength=self.pool.classes)
 
     def on_one_device(self) -> "FederatedData":
-        """One device with the samples of all, as each device sees them: the reference line of
-        centralised training.
+        """The data of centralised training: one device with the samples of all devices.
+
+        Samples are transformed and labels mapped by the shard of their device.
         """
-        held = [(shard, shard.train) for shard in self.shards] + [
-            (shard, shard.test) for shard in self.shards
-        ]
-        index = np.concatenate([own for _, own in held])
+        parts = [(shard, shard.train) for shard in self.shards]
+        parts += [(shard, shard.test) for shard in self.shards]
+        index = np.concatenate([part_index for _, part_index in parts])
         size = int(self.train_sizes().sum())
         if all(shard.quarter_turns == 0 and shard.label_map is None for shard in self.shards):
             return FederatedData(self.pool, [Shard(index[:size], index[size:])])
-        x, y = (
-            np.concatenate([seen(*own) for own in held]) for seen in (self._turned, self._labels)
-        )
+        x = np.concatenate([self._rotated(*part) for part in parts])
+        y = np.concatenate([self._mapped_labels(*part) for part in parts])
         places = np.arange(len(y), dtype=np.int32)
         targets = None if self.pool.targets is None else self.pool.targets[index]
-        return FederatedData(
-            replace(self.pool, x=x, y=y, targets=targets), [Shard(places[:size], places[size:])]
-        )
+        pool = replace(self.pool, x=x, y=y, targets=targets)
+        return FederatedData(pool, [Shard(places[:size], places[size:])])
 
-    def _turned(self, shard: Shard, index: Index) -> NDArray[Any]:
+    def _rotated(self, shard: Shard, index: Index) -> NDArray[Any]:
         raw: NDArray[Any] = self.pool.x[index]
         if self.pool.vocabulary:
             return raw
         raw = raw.astype(np.float32)
         return rotate(raw, shard.quarter_turns) if shard.quarter_turns else raw
 
-    def _labels(self, shard: Shard, index: Index) -> NDArray[np.int64]:
+    def _mapped_labels(self, shard: Shard, index: Index) -> NDArray[np.int64]:
         labels = self.pool.y[index]
         return labels if shard.label_map is None else shard.label_map[labels]
 
 
 def stratified_part(labels: NDArray[np.int64], splits: int, number: int) -> NDArray[np.int64]:
-    """Positions of the samples in part ``number``, from 1, out of 2^``splits``; ascending by
-    label, int64.
+    """Positions of the samples in one of 2^``splits`` parts with like label counts.
 
     A label's counts in two parts differ by at most 1, and so do the parts' sizes
-    (``Part.samples``); another split halves each part x into x and x + 2^u.
+    (``Part.samples``). Another split halves each part x into x and x + 2^splits.
+
+    Args:
+        labels: label of each sample, int64 [n].
+        splits: number of halvings.
+        number: number of the part, from 1.
+
+    Returns:
+        Positions, ascending by label, int64.
     """
     return np.argsort(labels, kind="stable")[number - 1 :: 2**splits]
 
@@ -258,11 +287,11 @@ class Raw:
             float32, or int64 for tokens.
         y_train, y_test: labels 0..C-1, int64 [n]; or targets of any other kind, such as float32
             [n, k].
-        classes: number of classes C; of targets the numbers that a model gives for each.
-        peak: the value of a full pixel, by which ``pixel`` divides; 1 for data that are no pixels.
-        vocabulary: samples are tokens 0..vocabulary-1; 0: they are not.
-        columns: further integers of each sample by name, training samples first, by which
-            partitions can deal; int64 [n].
+        classes: number of classes C; for targets, the numbers that a model gives for a target.
+        peak: the value of a full pixel, by which ``pixel`` divides; 1 for data without pixels.
+        vocabulary: number of tokens; 0 if samples are numbers.
+        columns: further integers of each sample by name, by which partitions can deal; int64 [n],
+            training samples first.
     """
 
     name: str
@@ -278,11 +307,11 @@ class Raw:
 
 @dataclass(frozen=True)
 class Dataset:
-    """One pool, with the published training samples first and the test samples after them.
+    """A pool with the published training samples first, and the test samples after them.
 
     Attributes:
         name: name of the data set, in messages.
-        pool: all samples; ``pool.y`` are the labels by which partitions deal.
+        pool: all samples; partitions deal by the labels ``pool.y``.
         train_size: number of training samples.
     """
 
@@ -306,7 +335,7 @@ class Dataset:
         return self.all[self.train_size :]
 
     def by_class(self, index: Index) -> list[Index]:
-        """``index`` cut up by label, each part in the order of ``index``; one part a class."""
+        """Split pool indices by label; one part a class, each in the order of ``index``."""
         labels = self.pool.y[index]
         return [index[labels == label] for label in range(self.pool.classes)]
 
@@ -314,8 +343,16 @@ class Dataset:
 def pooled(
     raw: Raw, normalise: Normalise, *, over_test: bool = False, column: str | None = None
 ) -> Dataset:
-    """All samples of ``raw`` in one pool, labelled by ``column`` if given; ``over_test``
-    standardises over test samples too.
+    """Put all samples of a data set into one pool.
+
+    Args:
+        raw: the data set.
+        normalise: the normalisation; see ``DataSpec.normalise``.
+        over_test: whether test samples count for the mean and standard deviation, too.
+        column: the column whose values are the labels; None: the data set's own labels.
+
+    Raises:
+        ScenarioError: the data set has no such column.
     """
     x = np.concatenate([raw.x_train, raw.x_test])
     y = np.concatenate([raw.y_train, raw.y_test])
@@ -332,33 +369,32 @@ def pooled(
         )
     if column is not None:
         if column not in raw.columns:
-            known = f"{', '.join(raw.columns) or 'none'}{nearest(column, raw.columns)}"
+            names = ", ".join(raw.columns) or "none"
             raise ScenarioError(
-                f"data.column is {column!r}; the columns of '{raw.name}' are {known}"
+                f"data.column is {column!r}; the columns of '{raw.name}' are "
+                f"{names}{nearest(column, raw.columns)}"
             )
-        names, labels = np.unique(raw.columns[column], return_inverse=True)
+        groups, labels = np.unique(raw.columns[column], return_inverse=True)
         pool = replace(
             pool,
             y=labels.astype(np.int64),
-            classes=len(names),
+            classes=len(groups),
             targets=y,
             outputs=raw.classes,
             labelled=True,
         )
     if normalise == "standardise" and not raw.vocabulary:
-        basis = x if over_test else raw.x_train
-        # summed in float64
-        blocks = [basis[start : start + _BLOCK] for start in range(0, len(basis), _BLOCK)]
-        mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(basis)
-        std = np.sqrt(
-            sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(basis),
-            dtype=np.float64,
-        )
-        pool = replace(
-            pool,
-            mean=np.asarray(mean, np.float32),
-            std=std.astype(np.float32) + np.float32(_STD_FLOOR),
-        )
+        mean, std = _mean_and_std(x if over_test else raw.x_train)
+        pool = replace(pool, mean=mean, std=std + np.float32(_STD_FLOOR))
     elif normalise == "pixel":
         pool = replace(pool, scale=1.0 / raw.peak)
     return Dataset(raw.name, pool, len(raw.y_train))
+
+
+def _mean_and_std(x: Samples) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Mean and standard deviation of each number of a sample, [*shape]; summed in float64."""
+    blocks = [x[start : start + _BLOCK] for start in range(0, len(x), _BLOCK)]
+    mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(x)
+    variance = sum(((block - mean) ** 2).sum(axis=0) for block in blocks) / len(x)
+    std = np.sqrt(variance, dtype=np.float64)
+    return np.asarray(mean, np.float32), std.astype(np.float32)

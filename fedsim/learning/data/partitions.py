@@ -1,6 +1,4 @@
-"""Partitions: the base of all, the ways of dealing samples that several of them share, and the
-registry.
-"""
+"""Partitions of samples among devices: base class, functions that deal samples, and registry."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -19,20 +17,18 @@ from fedsim.learning.data.federated import Dataset, FederatedData, Index, Normal
 
 
 class Partition(Spec):
-    """A recipe that says which device holds which samples."""
+    """A rule that assigns samples to devices."""
 
     kind: str
     usual_normalise: ClassVar[Normalise] = "pixel"
-    """The ``data.normalise`` of a scenario that names none: ``pixel``, ``standardise`` or
-    ``none``.
-    """
+    """Default of ``data.normalise``: ``pixel``, ``standardise`` or ``none``."""
 
     usually_augmented: ClassVar[bool] = False
-    """Whether training images are distorted if the scenario does not say."""
+    """Default of ``data.augmentation``: whether training images are distorted."""
 
     pools_test: ClassVar[bool] = False
-    """Whether devices draw from training and test samples alike; each holds back a tenth of its
-    own.
+    """Whether devices draw from training and test samples alike, and each tests on a tenth of its
+    samples.
     """
 
     @abstractmethod
@@ -40,46 +36,52 @@ class Partition(Spec):
         """Deal the samples to devices.
 
         Args:
-            dataset: all samples, and which of them are for training; ``dataset.by_class`` sorts
-                indices by label.
+            dataset: all samples, divided into training and test samples; ``dataset.by_class``
+                splits indices by label.
             devices: number of devices.
-            streams: random numbers; by the purpose ``world/data/NAME`` they are the same for
-                every strategy.
+            streams: random streams of the run; draws of a purpose ``world/data/NAME`` are equal
+                for all strategies.
 
         Returns:
-            The shards of all devices, such as ``federated`` makes them of pool indices.
+            The shards of all devices, which ``federated`` makes from pool indices.
 
         Raises:
-            ScenarioError: it cannot be done, for a device without a sample, say.
+            ScenarioError: the partition is not possible, for example a device has no sample.
         """
 
     def under(self, root: Path | None) -> Self:
-        """The same recipe with any file that it names sought under ``root``."""
+        """This partition, with its files (if any) relative to the folder ``root``."""
         return self
 
 
 def federated(
     dataset: Dataset, train: Sequence[Index], test: Sequence[Index], truth: Ints | None = None
 ) -> FederatedData:
-    """Plain shards: device d trains on ``train[d]`` (one sample at least), is tested on
-    ``test[d]``, of group ``truth[d]``.
+    """Make plain shards from pool indices.
+
+    Args:
+        dataset: all samples.
+        train: training samples of each device, int32 [n] each, at least one.
+        test: test samples of each device, int32 [m] each.
+        truth: true group of each device, int64 [devices]; None: unknown.
+
+    Raises:
+        ScenarioError: a device has no training samples.
     """
-    empty = next((device for device, mine in enumerate(train) if not len(mine)), None)
-    if empty is not None:
-        raise ScenarioError(
-            f"population.devices is {len(train)}; with this data.partition device {empty} gets "
-            "no training samples of "
-            f"'{dataset.name}', and each device needs one at least"
-        )
-    return FederatedData(
-        dataset.pool,
-        [Shard(mine, tested) for mine, tested in zip(train, test, strict=True)],
-        truth=truth,
-    )
+    shards = []
+    for device, (device_train, device_test) in enumerate(zip(train, test, strict=True)):
+        if not len(device_train):
+            raise ScenarioError(
+                f"population.devices is {len(train)}; with this data.partition device {device} "
+                "gets no training samples of "
+                f"'{dataset.name}', and each device needs one at least"
+            )
+        shards.append(Shard(device_train, device_test))
+    return FederatedData(dataset.pool, shards, truth=truth)
 
 
 def require_devices(devices: int, most: int, why: str) -> None:
-    """Refuse more devices than the data can serve."""
+    """Raise ``ScenarioError`` for more than ``most`` devices; ``why`` gives the reason."""
     if devices > most:
         raise ScenarioError(
             f"population.devices is {devices}; {why}, so at most {max(most, 0)} are allowed"
@@ -87,23 +89,30 @@ def require_devices(devices: int, most: int, why: str) -> None:
 
 
 def require_classes(count: int, dataset: Dataset) -> None:
-    """Refuse to give each device ``count`` classes if there are fewer."""
-    if count > (most := dataset.pool.classes):
-        held = f"data.partition gives a device {count} classes (classes_per_device)"
+    """Raise ``ScenarioError`` if the data set has fewer than ``count`` classes for a device."""
+    most = dataset.pool.classes
+    if count > most:
         raise ScenarioError(
-            f"{held}; '{dataset.name}' has {most} classes, so 1 to {most} are allowed"
+            f"data.partition gives a device {count} classes (classes_per_device); "
+            f"'{dataset.name}' has {most} classes, so 1 to {most} are allowed"
         )
 
 
 def deal_evenly(index: Index, devices: int, generator: np.random.Generator) -> list[Index]:
-    """``index`` shuffled and cut into parts whose sizes differ by at most one, one a device."""
+    """Shuffle ``index`` and cut it into one part a device, of sizes that differ by at most one."""
     return np.array_split(generator.permutation(index), devices)
 
 
 def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
-    """The entries of ``index`` that each device owns, in their order.
+    """Split pool indices by owner, in order.
 
-    ``owner`` is [n], of 0..devices-1.
+    Args:
+        owner: device of each index, int64 [n].
+        index: pool indices, int32 [n].
+        devices: number of devices.
+
+    Returns:
+        The indices of each device.
     """
     order = np.argsort(owner, kind="stable")
     return np.split(index[order], np.bincount(owner, minlength=devices).cumsum()[:-1])
@@ -112,59 +121,89 @@ def gather(owner: Ints, index: Index, devices: int) -> list[Index]:
 def hold_out_tenths(
     dataset: Dataset, held: Sequence[Index], streams: Streams, truth: Ints | None = None
 ) -> FederatedData:
-    """Shards whose samples are shuffled and cut into floor(0.9 n) for training and the rest for
-    testing (FedProx).
+    """Make shards of which a tenth is for testing, as in FedProx.
+
+    Each device's samples are shuffled; floor(0.9 n) are for training, the rest for testing.
+
+    Args:
+        dataset: all samples.
+        held: samples of each device, int32 [n] each.
+        streams: random streams of the run.
+        truth: true group of each device, int64 [devices]; None: unknown.
+
+    Raises:
+        ScenarioError: a device has no training samples.
     """
-    shuffled = [
-        streams.generator("world/data/hold-out", device).permutation(index)
-        for device, index in enumerate(held)
-    ]
-    train, test = zip(*(np.split(index, [len(index) * 9 // 10]) for index in shuffled), strict=True)
+    train = []
+    test = []
+    for device, index in enumerate(held):
+        shuffled = streams.generator("world/data/hold-out", device).permutation(index)
+        size = len(index) * 9 // 10
+        train.append(shuffled[:size])
+        test.append(shuffled[size:])
     return federated(dataset, train, test, truth)
 
 
 def deal_test_alike(dataset: Dataset, train: Sequence[Index], streams: Streams) -> list[Index]:
-    """Deal each published test sample to one device, in proportion to the devices' training
-    samples of its class.
+    """Deal the published test samples in proportion to the devices' training samples.
 
-    Classes on which nobody trains are left out. With fewer test samples than devices some
-    devices get none.
+    Each test sample goes to one device, in proportion to the devices' training samples of the
+    sample's class. Classes without training samples are left out. With fewer test samples than
+    devices, some devices get no test samples.
+
+    Args:
+        dataset: all samples.
+        train: training samples of each device, int32 [n] each.
+        streams: random streams of the run.
+
+    Returns:
+        The test samples of each device, int32 [m] each.
     """
     devices = len(train)
     parts = dataset.by_class(dataset.test)
-    held = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
-    given = _proportional(held, np.array([len(part) for part in parts]))
+    counts = np.array([np.bincount(dataset.pool.y[index], minlength=len(parts)) for index in train])
+    shares = _apportion(counts, np.array([len(part) for part in parts]))
     generator = streams.generator("world/data/test")
-    dealt = [
-        generator.permutation(part)[: own.sum()] for own, part in zip(given.T, parts, strict=True)
-    ]
-    owner = np.concatenate([np.repeat(np.arange(devices), own) for own in given.T])
-    return gather(owner, np.concatenate(dealt), devices)
+    dealt = []
+    owner = []
+    for label_shares, part in zip(shares.T, parts, strict=True):
+        dealt.append(generator.permutation(part)[: label_shares.sum()])
+        owner.append(np.repeat(np.arange(devices), label_shares))
+    return gather(np.concatenate(owner), np.concatenate(dealt), devices)
 
 
-def _proportional(held: Ints, available: Ints) -> Ints:
-    """Whole numbers [devices, C] in proportion to ``held`` within each class; each column sums
-    to ``available`` [C].
+def _apportion(counts: Ints, available: Ints) -> Ints:
+    """Divide the test samples of each class in proportion to counts of training samples.
 
-    The remainder of a class goes to the devices rounded down most so far, so that totals are in
-    proportion too.
+    The remainder of a class goes to the devices that were rounded down most so far, so that totals
+    are in proportion too.
+
+    Args:
+        counts: training samples of each device and class, int64 [devices, C].
+        available: test samples of each class, int64 [C].
+
+    Returns:
+        The test samples of each device and class, int64 [devices, C]. A column sums to
+        ``available``, or to 0 without training samples.
     """
-    given = np.zeros_like(held)
-    owed = np.zeros(len(held))
-    for label in np.flatnonzero(held.sum(axis=0)):
-        expected = available[label] * held[:, label] / held[:, label].sum()
-        given[:, label] = np.floor(expected)
-        owed += expected - given[:, label]
-        left = int(available[label] - given[:, label].sum())
-        most_owed = np.argsort(np.where(held[:, label] > 0, -owed, np.inf), kind="stable")[:left]
-        given[most_owed, label] += 1
+    shares = np.zeros_like(counts)
+    owed = np.zeros(len(counts))
+    for label in np.flatnonzero(counts.sum(axis=0)):
+        expected = available[label] * counts[:, label] / counts[:, label].sum()
+        shares[:, label] = np.floor(expected)
+        owed += expected - shares[:, label]
+        rest = int(available[label] - shares[:, label].sum())
+        priority = np.where(counts[:, label] > 0, -owed, np.inf)
+        most_owed = np.argsort(priority, kind="stable")[:rest]
+        shares[most_owed, label] += 1
         owed[most_owed] -= 1.0
-    return given
+    return shares
 
 
 class Iid(Partition):
-    """Training and test samples are shuffled and dealt evenly: sizes differ by at most one,
-    labels by chance only.
+    """Training and test samples are shuffled and dealt evenly.
+
+    Sizes differ by at most one, and labels by chance only.
     """
 
     kind: Literal["iid"] = "iid"
@@ -176,16 +215,15 @@ class Iid(Partition):
             f"'{dataset.name}' has {dataset.train_size} training samples",
         )
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        return federated(
-            dataset, train, deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
-        )
+        test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
+        return federated(dataset, train, test)
 
 
 class SyntheticSizes(Partition):
-    """int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples of the source ``synthetic``
-    a device, a tenth for testing.
+    """Lognormal numbers of samples of the source ``synthetic`` (code of FedProx).
 
-    Source: code of FedProx.
+    A device has int(lognormal(``log_mean``, ``log_std``)) + ``least`` samples, of which a tenth is
+    for testing.
     """
 
     kind: Literal["synthetic"] = "synthetic"
@@ -196,16 +234,14 @@ class SyntheticSizes(Partition):
     least: int = Field(default=50, ge=2, le=1_000_000_000)
 
     def sizes(self, devices: int, streams: Streams) -> Ints:
-        """Samples of each device, int64 [devices]."""
-        draws = streams.generator("world/data/sizes").lognormal(
-            self.log_mean, self.log_std, devices
-        )
+        """Number of samples of each device, int64 [devices]."""
+        generator = streams.generator("world/data/sizes")
+        draws = generator.lognormal(self.log_mean, self.log_std, devices)
         return draws.astype(np.int64) + self.least
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
-        return hold_out_tenths(
-            dataset, np.split(dataset.all, self.sizes(devices, streams).cumsum()[:-1]), streams
-        )
+        ends = self.sizes(devices, streams).cumsum()
+        return hold_out_tenths(dataset, np.split(dataset.all, ends[:-1]), streams)
 
 
 _TOOLS = "fedsim.toolbox.partitions"

@@ -1,6 +1,4 @@
-"""Rules by which a device's data change over time: when, the base of all, complete exchanges,
-and the registry.
-"""
+"""Shifts of data over time: occasions, base class, complete exchanges, and registry."""
 
 import math
 from abc import abstractmethod
@@ -21,10 +19,7 @@ _FORESEEN = 1_000  # occasions
 
 
 class Occasions(Spec):
-    """``at``: the occasions on which a rule of data shift is applied.
-
-    Exactly one of the keys is given.
-    """
+    """``at``: the occasions on which a rule of data shift is applied, by exactly one key."""
 
     rounds: list[int] | None = None
     """at the start of these rounds (from 0), before any client is asked."""
@@ -37,45 +32,45 @@ class Occasions(Spec):
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
-        given = [key for key in type(self).model_fields if getattr(self, key) is not None]
-        if len(given) != 1:
-            found = f"{' and '.join(given)} are" if given else "none of them is"
+        keys = [key for key in type(self).model_fields if getattr(self, key) is not None]
+        if len(keys) != 1:
+            state = f"{' and '.join(keys)} are" if keys else "none of them is"
             raise ValueError(
-                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {found} given"
+                f"one of 'rounds', 'every_rounds', 'times' and 'every' says when; {state} given"
             )
-        values = getattr(self, given[0])
-        if isinstance(values, list) and (
-            not values or min(values) < 0 or values != sorted(set(values))
-        ):
-            raise ValueError(
-                f"'{given[0]}' is {values}; allowed are ascending numbers, none below 0, at "
-                "least one"
-            )
+        values = getattr(self, keys[0])
+        if isinstance(values, list):
+            is_ascending = values == sorted(set(values))
+            if not values or not is_ascending or min(values) < 0:
+                raise ValueError(
+                    f"'{keys[0]}' is {values}; allowed are ascending numbers, none below 0, at "
+                    "least one"
+                )
         return self
 
     def has_round(self, number: int) -> bool:
         """Whether round ``number`` begins with an occasion."""
-        return (
-            number % self.every_rounds == 0
-            if self.every_rounds is not None
-            else number in (self.rounds or [])
-        )
+        if self.every_rounds is not None:
+            return number % self.every_rounds == 0
+        return self.rounds is not None and number in self.rounds
 
     def time(self, index: int) -> float | None:
-        """The time (s) of timed occasion ``index``; None after the last."""
+        """The time (s) of timed occasion ``index``; None after the last one."""
         if self.every is not None:
             return (index + 1) * self.every
-        return self.times[index] if self.times is not None and index < len(self.times) else None
+        if self.times is not None and index < len(self.times):
+            return self.times[index]
+        return None
 
 
 @dataclass(frozen=True)
 class Change:
-    """A device holds other data from now on.
+    """A change of a device's data.
 
     Attributes:
         device: number of the device.
         version: the number that ``FederatedData.replace_shard`` returned.
-        partner: the device with which it exchanged; None for none.
+        partner: the device with which the device exchanged data; None for no exchange.
     """
 
     device: int
@@ -84,10 +79,10 @@ class Change:
 
 
 class Shift(Spec):
-    """A rule by which the data of devices change, one occasion after the other.
+    """A rule by which the data of devices change on each occasion.
 
-    An occasion is a function of its number, the candidates and the data; draws come from the
-    streams ``world/drift...``.
+    The changes are a function of the occasion's number, the candidates and the data. Draws come
+    from the streams ``world/drift...``.
     """
 
     apart: ClassVar[bool] = False
@@ -102,8 +97,10 @@ class Shift(Spec):
     """
 
     def check(self, data: FederatedData) -> None:
-        """Raise ``ScenarioError`` for data to which the rule cannot be applied; called before a
-        run.
+        """Refuse data to which the rule cannot be applied, before a run.
+
+        Raises:
+            ScenarioError: the rule cannot be applied.
         """
 
     def foreseen(
@@ -115,69 +112,71 @@ class Shift(Spec):
         *,
         all_present: bool,
     ) -> list[dict[int, int]]:
-        """Training samples of devices at first, and from each occasion on of those that change,
-        as far as they are known.
+        """Foresee the numbers of training samples during a run, as far as possible.
 
         Args:
-            data: the data before any shift; left as they are.
-            streams: of the run.
-            rounds, end: rounds, and simulated time (s), after which the run stops; None: unknown.
+            data: the data before any shift, which stay as they are.
+            streams: random streams of the run.
+            rounds: number of rounds of the run; None: unknown.
+            end: simulated time (s) at which the run stops; None: unknown.
             all_present: whether no device comes or goes.
+
+        Returns:
+            Numbers of training samples by device. The first entry has all devices; each further
+            entry has the devices that change on an occasion.
         """
-        count = self._occasions(rounds, end)
         sizes = [dict(enumerate(data.train_sizes().tolist()))]
-        if not (self.apart or (all_present and self.among == "all")):
+        knows_candidates = all_present and self.among == "all"
+        if not self.apart and not knows_candidates:
             return sizes
         copy = replace(data, truth=data.initial_truth)
-        for occasion in range(count):
-            changes = self.apply(copy, occasion, np.arange(len(data.shards)), streams)
-            after = {change.device: len(copy.current(change.device).train) for change in changes}
-            if occasion == 0 and self.at.has_round(0) and self.among == "all" and all_present:
-                sizes = [sizes[0] | after]  # nobody has trained before
+        devices = np.arange(len(data.shards))
+        for occasion in range(self._count_occasions(rounds, end)):
+            changes = self.apply(copy, occasion, devices, streams)
+            update = {change.device: len(copy.current(change.device).train) for change in changes}
+            if occasion == 0 and self.at.has_round(0) and knows_candidates:
+                sizes[0].update(update)  # the first training comes after this occasion
             else:
-                sizes.append(after)
+                sizes.append(update)
         return sizes
 
-    def _occasions(self, rounds: int | None, end: float | None) -> int:
+    def _count_occasions(self, rounds: int | None, end: float | None) -> int:
         """Number of occasions within a run, at most ``_FORESEEN``."""
-        count = 0
         if self.at.rounds is not None or self.at.every_rounds is not None:
-            count = sum(
-                self.at.has_round(number)
-                for number in range(_FORESEEN if rounds is None else rounds)
-            )
-        while (
-            (time := self.at.time(count)) is not None
-            and count < _FORESEEN
-            and time <= (math.inf if end is None else end)
-        ):
-            count += 1
-        return min(count, _FORESEEN)
+            numbers = range(_FORESEEN if rounds is None else rounds)
+            count = sum(self.at.has_round(number) for number in numbers)
+            return min(count, _FORESEEN)
+        if end is None:
+            end = math.inf
+        for count in range(_FORESEEN):
+            time = self.at.time(count)
+            if time is None or time > end:
+                return count
+        return _FORESEEN
 
     @abstractmethod
     def apply(
         self, data: FederatedData, occasion: int, candidates: NDArray[np.int64], streams: Streams
     ) -> list[Change]:
-        """Give devices other shards (``FederatedData.replace_shard``), and other true groups
-        (``truth``).
+        """Change the shards of devices (``FederatedData.replace_shard``), and their true groups.
 
         Args:
-            data: the data of all devices.
+            data: the data of all devices; the true groups are ``data.truth``.
             occasion: number of the occasion, from 0.
             candidates: the devices that may change, int64, distinct, in any order.
-            streams: random numbers, by purposes ``world/drift...``.
+            streams: random streams of the run, for purposes ``world/drift...``.
 
         Returns:
-            The devices that hold other data now, each once.
+            The changes, one for each device whose data changed.
         """
 
 
 class SwapAll(Shift):
-    """Random pairs of candidates exchange their complete training and test data (Duan et al.
-    2021, FlexCFL, section 5.3).
+    """Random pairs of candidates exchange their complete training and test data.
 
-    On each occasion the candidates are paired at random (code of FlexCFL), and each pair
-    exchanges with ``probability``. Rotation, labels, distortions and the true group go along.
+    On each occasion the candidates are paired at random, and each pair exchanges with
+    ``probability``. Rotation, labels, distortions and the true group go along (Duan et al. 2021,
+    FlexCFL, section 5.3, and its code).
     """
 
     kind: Literal["swap-all"] = "swap-all"
@@ -190,16 +189,23 @@ class SwapAll(Shift):
         generator = streams.generator("world/drift", occasion)
         pairs = draw_pairs(candidates, generator)
         changes: list[Change] = []
-        for one, other in pairs[generator.random(len(pairs)) < self.probability].tolist():
-            changes += exchange(data, one, other, data.current(other), data.current(one))
+        exchanges = generator.random(len(pairs)) < self.probability
+        for first, second in pairs[exchanges].tolist():
+            changes += exchange(data, first, second, data.current(second), data.current(first))
             if data.truth is not None:
-                data.truth[[one, other]] = data.truth[[other, one]]
+                data.truth[[first, second]] = data.truth[[second, first]]
         return changes
 
 
 def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
-    """Candidates in random pairs, int64 [floor(W / 2), 2]: in a random order the first with the
-    last, and so on inwards.
+    """Pair candidates at random, the first of a random order with the last, and so on inwards.
+
+    Args:
+        candidates: the devices, int64 [W].
+        generator: the random numbers.
+
+    Returns:
+        The pairs, int64 [floor(W / 2), 2].
     """
     order = generator.permutation(np.sort(candidates))
     half = len(order) // 2
@@ -207,12 +213,23 @@ def draw_pairs(candidates: NDArray[np.int64], generator: np.random.Generator) ->
 
 
 def exchange(
-    data: FederatedData, one: int, other: int, to_one: Shard, to_other: Shard
+    data: FederatedData, first: int, second: int, first_shard: Shard, second_shard: Shard
 ) -> list[Change]:
-    """Give two devices their next shards."""
+    """Give two devices their next shards.
+
+    Args:
+        data: the data of all devices.
+        first: number of a device.
+        second: number of its partner.
+        first_shard: the next shard of ``first``.
+        second_shard: the next shard of ``second``.
+
+    Returns:
+        The two changes.
+    """
     return [
-        Change(one, data.replace_shard(one, to_one), other),
-        Change(other, data.replace_shard(other, to_other), one),
+        Change(first, data.replace_shard(first, first_shard), second),
+        Change(second, data.replace_shard(second, second_shard), first),
     ]
 
 

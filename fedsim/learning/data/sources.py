@@ -1,6 +1,4 @@
-"""Sources of samples: the base of all, scikit-learn's digits, FedProx's synthetic data, and the
-registry.
-"""
+"""Sources of samples: base class, scikit-learn's digits, FedProx's synthetic data, registry."""
 
 import gzip
 from abc import abstractmethod
@@ -24,36 +22,51 @@ _MOST_NUMBERS = 1_000_000_000  # 4 GB of samples
 
 
 class Source(Spec):
-    """A data set that is as it is, whatever the population."""
+    """A data set that does not depend on the population."""
 
     kind: str
     known: ClassVar[tuple[tuple[int, ...], int] | None] = None
-    """Shape of one sample and number of classes, where they are known without the files."""
+    """Shape of one sample and number of classes; None if only the files have them."""
 
     @abstractmethod
     def load(self, root: Path | None) -> Raw:
-        """Read the data set; ``DataError`` if files are missing or malformed.
+        """Read the data set.
 
-        ``root``: ``data.root``.
+        Args:
+            root: ``data.root``, or None.
+
+        Raises:
+            DataError: files are missing or malformed.
         """
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
-        """Columns of the user's file that nothing uses and that must not be there; ``column`` is
-        ``data.column``.
+        """Columns of the user's file that nothing uses, which is an error.
+
+        Args:
+            raw: the data set as loaded.
+            column: ``data.column``.
         """
         return []
 
     def shape_and_classes(self, root: Path | None) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample and number of classes."""
+        """Shape of one sample and number of classes; loads the data set if ``known`` is None."""
         if self.known is not None:
             return self.known
         raw = self.load(root)
         shape = tuple(raw.x_train.shape[1:])
-        return TokenShape.of(shape, raw.vocabulary) if raw.vocabulary else shape, raw.classes
+        if raw.vocabulary:
+            shape = TokenShape.of(shape, raw.vocabulary)
+        return shape, raw.classes
 
 
 def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDArray[np.int64]:
-    """Labels as int64; one outside 0..classes-1 raises ``DataError``."""
+    """Convert labels to int64; ``DataError`` for a label outside 0..classes-1.
+
+    Args:
+        path: the file of the labels, for the message.
+        labels: the labels, [n].
+        classes: number of classes.
+    """
     outside = labels[(labels < 0) | (labels >= classes)]
     if len(outside):
         raise DataError(f"'{path}' has the label {outside[0]}; allowed are 0 to {classes - 1}")
@@ -61,7 +74,7 @@ def checked_labels(path: Path, labels: NDArray[np.integer], classes: int) -> NDA
 
 
 def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Marks every fifth sample of each class, in the given order, as a test sample; bool [n]."""
+    """Mark every fifth sample of each class, in order, as a test sample; bool [n]."""
     marks = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
         marks[np.flatnonzero(labels == label)[4::5]] = True
@@ -69,16 +82,14 @@ def every_fifth(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 class Digits(Source):
-    """1,442 + 355 hand-written digits of 8x8 pixels with values 0..16 (scikit-learn's
-    ``load_digits``).
-    """
+    """1,442 + 355 hand-written digits of 8x8 pixels 0..16 (scikit-learn's ``load_digits``)."""
 
     kind: Literal["digits"] = "digits"
     known = (1, 8, 8), 10
 
     def load(self, root: Path | None) -> Raw:
         rows = _rows()
-        # what goes out below are copies
+        # cached, and not to be changed: the results below are copies
         x = rows[:, :-1].reshape(-1, 1, 8, 8)
         y = rows[:, -1].astype(np.int64)
         test = every_fifth(y)
@@ -87,14 +98,16 @@ class Digits(Source):
 
 @cache
 def _rows() -> NDArray[np.uint8]:
-    """64 pixels and the label of each digit, from scikit-learn's own file: importing
-    scikit-learn takes more than a second.
+    """64 pixels and the label of each digit, [n, 65].
+
+    scikit-learn's own file is read, because importing scikit-learn takes more than a second.
     """
     package = find_spec("sklearn")
-    file = Path((package and package.origin) or "/").parent / "datasets" / "data" / "digits.csv.gz"
-    if file.is_file():
-        with gzip.open(regular(file), "rt", encoding="ascii") as lines:
-            return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
+    if package is not None and package.origin is not None:
+        file = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+        if file.is_file():
+            with gzip.open(regular(file), "rt", encoding="ascii") as lines:
+                return np.loadtxt(lines, delimiter=",", dtype=np.uint8)
     from sklearn.datasets import load_digits  # a scikit-learn that keeps its file elsewhere
 
     return np.column_stack(load_digits(return_X_y=True)).astype(np.uint8)
@@ -120,8 +133,16 @@ class Synthetic(Spec):
     """number of classes."""
 
     def draw(self, sizes: NDArray[np.int64], streams: Streams) -> Dataset:
-        """Samples of devices of such ``sizes``, int64 [devices], one after the other; no
-        device's depend on the others.
+        """Draw the samples of all devices, one device after the other.
+
+        The samples of a device do not depend on other devices.
+
+        Args:
+            sizes: number of samples of each device, int64 [devices].
+            streams: random streams of the run.
+
+        Raises:
+            ScenarioError: the samples need too much memory.
         """
         numbers = int(sizes.sum()) * self.features + self.features * self.classes
         if numbers > _MOST_NUMBERS:
@@ -130,12 +151,15 @@ class Synthetic(Spec):
                 f"{self.classes} classes, {numbers} "
                 f"numbers; allowed are at most {_MOST_NUMBERS}"
             )
-        parts = [
-            self._draw_device(int(size), streams.generator("world/data/synthetic", k))
-            for k, size in enumerate(sizes)
-        ]
-        x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-        return Dataset("synthetic", Pool(x, y, self.classes), len(y))
+        xs = []
+        ys = []
+        for device, size in enumerate(sizes):
+            generator = streams.generator("world/data/synthetic", device)
+            x, y = self._draw_device(int(size), generator)
+            xs.append(x)
+            ys.append(y)
+        pool = Pool(np.concatenate(xs), np.concatenate(ys), self.classes)
+        return Dataset("synthetic", pool, len(pool.y))
 
     def _draw_device(
         self, size: int, generator: np.random.Generator

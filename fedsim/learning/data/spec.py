@@ -1,4 +1,4 @@
-"""``[data]``: which samples there are and who holds them."""
+"""``[data]``: the source of samples, and their partition among the devices."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +10,15 @@ from pydantic import Field, model_validator
 from fedsim.common.errors import DataError, ScenarioError
 from fedsim.common.spec import Spec
 from fedsim.common.streams import Streams
-from fedsim.learning.data.federated import FederatedData, Normalise, pooled
-from fedsim.learning.data.partitions import PARTITIONS, Iid, PartitionSpec, SyntheticSizes
-from fedsim.learning.data.sources import Digits, SourceSpec, Synthetic
+from fedsim.learning.data.federated import Dataset, FederatedData, Normalise, pooled
+from fedsim.learning.data.partitions import (
+    PARTITIONS,
+    Iid,
+    Partition,
+    PartitionSpec,
+    SyntheticSizes,
+)
+from fedsim.learning.data.sources import Digits, Source, SourceSpec, Synthetic
 from fedsim.learning.data.transforms import Augmentation
 
 # partitions of samples that may have targets instead
@@ -58,8 +64,9 @@ class DataSpec(Spec):
         if "partition" not in data and _kind(data.get("source")) == "synthetic":
             data = {"partition": SyntheticSizes(), **data}
         kind = _kind(data.get("partition", "iid"))
-        known = isinstance(kind, str) and kind in PARTITIONS.known
-        recipe = PARTITIONS.find(kind) if known else Iid  # a user's own has the defaults of iid
+        recipe: type[Partition] = Iid  # a user's own partition has the defaults of iid
+        if isinstance(kind, str) and kind in PARTITIONS.known:
+            recipe = PARTITIONS.find(kind)
         augmentation = Augmentation() if recipe.usually_augmented else "none"
         return {"normalise": recipe.usual_normalise, "augmentation": augmentation, **data}
 
@@ -78,41 +85,45 @@ class DataSpec(Spec):
         return self
 
     def shape_and_classes(self) -> tuple[tuple[int, ...], int]:
-        """Shape of one sample and number of classes, without reading files where they are known
-        beforehand.
-        """
+        """Shape of one sample and number of classes; files are read only if the source needs it."""
         if isinstance(self.source, Synthetic):
             return (self.source.features,), self.source.classes
         return self.source.shape_and_classes(self.own_folder())
 
     def own_folder(self) -> Path | None:
-        """``root`` of files that are sought (``fedsim.common.files.sought``)."""
+        """The folder ``root``, or None; see ``fedsim.common.files.sought``."""
         return Path(self.root) if self.root else None
 
     def build(self, devices: int, streams: Streams) -> FederatedData:
-        """Load the source and deal it to the devices; draws from the streams ``world/data/...``.
+        """Load the source and deal its samples to the devices.
 
-        ``ScenarioError``: the partition does not fit the source or the devices; ``DataError``:
-        files are wrong.
+        Args:
+            devices: number of devices.
+            streams: random streams of the run; draws have purposes ``world/data/...``.
+
+        Raises:
+            ScenarioError: the partition does not fit the source or the devices.
+            DataError: files are missing or malformed.
         """
         if self.pooled_from is not None and devices != 1:
             raise ScenarioError(
                 f"population.devices is {devices}; with data.pooled_from only 1 is allowed"
             )
         data = self._deal(self.pooled_from or devices, streams)
-        data = data if self.pooled_from is None else data.on_one_device()
+        if self.pooled_from is not None:
+            data = data.on_one_device()
         if self.augmentation == "none":
             return data
-        if len(shape := data.pool.shape) != 3:
+        shape = data.pool.shape
+        if len(shape) != 3:
             raise ScenarioError(
                 f"data.augmentation is given for samples of shape {shape}; only images can be "
                 "augmented"
             )
-        seeds = (streams.word("world/data/augment", device) for device in range(len(data.shards)))
-        shards = [
-            replace(shard, augment_seed=seed)
-            for shard, seed in zip(data.shards, seeds, strict=True)
-        ]
+        shards = []
+        for device, shard in enumerate(data.shards):
+            seed = streams.word("world/data/augment", device)
+            shards.append(replace(shard, augment_seed=seed))
         return replace(data, shards=shards, augmentation=self.augmentation)
 
     def _deal(self, devices: int, streams: Streams) -> FederatedData:
@@ -120,32 +131,36 @@ class DataSpec(Spec):
             assert isinstance(self.partition, SyntheticSizes)
             dataset = self.source.draw(self.partition.sizes(devices, streams), streams)
         else:
-            raw = self.source.load(self.own_folder())
-            if surplus := self.source.surplus(raw, self.column):
-                names = ", ".join(surplus)
-                advice = (
-                    "name one as data.column, list them as data.source.columns, or leave them out"
-                )
-                raise DataError(
-                    f"data.source: nothing uses the columns {names} of '{raw.name}'; {advice}"
-                )
-            dataset = pooled(
-                raw, self.normalise, over_test=self.partition.pools_test, column=self.column
-            )
-            if (
-                not dataset.pool.labelled
-                and self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
-            ):
-                of = f", or data.column as one of {', '.join(raw.columns)}" if raw.columns else ""
-                why = (
-                    f"which deals by labels, and '{raw.name}' has targets instead; allowed are "
-                    f"'iid' and 'file'{of}"
-                )
-                raise ScenarioError(f"data.partition.kind is {self.partition.kind!r}, {why}")
+            dataset = self._load(self.source)
         return self.partition.under(self.own_folder()).split(dataset, devices, streams)
 
+    def _load(self, source: Source) -> Dataset:
+        raw = source.load(self.own_folder())
+        surplus = source.surplus(raw, self.column)
+        if surplus:
+            raise DataError(
+                f"data.source: nothing uses the columns {', '.join(surplus)} of '{raw.name}'; "
+                "name one as data.column, list them as data.source.columns, or leave them out"
+            )
+        dataset = pooled(
+            raw, self.normalise, over_test=self.partition.pools_test, column=self.column
+        )
+        deals_by_labels = self.partition.kind in PARTITIONS.known.keys() - _WITHOUT_LABELS
+        if deals_by_labels and not dataset.pool.labelled:
+            advice = ""
+            if raw.columns:
+                advice = f", or data.column as one of {', '.join(raw.columns)}"
+            raise ScenarioError(
+                f"data.partition.kind is {self.partition.kind!r}, which deals by labels, and "
+                f"'{raw.name}' has targets instead; allowed are 'iid' and 'file'{advice}"
+            )
+        return dataset
 
-def _kind(value: Any) -> Any:
+
+def _kind(value: object) -> object:
+    """The kind that a table, a name or an object gives; None without one."""
     if isinstance(value, Mapping):
         return value.get("kind")
-    return value if isinstance(value, str) else getattr(value, "kind", None)
+    if isinstance(value, str):
+        return value
+    return getattr(value, "kind", None)

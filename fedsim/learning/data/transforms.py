@@ -1,6 +1,4 @@
-"""Quarter turns of raw images on the way to a model, and random augmentation that is never
-stored.
-"""
+"""Quarter turns and random augmentation of images; the results are never stored."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,55 +28,69 @@ class Augmentation(Spec):
 
 
 def rotate(raw: Images, quarter_turns: int) -> Images:
-    """Images [k, c, h, w] rotated by ``quarter_turns`` quarter turns, counter-clockwise; exact,
-    no interpolation.
-    """
+    """Rotate images [k, c, h, w] counter-clockwise by quarter turns, without interpolation."""
     return np.ascontiguousarray(np.rot90(raw, quarter_turns, axes=(2, 3)))
 
 
 def augment(raw: Images, augmentation: Augmentation, seed: int) -> Images:
-    """Distort image j of [k, c, h, w] by the draw (seed, j), with bilinear interpolation; border
-    pixels repeat outwards.
+    """Distort images at random, with bilinear interpolation; border pixels repeat outwards.
+
+    Args:
+        raw: images [k, c, h, w].
+        augmentation: the distortions.
+        seed: seed of the draws; image j is distorted by the draw (seed, j).
+
+    Returns:
+        The distorted images, [k, c, h, w].
     """
-    draws = Streams(seed).uniforms
-    positions, (height, width) = np.arange(len(raw), dtype=np.int64), raw.shape[2:]
-    middle_row = (height - 1) / 2.0
-    middle_column = (width - 1) / 2.0
+    streams = Streams(seed)
+    positions = np.arange(len(raw), dtype=np.int64)
     out = np.empty_like(raw)
     for start in range(0, len(raw), _BLOCK):
         block = slice(start, start + _BLOCK)
-        turn, fall, move, chance = (
-            draws("augment", positions[block], count)[:, None, None] for count in range(4)
-        )
-        angle = np.deg2rad(augmentation.max_degrees) * (2.0 * turn - 1.0)
-        down = augmentation.shift * height * (2.0 * fall - 1.0)
-        right = augmentation.shift * width * (2.0 * move - 1.0)
-        mirror = np.where(chance < augmentation.flip, -1.0, 1.0)
-        y = np.arange(height)[None, :, None] - middle_row - down
-        x = np.arange(width)[None, None, :] - middle_column - right
-        cos = np.cos(angle)
-        sin = np.sin(angle)
-        rows = np.clip(middle_row + cos * y + sin * x, 0.0, height - 1.0)
-        columns = np.clip(middle_column + mirror * (cos * x - sin * y), 0.0, width - 1.0)
-        out[block] = _bilinear(raw[block], rows, columns)
+        uniforms = [streams.uniforms("augment", positions[block], number) for number in range(4)]
+        out[block] = _distort(raw[block], augmentation, uniforms)
     return out
 
 
-def _bilinear(images: Images, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Images:
-    """Images [k, c, h, w] read at fractional coordinates [k, h, w] within them."""
+def _distort(
+    images: Images, augmentation: Augmentation, uniforms: list[NDArray[np.float64]]
+) -> Images:
+    """Distort images [k, c, h, w] by four uniform numbers for each, [k]."""
+    height, width = images.shape[2:]
+    middle_row = (height - 1) / 2.0
+    middle_column = (width - 1) / 2.0
+    turn, fall, move, chance = (numbers[:, None, None] for numbers in uniforms)
+    angle = np.deg2rad(augmentation.max_degrees) * (2.0 * turn - 1.0)
+    down = augmentation.shift * height * (2.0 * fall - 1.0)
+    right = augmentation.shift * width * (2.0 * move - 1.0)
+    mirror = np.where(chance < augmentation.flip, -1.0, 1.0)
+    y = np.arange(height)[None, :, None] - middle_row - down
+    x = np.arange(width)[None, None, :] - middle_column - right
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    rows = np.clip(middle_row + cos * y + sin * x, 0.0, height - 1.0)
+    columns = np.clip(middle_column + mirror * (cos * x - sin * y), 0.0, width - 1.0)
+    return _interpolate(images, rows, columns)
+
+
+def _interpolate(images: Images, rows: NDArray[np.float64], columns: NDArray[np.float64]) -> Images:
+    """Read images [k, c, h, w] at fractional coordinates [k, h, w], bilinearly."""
     k, c, height, width = images.shape
     top = np.floor(rows).astype(np.int64)
     left = np.floor(columns).astype(np.int64)
     bottom = np.minimum(top + 1, height - 1)
     right = np.minimum(left + 1, width - 1)
-    lower = (rows - top).astype(np.float32)[:, None]
-    righter = (columns - left).astype(np.float32)[:, None]
+    row_share = (rows - top).astype(np.float32)[:, None]
+    column_share = (columns - left).astype(np.float32)[:, None]
     flat = images.reshape(k, c, height * width)
 
-    def at(row: NDArray[np.int64], column: NDArray[np.int64]) -> Images:
+    def pixels(row: NDArray[np.int64], column: NDArray[np.int64]) -> Images:
         index = (row * width + column).reshape(k, 1, height * width)
         return np.take_along_axis(flat, index, axis=2).reshape(k, c, height, width)
 
-    upper_edge = at(top, left) + righter * (at(top, right) - at(top, left))
-    lower_edge = at(bottom, left) + righter * (at(bottom, right) - at(bottom, left))
-    return upper_edge + lower * (lower_edge - upper_edge)
+    top_left = pixels(top, left)
+    bottom_left = pixels(bottom, left)
+    upper_edge = top_left + column_share * (pixels(top, right) - top_left)
+    lower_edge = bottom_left + column_share * (pixels(bottom, right) - bottom_left)
+    return upper_edge + row_share * (lower_edge - upper_edge)

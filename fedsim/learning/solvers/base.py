@@ -1,4 +1,4 @@
-"""The interface of solvers: a device's work, the rule of a step, and the outcome."""
+"""The interface of solvers: a device's work, the rule of a step, and the result."""
 
 import math
 import threading
@@ -24,15 +24,15 @@ class Batches:
     """The batches of one local solve on n samples, one row a step."""
 
     rows: NDArray[np.int64]
-    """positions of the samples, int64 [steps, width]; n marks an empty place (in the last batch
-    of an epoch).
+    """positions of the samples, int64 [steps, width]; n marks an empty place, in the last batch of
+    an epoch.
     """
     counts: NDArray[np.int64]
-    """samples in each batch, int64 [steps]."""
+    """number of samples in each batch, int64 [steps]."""
     last_epoch: int
-    """the first step of the last epoch."""
+    """first step of the last epoch."""
     per_epoch: int = 1
-    """steps of an epoch."""
+    """number of steps of an epoch."""
 
     @property
     def steps(self) -> int:
@@ -44,20 +44,22 @@ class Batches:
         return Batches(self.rows[begin:end], self.counts[begin:end], last_epoch, self.per_epoch)
 
     def mean_loss(self, total: float) -> float:
-        """The mean of losses that add up to ``total`` over the last epoch; NaN without a step."""
-        seen = int(self.counts[self.last_epoch :].sum())
-        return total / seen if seen else math.nan
+        """The mean of losses that sum to ``total`` over the last epoch; NaN without a step."""
+        samples = int(self.counts[self.last_epoch :].sum())
+        return total / samples if samples else math.nan
 
 
 def batch_width(samples: int, batch_size: int) -> int:
-    """Columns of a batch array for a device with so many samples, independent of devices that
-    train beside it.
+    """Number of columns of a batch array, which depends on the device's own samples alone.
+
+    Args:
+        samples: number of the device's samples.
+        batch_size: B.
     """
-    return (
-        min(batch_size, max(_NARROW, 1 << (samples - 1).bit_length()))
-        if samples
-        else min(batch_size, _NARROW)
-    )
+    widest = _NARROW
+    if samples:
+        widest = max(_NARROW, 1 << (samples - 1).bit_length())
+    return min(batch_size, widest)
 
 
 def shuffled(
@@ -70,10 +72,19 @@ def shuffled(
     only: int | None = None,
     last: LastBatch = "keep",
 ) -> Batches:
-    """Batches of a fresh permutation an epoch, or so many ``iterations``; with ``only`` all on
-    the batch of that number.
+    """Draw the batches of a local solve, from a new permutation in each epoch.
 
-    ``last``: the fate of an incomplete last batch; see ``Batching``.
+    Args:
+        generator: the random numbers.
+        samples: number of samples, n.
+        batch_size: B.
+        epochs: number of epochs.
+        iterations: number of steps, instead of ``epochs``.
+        only: number of the one batch, from 0, that all steps use; None: all batches in turn.
+        last: treatment of an incomplete last batch; see ``Batching``.
+
+    Returns:
+        The batches.
     """
     batching = Batching(batch_size, last)
     per_epoch = max(1, batching.count(samples))
@@ -82,19 +93,19 @@ def shuffled(
     if not samples:
         total = 0
     if only is not None and total:
-        found = shuffled(generator, samples, batch_size, 1, only + 1, last=last)
-        return Batches(
-            found.rows[-1:].repeat(total, axis=0), found.counts[-1:].repeat(total), total - 1
-        )
+        batches = shuffled(generator, samples, batch_size, 1, only + 1, last=last)
+        rows = batches.rows[-1:].repeat(total, axis=0)
+        counts = batches.counts[-1:].repeat(total)
+        return Batches(rows, counts, last_epoch=total - 1)
     epochs = -(-total // per_epoch)
-    # as ``permutation`` in each epoch
+    # draws the same numbers as ``permutation`` in each epoch
     order = generator.permuted(np.tile(np.arange(samples), (epochs, 1)), axis=1)
     columns = max(batch_width(samples, batch_size), last_size)
     rows = np.full((epochs, per_epoch, columns), samples, dtype=np.int64)
-    before = (per_epoch - 1) * batch_size
-    if before:
-        rows[:, :-1, :batch_size] = order[:, :before].reshape(epochs, per_epoch - 1, batch_size)
-    rows[:, -1, :last_size] = order[:, before : before + last_size]
+    full = (per_epoch - 1) * batch_size  # samples in all batches but the last
+    if full:
+        rows[:, :-1, :batch_size] = order[:, :full].reshape(epochs, per_epoch - 1, batch_size)
+    rows[:, -1, :last_size] = order[:, full : full + last_size]
     counts = np.full((epochs, per_epoch), batch_size, dtype=np.int64)
     counts[:, -1] = last_size
     last_epoch = max(0, (epochs - 1) * per_epoch)
@@ -103,12 +114,12 @@ def shuffled(
 
 @dataclass(frozen=True)
 class Descent:
-    """The rule of an SGD step: v <- momentum v + gradient, w <- w - lr v; tensors that are
-    ``held`` make none.
+    """The rule of an SGD step: v <- momentum v + gradient, w <- w - lr v.
 
-    The gradient is g + weight_decay w + 2 l2 w (kernels, or dense ones only) + mu (w - anchor) +
-    linear, by the device's anchor and linear term. g is that of the mean loss with the contrastive
-    term, scaled down to the norm ``clip`` if that is given.
+    The gradient is g + weight_decay w + 2 l2 w + mu (w - anchor) + linear, by the device's anchor
+    and linear term. g is the gradient of the mean loss with the contrastive term, scaled down to
+    the norm ``clip`` if ``clip`` is given. The L2 penalty holds for kernels, or for dense kernels
+    alone (``l2_on``). Tensors at the places ``held`` make no step.
     """
 
     lr: float
@@ -121,24 +132,32 @@ class Descent:
     clip: float | None = None
 
     def of(self, begin: int, end: int) -> "Descent":
-        """The rule for the tensor at a place of a flat model; one that is held makes no steps."""
-        return (
-            replace(self, lr=0.0)
-            if any(first <= begin and end <= last for first, last in self.held)
-            else self
-        )
+        """The rule of the tensor from ``begin`` to ``end`` in a flat model."""
+        for first, last in self.held:
+            if first <= begin and end <= last:
+                return replace(self, lr=0.0)
+        return self
 
     def shrinkage(self, kernel: bool, dimensions: int = 2) -> float:
-        """The factor of w itself in the gradient of a parameter of so many dimensions; for a
-        ``kernel`` with the L2 penalty.
+        """The factor of w in the gradient of a parameter.
+
+        Args:
+            kernel: whether the parameter is a kernel, to which the L2 penalty may apply.
+            dimensions: number of dimensions of the parameter; 2 for a dense layer.
         """
-        is_penalised = kernel and (self.l2_on == "kernels" or dimensions == 2)  # of a dense layer
-        return self.weight_decay + self.mu + (2.0 * self.l2 if is_penalised else 0.0)
+        is_penalised = kernel and (self.l2_on == "kernels" or dimensions == 2)
+        penalty = 2.0 * self.l2 if is_penalised else 0.0
+        return self.weight_decay + self.mu + penalty
 
 
 class ParameterStep:
-    """A parameter, trained in place, with ``Descent.shrinkage``, its part of
-    ``LocalSolve.constant``, and its rule's state.
+    """A parameter that is trained in place, with the state of its rule.
+
+    Args:
+        parameter: the parameter.
+        descent: the rule of its steps.
+        shrinkage: ``Descent.shrinkage`` of the parameter.
+        constant: the parameter's part of ``LocalSolve.constant``; None for 0.
     """
 
     def __init__(
@@ -154,6 +173,7 @@ class ParameterStep:
         )
 
     def descend(self, gradient: Tensor) -> None:
+        """Take one step along the gradient of the mean loss."""
         descent = self.descent
         weight = self.parameter
         if self.shrinkage:
@@ -167,8 +187,9 @@ class ParameterStep:
         weight.sub_(gradient, alpha=descent.lr)
 
     def descend_product(self, left: Tensor, right: Tensor) -> None:
-        """One step of a matrix along the gradient ``left`` @ ``right``, which is added where it
-        is made.
+        """Take one step of a matrix along the gradient ``left`` @ ``right``.
+
+        The product is added in place, without a tensor of its own.
         """
         descent = self.descent
         weight = self.parameter
@@ -193,31 +214,34 @@ class ParameterStep:
 
 @dataclass(frozen=True)
 class LocalSolve:
-    """One device's work, from ``weights``, float [d], on samples x, float32 [n, *shape], with
-    labels y, int64 [n].
-    """
+    """One device's local training."""
 
     weights: Weights
+    """the start, float [d]."""
     x: Tensor
+    """samples, float32 [n, *shape]."""
     y: Tensor
+    """labels, int64 [n], or other targets."""
     batches: Batches
-    """which samples make up each step."""
+    """the samples of each step."""
     key: int = 0
     """64 random bits, for dropout."""
     anchor: Weights | None = None
-    """where the proximal term draws to, float [d]; None for the start."""
+    """the point to which the proximal term pulls, float [d]; None for the start."""
     linear: Weights | None = None
-    """added to the gradient of every step, float [d]; None for nothing."""
+    """added to the gradient of every step, float [d]; None for 0."""
     contrast: Contrast | None = None
-    """a contrastive term, with the weights of the previous model, float [d]; None without one."""
+    """a contrastive term, with the weights of the previous model, float [d]; None for no term."""
     task: tuple[int, int, int] = (0, 0, 1)
-    """the device, the round (from 0), and the number of local epochs."""
+    """number of the device, number of the round (from 0), and number of local epochs."""
     state: Mapping[str, NDArray[Any]] | None = None
     """the trainer's state after the device's last training, by name."""
 
     def constant(self, descent: Descent) -> Weights | None:
-        """Constant part of each step's gradient when mu draws to the start: linear + mu (start -
-        anchor), [d]; None for 0.
+        """The constant part of each step's gradient, [d]; None for 0.
+
+        The part is linear + mu (start - anchor), if the rest of the proximal term pulls to the
+        start.
         """
         if self.anchor is None or not descent.mu:
             return self.linear
@@ -227,21 +251,27 @@ class LocalSolve:
 
 
 class Solved(NamedTuple):
-    """Weights [d], the mean loss over the last epoch's samples, and the trainer's numbers and
-    state.
-    """
+    """The result of a local training."""
 
     weights: Weights
+    """the trained weights, float [d]."""
     train_loss: float
+    """the mean loss over the samples of the last epoch; NaN without a step."""
     numbers: Mapping[str, float] = {}
+    """numbers that the trainer reports, by name."""
     state: Mapping[str, NDArray[Any]] = {}
+    """the trainer's state, by name."""
 
 
 class Solver(ABC):
     """Trains and applies one kind of model, in several threads at once.
 
-    ``tensors``: names and shapes, in the order of a flat model; ``kernels``: names of those that
-    are kernels; ``fails_on_one``: why it cannot train on a batch of one sample, "" if it can.
+    Attributes:
+        device: the torch device of the computation.
+        tensors: names and shapes of the tensors, in the order of a flat model.
+        kernels: names of the tensors that are kernels.
+        fails_on_one: the reason why the model cannot be trained on a batch of one sample; "" if it
+            can be.
     """
 
     fails_on_one = ""
@@ -260,12 +290,24 @@ class Solver(ABC):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         """Train one device.
 
-        The result is the same, bit for bit, for any order of devices and in any thread.
+        The result does not depend, bit for bit, on the order of devices or the thread.
+
+        Args:
+            solve: the device's work.
+            descent: the rule of a step.
         """
 
     @abstractmethod
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        """The model's outputs for samples [n, *shape]: [n, classes]."""
+        """Apply a model to samples in evaluation mode.
+
+        Args:
+            weights: the model, float [d].
+            x: the samples, [n, *shape].
+
+        Returns:
+            The outputs, [n, classes].
+        """
 
     @property
     def plain(self) -> "Solver":
@@ -273,39 +315,57 @@ class Solver(ABC):
         return self
 
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
-        """The same for several models, each with its own samples."""
-        return [self.outputs(own, x) for own, x in zip(weights, xs, strict=True)]
+        """Apply several models, each to its own samples; see ``outputs``."""
+        outputs = []
+        for model_weights, x in zip(weights, xs, strict=True):
+            outputs.append(self.outputs(model_weights, x))
+        return outputs
 
     def objective(
         self, weights: Weights, x: Tensor, y: Tensor, l2: float, l2_on: Penalised = "kernels"
     ) -> float:
-        """The mean loss of a model on samples (NaN without any), plus ``l2`` times the penalised
-        kernels' squared entries.
+        """The mean loss of a model on samples plus the L2 penalty; NaN without samples.
 
-        ``x`` and ``y`` lie on the solver's device, in memory of torch's, which is aligned.
+        Args:
+            weights: the model, float [d].
+            x: samples, [n, *shape], on the solver's device, in torch's own memory, which is
+                aligned.
+            y: targets of the samples, in such memory too.
+            l2: factor of the sum of squared kernel entries.
+            l2_on: the kernels that are penalised.
         """
         outputs = self.outputs(weights, x)
-        loss = (
-            float(self.tested_losses(weights, outputs, y).sum(dtype=torch.float64)) / len(y)
-            if len(y)
-            else math.nan
-        )
+        loss = math.nan
+        if len(y):
+            losses = self.tested_losses(weights, outputs, y)
+            loss = float(losses.sum(dtype=torch.float64)) / len(y)
         squares = 0.0
-        at = 0
+        begin = 0
         for name, shape in self.tensors:
-            size = math.prod(shape)
-            if l2 and name in self.kernels and (l2_on == "kernels" or len(shape) == 2):
-                squares += float(np.square(weights[at : at + size], dtype=np.float64).sum())
-            at += size
+            end = begin + math.prod(shape)
+            is_penalised = name in self.kernels and (l2_on == "kernels" or len(shape) == 2)
+            if l2 and is_penalised:
+                squares += float(np.square(weights[begin:end], dtype=np.float64).sum())
+            begin = end
         return loss + l2 * squares
 
     def losses(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """The loss of each sample, [n]: softmax cross-entropy, with ``options`` of torch's."""
+        """The loss of each sample, [n]: softmax cross-entropy.
+
+        Args:
+            outputs: outputs of a model, [n, classes].
+            y: labels, [n].
+            **options: options of torch's ``cross_entropy``.
+        """
         return functional.cross_entropy(outputs, y, reduction="none", **options)
 
     def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
-        """The loss of each sample of a test, [n], of which ``outputs`` are those of a model;
-        without gradients.
+        """The loss of each sample of a test, [n], without gradients.
+
+        Args:
+            weights: the model, float [d].
+            outputs: outputs of the model for the samples.
+            y: targets of the samples.
         """
         with torch.inference_mode():
             return self.losses(outputs, y)
@@ -313,7 +373,13 @@ class Solver(ABC):
     def tested_losses_each(
         self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
     ) -> Tensor:
-        """The same for several models, each with its own outputs, and the targets of all."""
+        """The loss of each sample of a test of several models, [n], without gradients.
+
+        Args:
+            weights: the models, float [d] each.
+            outputs: outputs of each model for its own samples.
+            y: targets of the samples of all models, one model after the other, [n].
+        """
         with torch.inference_mode():
             return self.losses(torch.cat(list(outputs)), y)
 
@@ -322,8 +388,9 @@ _threads = threading.local()
 
 
 def one_thread() -> None:
-    """Let torch use one thread in the calling thread: results of two depend on how the work was
-    split.
+    """Let torch use one thread in the calling thread.
+
+    With several threads, results depend on how torch splits the work.
     """
     if not getattr(_threads, "single", False):
         torch.set_num_threads(1)

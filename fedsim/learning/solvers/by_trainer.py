@@ -1,34 +1,33 @@
-"""Training by an optimiser of torch or a user's trainer, one device at a time, and checks of its
-results.
-"""
+"""Training by a trainer, such as an optimiser of torch, and checks of the trainer's results."""
 
 import ctypes
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedsim.common.errors import FedsimError, SimulationError, nearest, place_of, shown
 from fedsim.learning.draws import global_states, moved_since
 from fedsim.learning.solvers.base import Descent, LocalSolve, Solved
-from fedsim.learning.solvers.context import rules
+from fedsim.learning.solvers.context import TrainingContext, rules
 from fedsim.learning.solvers.reference import Reference, flat_weights
 from fedsim.learning.solvers.watched import ModuleCopy
 from fedsim.learning.spec import Trainer
 
 
 class TookTooLongError(Exception):
-    """A training is not over after its real time."""
+    """A training has not ended within its limit of real time."""
 
 
 @contextmanager
 def interrupted_after(seconds: float) -> Iterator[None]:
-    """Raise ``TookTooLongError`` within the calling thread after so much real time, as soon as
-    Python code runs in it.
+    """Raise ``TookTooLongError`` in the calling thread after ``seconds`` of real time.
+
+    The error is raised as soon as the thread runs Python code.
     """
     thread = ctypes.c_ulong(threading.get_ident())
     is_over = False
@@ -50,12 +49,22 @@ def interrupted_after(seconds: float) -> Iterator[None]:
         timer.cancel()
         with lock:
             is_over = True
-        # if it has come, and is not raised yet
+        # withdraws an interrupt that has not been raised yet
         ctypes.pythonapi.PyThreadState_SetAsyncExc(thread, None)
 
 
 class ByTrainer(Reference):
-    """Has a trainer train each device's model, in a module of its own."""
+    """Calls a trainer for each device's training, with a new copy of the module.
+
+    Args:
+        module: the module.
+        device: the torch device of the computation.
+        trainer: the trainer.
+        **options: further options of ``Reference``.
+
+    Raises:
+        ScenarioError: the trainer cannot train the model.
+    """
 
     def __init__(
         self, module: nn.Module, device: torch.device, trainer: Trainer, **options: Any
@@ -67,69 +76,97 @@ class ByTrainer(Reference):
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
         if not solve.batches.steps:
             return Solved(solve.weights.copy(), float("nan"), state=solve.state or {})
-        trainer = self._trainer
-        who = f"training.kind {self._trainer.kind!r}"
         module = ModuleCopy(self._template)
-        self._repeat_first(
-            solve, descent, f"in the training of device {solve.task[0]} in round {solve.task[1]}"
-        )
+        device, number, _ = solve.task
+        self._repeat_first(solve, descent, f"in the training of device {device} in round {number}")
         before = global_states(self.device)
         with self.context(module, solve, descent) as (trained, context):
             for name, rule in rules(descent, trained).items():
                 trained[name].requires_grad_(trained[name].requires_grad and rule.lr > 0)
-            where = f"on device {context.device} in round {context.round}"
-            try:
-                with interrupted_after(trainer.real_limit):
-                    outcome = trainer.train(module.module, context.data, context)
-            except TookTooLongError as error:
-                raise SimulationError(
-                    f"{who} still trains {where} after {trainer.real_limit:g} s of real "
-                    f"time{place_of(error)}; allowed "
-                    "is a training that ends, or a longer training.real_limit"
-                ) from error
-            except FedsimError:
-                raise
-            except Exception as error:
-                raise SimulationError(
-                    f"{who} failed {where}: {type(error).__name__}: {error}{place_of(error)}"
-                ) from error
-        if drawn := moved_since(before, self.device):
+            outcome = self._call_trainer(module.module, context)
+        generators = moved_since(before, self.device)
+        if generators:
             raise SimulationError(
-                f"{who} draws from the global generator of {' and of '.join(drawn)}, so that "
-                "results would depend on the order "
+                f"{self._label} draws from the global generator of {' and of '.join(generators)}, "
+                "so that results would depend on the order "
                 "of the work; allowed is a generator of its own, seeded by context.seed"
             )
+        solved = self._read_outcome(outcome, trained, context, solve.weights.dtype)
+        for begin, end in descent.held:
+            solved.weights[begin:end] = solve.weights[begin:end]
+        return solved
+
+    @property
+    def _label(self) -> str:
+        """The trainer in words, for messages."""
+        return f"training.kind {self._trainer.kind!r}"
+
+    def _call_trainer(self, module: nn.Module, context: TrainingContext) -> object:
+        """Call the trainer, with a limit of real time."""
+        trainer = self._trainer
+        where = f"on device {context.device} in round {context.round}"
+        try:
+            with interrupted_after(trainer.real_limit):
+                return trainer.train(module, context.data, context)
+        except TookTooLongError as error:
+            raise SimulationError(
+                f"{self._label} still trains {where} after {trainer.real_limit:g} s of real "
+                f"time{place_of(error)}; allowed "
+                "is a training that ends, or a longer training.real_limit"
+            ) from error
+        except FedsimError:
+            raise
+        except Exception as error:
+            raise SimulationError(
+                f"{self._label} failed {where}: {type(error).__name__}: {error}{place_of(error)}"
+            ) from error
+
+    def _read_outcome(
+        self,
+        outcome: Any,
+        trained: Mapping[str, Tensor],
+        context: TrainingContext,
+        dtype: np.dtype[np.floating],
+    ) -> Solved:
+        """Check what a trainer returned, and convert it to arrays of ``dtype``."""
         try:
             tensors, numbers = outcome
             for name, like in trained.items():
-                if name not in tensors:
-                    given = f"{', '.join(map(str, tensors)) or 'nothing'}{nearest(name, map(str, tensors))}"
-                    raise SimulationError(
-                        f"{who} gave back no tensor {name!r} of the model; it gave {given}"
-                    )
-                if (found := tensors[name]).shape != like.shape:
-                    raise SimulationError(
-                        f"{who} gave back {name!r} in the shape {[*found.shape]}; it must be "
-                        f"{[*like.shape]}"
-                    )
-            weights = flat_weights([tensors[name] for name in trained], solve.weights.dtype)
-            told = {str(name): float(value) for name, value in numbers.items()}
-            kept = {
-                name: np.atleast_1d(value.detach().cpu().numpy().copy())
-                for name, value in context.state.items()
-            }
+                self._check_tensor(tensors, name, like)
+            weights = flat_weights([tensors[name] for name in trained], dtype)
+            reports = {str(name): float(value) for name, value in numbers.items()}
+            state = {}
+            for name, value in context.state.items():
+                state[name] = np.atleast_1d(value.detach().cpu().numpy().copy())
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
             raise SimulationError(
-                f"{who} gave back {shown(outcome)}, and its state is {shown(context.state)}; "
-                "it must give back two mappings: "
+                f"{self._label} gave back {shown(outcome)}, and its state is "
+                f"{shown(context.state)}; it must give back two mappings: "
                 "trained tensors (model.state_dict()) and numbers by name, and the state has "
                 f"tensors: {error}"
             ) from error
-        for begin, end in descent.held:
-            weights[begin:end] = solve.weights[begin:end]
-        loss = told.pop("loss", context.train_loss)
-        if trainer.stops_early:
-            taken = context.data.taken
+        loss = reports.pop("loss", context.train_loss)
+        if self._trainer.stops_early:
+            batches = context.data.taken
             counts = context.data.counts
-            told |= {"batches": float(taken), "share": sum(counts[:taken]) / sum(counts)}
-        return Solved(weights, loss, told, {} if trainer.state == "fresh" else kept)
+            reports["batches"] = float(batches)
+            reports["share"] = sum(counts[:batches]) / sum(counts)
+        if self._trainer.state == "fresh":
+            state = {}
+        return Solved(weights, loss, reports, state)
+
+    def _check_tensor(self, tensors: Mapping[str, Tensor], name: str, like: Tensor) -> None:
+        """Refuse a tensor that is missing, or not of the shape of ``like``."""
+        if name not in tensors:
+            names = [str(key) for key in tensors]
+            listed = ", ".join(names) or "nothing"
+            raise SimulationError(
+                f"{self._label} gave back no tensor {name!r} of the model; it gave "
+                f"{listed}{nearest(name, names)}"
+            )
+        shape = tensors[name].shape
+        if shape != like.shape:
+            raise SimulationError(
+                f"{self._label} gave back {name!r} in the shape {[*shape]}; it must be "
+                f"{[*like.shape]}"
+            )

@@ -1,6 +1,4 @@
-"""Compilation of loops too short for an interpreter, and for which torch has no operation:
-numba, without its traps.
-"""
+"""Compilation by numba of short loops for which torch has no operation."""
 
 import hashlib
 import pickle
@@ -26,8 +24,8 @@ _config.DISABLE_JIT = 0  # NUMBA_DISABLE_JIT=1: functions for machine code do no
 _caching: Any = caching  # has no stubs
 _njit: Any = partial(
     numba.njit,
-    nogil=True,  # other threads go on meanwhile
-    error_model="numpy",  # a division by 0 is no exception
+    nogil=True,  # other threads run meanwhile
+    error_model="numpy",  # a division by 0 raises no exception
     # sums may be reordered, for vector registers; non-finite values stay so
     fastmath={"reassoc", "contract", "nsz"},
     no_cfunc_wrapper=True,  # only C would call it; each wrapper takes time to compile
@@ -35,21 +33,19 @@ _njit: Any = partial(
 
 
 class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
-    """Numba's cache of a function, with checksums: numba itself would run damaged code, or give
-    up.
-    """
+    """Numba's cache of a function, with checksums, as numba itself would run damaged code."""
 
     def _load_index(self) -> dict[Any, str]:
         try:
             return dict(super()._load_index())
-        except Exception:  # reading a damaged one raises many kinds; it is made again
+        except Exception:  # a damaged index raises many kinds of errors; numba makes a new one
             return {}
 
     def _load_data(self, name: str) -> Any:
         content = read_bytes(Path(self._data_path(name)))
         code = content[hashlib.sha256().digest_size :]
         if not content.startswith(hashlib.sha256(code).digest()):
-            raise OSError(f"{name} is damaged")  # to numba this says that there is none
+            raise OSError(f"{name} is damaged")  # numba then compiles the function
         return pickle.loads(code)
 
     def _save_data(self, name: str, data: Any) -> None:
@@ -59,24 +55,26 @@ class _CheckedFile(_caching.IndexDataCacheFile):  # type: ignore[misc]
 
 
 def compiled(function: F) -> F:
-    """``function`` as machine code, for use in other compiled functions of the same folder."""
-    made: F = _njit(no_cpython_wrapper=True)(function)
-    return made
+    """Compile a function that only compiled functions of the same folder call."""
+    dispatcher: F = _njit(no_cpython_wrapper=True)(function)
+    return dispatcher
 
 
 def compiled_entry(function: F) -> F:
-    """The same for a function that Python calls: made at the first call, and kept beside the
-    source for later processes.
+    """Compile a function that Python calls, and store the code beside the source.
 
-    The stored code, with all functions that it calls, is rebuilt when a file of the function's
-    folder changes, or if damaged.
+    The function is compiled at its first call. Later processes load the stored code, which includes
+    all functions that the function calls. The code is rebuilt if a file of the function's folder
+    changes, or if the code is damaged.
     """
-    made: Any = _njit()(function)
-    with suppress(RuntimeError):  # there is no folder in which it could be kept
+    dispatcher: Any = _njit()(function)
+    with suppress(RuntimeError):  # no folder can be written
         cache = _caching.FunctionCache(function)
-        beside = sorted(Path(function.__code__.co_filename).parent.glob("*.py"))
-        stamps = [(path.name, path.stat().st_mtime, path.stat().st_size) for path in beside]
+        stamps = []
+        for path in sorted(Path(function.__code__.co_filename).parent.glob("*.py")):
+            status = path.stat()
+            stamps.append((path.name, status.st_mtime, status.st_size))
         cache._cache_file = _CheckedFile(cache._cache_path, cache._impl.filename_base, stamps)
-        made._cache = cache
-    kept: F = made
-    return kept
+        dispatcher._cache = cache
+    compiled_function: F = dispatcher
+    return compiled_function

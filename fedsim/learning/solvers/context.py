@@ -1,12 +1,9 @@
-"""A local training as every trainer sees it: its batches in their keyed order, its loss, its
-facts.
-"""
+"""The interface of a local training for trainers: keyed batches, loss, and facts."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -22,17 +19,17 @@ from fedsim.learning.solvers.dropout import KeyedDropout, step_key
 
 
 class LocalData:
-    """A device's samples. Iterating gives the batches of all local epochs, once: samples [b,
-    *shape] and labels [b].
+    """A device's samples, and an iterator over the batches of all local epochs.
 
-    The order is the device's and the task's own. Each step sets the key of the model's random
-    draws.
+    An iteration gives each batch once: samples [b, *shape] and labels [b]. The order depends on the
+    device and the task. Each step sets the key of the model's random draws.
 
     Attributes:
         x, y: all samples, [n, *shape], and their labels, [n].
-        counts: samples in each batch.
-        batch: positions of the samples in the present batch, [b].
-        taken: batches until now, with the present one.
+        counts: number of samples in each batch.
+        batch: positions of the samples in the current batch, [b].
+        in_last_epoch: whether the current batch belongs to the last epoch.
+        taken: number of batches so far, including the current one.
     """
 
     def __init__(
@@ -72,12 +69,12 @@ class LocalData:
 
     @cached_property
     def ends(self) -> list[bool]:
-        """Whether each batch is the last of its epoch, or of all."""
+        """Whether each batch is the last of its epoch, or of the training."""
         steps = len(self.counts)
-        return [
-            (step + 1) % self._solve.batches.per_epoch == 0 or step + 1 == steps
-            for step in range(steps)
-        ]
+        ends = []
+        for number in range(1, steps + 1):
+            ends.append(number % self._solve.batches.per_epoch == 0 or number == steps)
+        return ends
 
 
 class TrainingContext:
@@ -85,12 +82,12 @@ class TrainingContext:
 
     Attributes:
         device: the device's number.
-        round: the round's number, from 0; 0 where there are none.
-        epochs: local epochs.
+        round: the round's number, from 0; 0 without rounds.
+        epochs: number of local epochs.
         lr: the learning rate of the round.
         seed: 63 bits that belong to this training alone, for a generator of your own.
-        state: tensors by name that go on to the next training if ``training.state`` is ``kept``
-            or ``sent``; empty at first.
+        state: tensors by name that are passed on to the next training if ``training.state`` is
+            ``kept`` or ``sent``; empty at first.
         start: the received model, by the names of the module's tensors.
         data: the batches.
     """
@@ -104,20 +101,20 @@ class TrainingContext:
         data: LocalData,
         contrast: Callable[[Tensor], Tensor] | None,
     ) -> None:
-        (self.device, self.round, self.epochs), self.lr = solve.task, descent.lr
+        self.device, self.round, self.epochs = solve.task
+        self.lr = descent.lr
         self.seed = solve.key & (1 << 63) - 1
-        self.state = {
-            name: torch.tensor(value, device=data.x.device)
-            for name, value in (solve.state or {}).items()
-        }
+        self.state: dict[str, Tensor] = {}
+        for name, value in (solve.state or {}).items():
+            self.state[name] = torch.tensor(value, device=data.x.device)
         self.data = data
         self._solve = solve
         self._descent = descent
         self._trained = trained
         self._losses = losses
         self._contrast = contrast
-        self._total = 0.0
-        self._seen = 0
+        self._loss_sum = 0.0
+        self._loss_count = 0
         self._constants = parts_of(solve.constant(descent), trained)
 
     @cached_property
@@ -125,67 +122,85 @@ class TrainingContext:
         return parts_of(self._solve.weights, self._trained)
 
     def loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """The mean loss of the present batch, with all terms that the strategy adds: proximal,
-        linear and contrastive.
+        """The mean loss of the current batch, with the strategy's terms.
+
+        The terms are a proximal, a linear and a contrastive one.
 
         Args:
-            outputs: the model's, [b, classes].
-            y: the batch's labels, [b].
-            options: of ``torch.nn.functional.cross_entropy``; none where the module has a loss
-                of its own.
+            outputs: outputs of the model, [b, classes].
+            y: labels of the batch, [b].
+            **options: options of ``torch.nn.functional.cross_entropy``; not allowed if the module
+                has its own loss.
         """
         loss = self.batch_loss(outputs, y, **options)
         for name, tensor in self._trained.items():
-            if name in self._constants and tensor.requires_grad:
+            if not tensor.requires_grad:
+                continue
+            if name in self._constants:
                 loss = loss + (as_real(self._constants[name]) * as_real(tensor)).sum()
-            if self._descent.mu and tensor.requires_grad:
-                loss = (
-                    loss + self._descent.mu / 2 * as_real(tensor - self.start[name]).square().sum()
-                )
+            if self._descent.mu:
+                distance = as_real(tensor - self.start[name])
+                loss = loss + self._descent.mu / 2 * distance.square().sum()
         return loss
 
     def batch_loss(self, outputs: Tensor, y: Tensor, **options: Any) -> Tensor:
-        """The same without the proximal and the linear term."""
+        """Loss of a batch, without proximal and linear terms; see ``loss``."""
         losses = self._losses(outputs, y, **options)
         if self.data.in_last_epoch:
-            self._total += float(losses.detach().sum(dtype=torch.float64))
-            self._seen += len(y)
+            self._loss_sum += float(losses.detach().sum(dtype=torch.float64))
+            self._loss_count += len(y)
         loss = losses.mean()
-        return loss if self._contrast is None else loss + self._contrast(self.data.batch)
+        if self._contrast is None:
+            return loss
+        return loss + self._contrast(self.data.batch)
 
     @property
     def train_loss(self) -> float:
-        """The mean of the samples' losses that were asked for in the last epoch; NaN where none
-        was.
-        """
-        return self._total / self._seen if self._seen else float("nan")
+        """The mean of the losses computed in the last epoch; NaN without any."""
+        if not self._loss_count:
+            return float("nan")
+        return self._loss_sum / self._loss_count
 
 
 @contextmanager
 def contrastive_loss(
     module: nn.Module, contrast: Contrast, start: Weights, apply: Callable[[Weights], object]
 ) -> Iterator[Callable[[Tensor], Tensor]]:
-    """MOON's term (``common.training.Contrast``) of the batch at some positions that the module
-    has just been applied to.
+    """MOON's contrastive term (``common.training.Contrast``) of a batch.
 
-    A representation is the input of the last dense layer. ``apply`` applies the module with
-    other weights to all samples.
+    A representation is the input of the module's last dense layer.
+
+    Args:
+        module: the module in training.
+        contrast: the term, with the weights of the device's previous model.
+        start: weights of the received model, [d].
+        apply: applies the module with other weights to all samples.
+
+    Yields:
+        A function of the positions of a batch to which the module has just been applied. Its
+        result is the term of the loss.
     """
-    seen: list[Tensor] = []
+    inputs: list[Tensor] = []
     last = [part for part in module.modules() if isinstance(part, nn.Linear)][-1]
-    hook = last.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-    models = []
+    hook = last.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
+
+    def represent(weights: Weights) -> Tensor:
+        apply(weights)
+        representation = torch.cat(inputs).flatten(1)
+        inputs.clear()
+        return representation
+
     with torch.no_grad():
-        for weights in (start, contrast.previous):
-            apply(weights)
-            models.append(torch.cat(seen).flatten(1))
-            seen.clear()
+        received = represent(start)
+        previous = represent(contrast.previous)
 
     def loss(batch: Tensor) -> Tensor:
-        own = seen[-1].flatten(1)
-        seen.clear()
-        alike, other = (functional.cosine_similarity(own, each[batch]) for each in models)
-        return contrast.weight * functional.softplus((other - alike) / contrast.temperature).mean()
+        current = inputs[-1].flatten(1)
+        inputs.clear()
+        to_received = functional.cosine_similarity(current, received[batch])
+        to_previous = functional.cosine_similarity(current, previous[batch])
+        difference = (to_previous - to_received) / contrast.temperature
+        return contrast.weight * functional.softplus(difference).mean()
 
     try:
         yield loss
@@ -194,18 +209,32 @@ def contrastive_loss(
 
 
 def parts_of(model: Weights | None, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors of a flat model [d], on the device of those that are trained; none of None."""
+    """Split a flat model into tensors.
+
+    Args:
+        model: the flat model, [d], or None.
+        trained: the trained tensors by name, in the order of the flat model.
+
+    Returns:
+        A tensor for each trained tensor, on the same device; empty for None.
+    """
     if model is None:
         return {}
-    parts = torch.split(
-        torch.tensor(model), [math.prod(real_shape(tensor)) for tensor in trained.values()]
-    )
-    pairs = zip(trained.items(), parts, strict=True)
-    return {name: as_tensor_like(part, tensor).to(tensor.device) for (name, tensor), part in pairs}
+    sizes = [math.prod(real_shape(tensor)) for tensor in trained.values()]
+    tensors = {}
+    for (name, tensor), part in zip(
+        trained.items(), torch.split(torch.tensor(model), sizes), strict=True
+    ):
+        tensors[name] = as_tensor_like(part, tensor).to(tensor.device)
+    return tensors
 
 
 def rules(descent: Descent, trained: Mapping[str, Tensor]) -> dict[str, Descent]:
-    """The rule of each parameter, by name."""
-    sizes = [math.prod(real_shape(parameter)) for parameter in trained.values()]
-    places = zip(trained, sizes, accumulate(sizes), strict=True)
-    return {name: descent.of(end - size, end) for name, size, end in places}
+    """The rule of each trained tensor, by name; see ``Descent.of``."""
+    rule = {}
+    begin = 0
+    for name, tensor in trained.items():
+        end = begin + math.prod(real_shape(tensor))
+        rule[name] = descent.of(begin, end)
+        begin = end
+    return rule

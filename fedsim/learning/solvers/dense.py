@@ -1,19 +1,21 @@
-"""Dense layers on a processor, one device at a time: gradients in closed form, in compiled loops
-where a step is small.
+"""Training of dense layers on a CPU by gradients in closed form, one device at a time.
 
-The layer that the samples enter has two forms that give the same (up to rounding) at different
-cost. In *weight space* a step multiplies the batch with the kernel, and changes the whole kernel.
-In *sample space* the kernel is not there at all: SGD moves it only along the device's own samples,
-and along C, the constant part of the gradient, if there is one: W = a W_0 + b C + A^T X. So its
-products with a batch follow from those of W_0 and C with all samples, which never change, and from
-the inner products of the samples, X X^T: a step is one product of outputs x batch x n instead of
-two of outputs x batch x inputs, and changes A at the batch alone. Most devices hold fewer samples
-than a sample has features.
+Small steps run in compiled loops. The first layer has two forms, whose results are equal up to
+rounding, at different costs.
+
+In *weight space* a step multiplies the batch with the kernel, and changes the whole kernel.
+
+In *sample space* the kernel W is never formed. SGD moves W only along the device's own samples X,
+and along the constant part C of the gradient, if there is any: W = a W_0 + b C + A^T X. The products
+of W with a batch thus follow from the products of W_0 and C with all samples, which never change,
+and from the inner products of the samples, X X^T. A step is one product of outputs x batch x n
+instead of two products of outputs x batch x inputs, and changes A for the batch alone. This pays
+because most devices have fewer samples than a sample has features.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Literal, TypeVar
 
 import numpy as np
@@ -36,25 +38,31 @@ from fedsim.learning.solvers.reference import Reference, module_of
 
 Array = TypeVar("Array", NDArray[np.floating], Tensor)
 
-# floats in a cache line; rows that are so long leave no rest to loops over vector registers
+# floats in a cache line; loops over vector registers handle rows of a multiple of this without rest
 _LINE = 16
-# outputs, up to which sums over samples are faster along the samples than along the outputs
+# up to this number of outputs, sums over samples are faster along the samples
 _FEW = 32
 
 
 def split(flat: Array, sizes: Sequence[int]) -> Iterator[tuple[Array, Array]]:
-    """Kernels [..., outputs, inputs] and biases [..., outputs] within flat models [..., d];
-    ``sizes``: features, outputs.
+    """Split flat models into layers, as views.
+
+    Args:
+        flat: flat models, [..., d].
+        sizes: number of features, and number of outputs of each layer.
+
+    Yields:
+        The kernel, [..., outputs, inputs], and the bias, [..., outputs], of each layer.
     """
-    at = 0
+    begin = 0
     for inputs, outputs in pairwise(sizes):
-        kernel = flat[..., at : at + inputs * outputs].reshape(*flat.shape[:-1], outputs, inputs)
-        at += inputs * outputs
-        yield kernel, flat[..., at : at + outputs]
-        at += outputs
+        end = begin + inputs * outputs
+        kernel = flat[..., begin:end].reshape(*flat.shape[:-1], outputs, inputs)
+        begin = end + outputs
+        yield kernel, flat[..., end:begin]
 
 
-def _fours(count: int) -> int:
+def _round_up_to_fours(count: int) -> int:
     return -(-count // 4) * 4
 
 
@@ -66,27 +74,38 @@ def _parameter(
     *,
     in_fours: bool = True,
 ) -> Parameter:
-    """Matrices filled up to one shape with zeros, [count, rows, columns], rows ``in_fours`` if
-    need be, and their state.
+    """Stack matrices, padded with zeros to one shape, [count, rows, columns], with their state.
+
+    Args:
+        arrays: the matrices.
+        constants: the part of ``LocalSolve.constant`` of each matrix; None for 0.
+        descent: the rule of a step, which determines the state.
+        dtype: dtype of the stacks.
+        in_fours: whether rows are padded to a multiple of four.
     """
-    rows, columns = (max((array.shape[axis] for array in arrays), default=0) for axis in (0, 1))
+    rows = max((array.shape[0] for array in arrays), default=0)
+    columns = max((array.shape[1] for array in arrays), default=0)
+    if in_fours:
+        rows = _round_up_to_fours(rows)
 
-    def stacked(each: Sequence[AnyFloats]) -> AnyFloats:
-        stack = np.zeros((len(each), _fours(rows) if in_fours else rows, columns), dtype)
-        for own, array in zip(stack, each, strict=True):
-            own[: array.shape[0], : array.shape[1]] = array
-        return stack
+    def stack(matrices: Sequence[AnyFloats]) -> AnyFloats:
+        stacked = np.zeros((len(matrices), rows, columns), dtype)
+        for padded, matrix in zip(stacked, matrices, strict=True):
+            padded[: matrix.shape[0], : matrix.shape[1]] = matrix
+        return stacked
 
-    weight = stacked(arrays)
+    weight = stack(arrays)
     none = weight[:, :0]
     velocity = np.zeros_like(weight) if descent.momentum else none
     start = weight.copy() if descent.mu else none
-    return Parameter(weight, velocity, start, none if constants is None else stacked(constants))
+    constant = none if constants is None else stack(constants)
+    return Parameter(weight, velocity, start, constant)
 
 
 TrainedEntry = tuple[FirstLayer, Callable[[], object]]
-"""The first layer as it is trained, and a function that turns its kernel, which is left alone
-until then, into the result.
+"""The first layer in training, and a function that writes the result into the layer's kernel.
+
+The kernel itself does not change before that function is called.
 """
 
 
@@ -94,57 +113,72 @@ def _in_weight_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> TrainedEntry:
     samples = solve.x.numpy().reshape(len(solve.x), -1).astype(kernel.dtype, copy=False)
-    stacks = _parameter([kernel], None if constant is None else [constant], descent, kernel.dtype)
+    samples = np.ascontiguousarray(samples)
+    constants = None if constant is None else [constant]
+    stacks = _parameter([kernel], constants, descent, kernel.dtype)
     trained = Parameter(*(stack[0] for stack in stacks))
-    entry = FirstLayer(
-        np.ascontiguousarray(samples), trained, kernel[None, :0], kernel[:0], turned=False
-    )
+    entry = FirstLayer(samples, trained, kernel[None, :0], kernel[:0], turned=False)
     return entry, lambda: np.copyto(kernel, trained.weight[: len(kernel)])
 
 
 def _in_sample_space(
     solve: LocalSolve, kernel: AnyFloats, constant: AnyFloats | None, descent: Descent
 ) -> TrainedEntry:
-    """Products of the kernel's start, in torch's memory, with each sample, and how far the
-    kernel has moved along each.
+    """The first layer in sample space: fixed products of W_0 and C with the samples, and A.
+
+    Args:
+        solve: the device's work.
+        kernel: W_0, [outputs, inputs], in torch's memory; the result replaces W_0.
+        constant: C, [outputs, inputs], or None.
+        descent: the rule of a step.
     """
     start = torch.from_numpy(kernel)
-    (outputs, inputs), count = kernel.shape, len(solve.x)
+    outputs, inputs = kernel.shape
+    count = len(solve.x)
+    steps = solve.batches.steps
     columns = -(-count // _LINE) * _LINE
     turned = outputs > _FEW
-    # torch's memory is aligned: on it a product's last bits depend
+    # the last bits of a product depend on the alignment of memory, and torch's memory is aligned
     samples = start.new_empty(count, inputs)
     samples.copy_(solve.x.reshape(count, inputs))
     gram = start.new_zeros(count, columns)
     torch.mm(samples, samples.t(), out=gram[:, :count])
-    kinds = [(start, 1.0, -descent.mu)] + (
-        [] if constant is None else [(torch.tensor(constant), 0.0, 1.0)]
+    bases = [start]
+    shares = [_shares(1.0, -descent.mu, descent, steps)]
+    if constant is not None:
+        bases.append(torch.tensor(constant))
+        shares.append(_shares(0.0, 1.0, descent, steps))
+    products = start.new_empty(len(bases), count, outputs)
+    for base, values in zip(bases, products, strict=True):
+        # faster than the product of samples and weights
+        values.copy_(torch.mm(base, samples.t()).t())
+    shape = (columns, outputs) if turned else (_round_up_to_fours(outputs), columns)
+    coefficients = start.new_zeros(shape)
+    weight = coefficients.numpy()
+    none = weight[:0]
+    velocity = np.zeros_like(weight) if descent.momentum else none
+    trained = Parameter(weight, velocity, none, none)
+    entry = FirstLayer(
+        gram.numpy(), trained, products.numpy(), np.array(shares, kernel.dtype), turned
     )
-    given = start.new_empty(len(kinds), count, outputs)
-    for (weights, _, _), values in zip(kinds, given, strict=True):
-        # faster than their product the other way round
-        values.copy_(torch.mm(weights, samples.t()).t())
-    moved = start.new_zeros((columns, outputs) if turned else (_fours(outputs), columns))
-    shares = [_shares(share, pull, descent, solve.batches.steps) for _, share, pull in kinds]
-    weight = moved.numpy()
-    trained = Parameter(
-        weight, np.zeros_like(weight) if descent.momentum else weight[:0], weight[:0], weight[:0]
-    )
-    entry = FirstLayer(gram.numpy(), trained, given.numpy(), np.array(shares, kernel.dtype), turned)
 
     def write() -> None:
-        start.addmm_(
-            moved[:count].t() if turned else moved[:outputs, :count], samples, beta=shares[0][-1]
-        )
-        for (weights, _, _), share in zip(kinds[1:], shares[1:], strict=True):
-            start.add_(weights, alpha=share[-1])
+        factor = coefficients[:count].t() if turned else coefficients[:outputs, :count]
+        start.addmm_(factor, samples, beta=shares[0][-1])
+        for base, share in zip(bases[1:], shares[1:], strict=True):
+            start.add_(base, alpha=share[-1])
 
     return entry, write
 
 
 def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[float]:
-    """The share of W_0 (or C) in the kernel before each step, and after the last; each adds
-    ``pull`` of it to the gradient.
+    """The share of W_0 (or C) in the kernel before each step, and after the last step.
+
+    Args:
+        share: the share before the first step.
+        pull: the share of W_0 (or C) in each gradient.
+        descent: the rule of a step.
+        steps: number of steps.
     """
     shrinkage = descent.shrinkage(kernel=True)
     velocity = 0.0
@@ -160,12 +194,10 @@ def _shares(share: float, pull: float, descent: Descent, steps: int) -> list[flo
 
 @cache
 def prepare(dtype: torch.dtype) -> None:
-    """Have the loops compiled, or fetched if that was done once, before anybody's time depends
-    on it.
-    """
-    one = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
+    """Compile the loops, or load their stored code, before any training."""
+    batches = Batches(np.zeros((1, 1), np.int64), np.ones(1, np.int64), last_epoch=0)
     weights = torch.zeros(4, dtype=dtype).numpy()
-    solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), one)
+    solve = LocalSolve(weights, torch.zeros(1, 1), torch.zeros(1, dtype=torch.int64), batches)
     train(weights, (1, 2), solve, Descent(lr=1.0), _in_weight_space)
 
 
@@ -176,63 +208,80 @@ def train(
     descent: Descent,
     form: Callable[..., TrainedEntry],
 ) -> float:
-    """Train a flat model [d] in place, in torch's memory, by one step at least; returns the mean
-    loss over the last epoch.
+    """Train a flat model in place, by at least one step.
+
+    Args:
+        flat: the model, [d], in torch's memory, which is aligned.
+        sizes: number of features, and number of outputs of each layer.
+        solve: the device's work.
+        descent: the rule of a step.
+        form: makes the first layer in weight space or in sample space.
+
+    Returns:
+        The mean loss over the last epoch.
     """
-    constant = solve.constant(descent)
     batches = solve.batches
-    constant = None if constant is None else constant.astype(flat.dtype, copy=False)
-    first = next(split(flat, sizes))[0]
-    of_first = None if constant is None else next(split(constant, sizes))[0]
-    entry, write = form(solve, first, of_first, descent)
-    rest = _rest(flat, sizes)
-    of_rest = (None, None) if constant is None else _rest(constant, sizes)
-    kernels = _parameter(rest[0], of_rest[0], descent, flat.dtype)
-    biases = _parameter(rest[1], of_rest[1], descent, flat.dtype, in_fours=False)
-    rule = (
-        descent.lr,
-        descent.momentum,
-        descent.mu,
-        descent.shrinkage(kernel=True),
-        descent.shrinkage(kernel=False),
+    layers = _Layers(flat, sizes)
+    first_constant = None
+    kernel_constants = None
+    bias_constants = None
+    constant = solve.constant(descent)
+    if constant is not None:
+        constants = _Layers(constant.astype(flat.dtype, copy=False), sizes)
+        first_constant = constants.first
+        kernel_constants = constants.kernels
+        bias_constants = constants.biases
+    entry, write = form(solve, layers.first, first_constant, descent)
+    kernels = _parameter(layers.kernels, kernel_constants, descent, flat.dtype)
+    biases = _parameter(layers.biases, bias_constants, descent, flat.dtype, in_fours=False)
+    as_number = flat.dtype.type
+    rule = Rule(
+        lr=as_number(descent.lr),
+        momentum=as_number(descent.momentum),
+        mu=as_number(descent.mu),
+        kernels=as_number(descent.shrinkage(kernel=True)),
+        biases=as_number(descent.shrinkage(kernel=False)),
     )
     plan = Plan(solve.y.numpy(), batches.rows, batches.counts, batches.last_epoch)
-    loss = descend(
-        entry, kernels, biases, np.array(sizes[1:]), plan, Rule(*map(flat.dtype.type, rule))
-    )
+    loss = descend(entry, kernels, biases, np.array(sizes[1:]), plan, rule)
     write()
-    for stack, own in zip((kernels.weight, biases.weight), rest, strict=True):
-        for trained, array in zip(stack, own, strict=True):
-            array[:] = trained[: array.shape[0], : array.shape[1]]
+    _unstack(kernels, layers.kernels)
+    _unstack(biases, layers.biases)
     return batches.mean_loss(loss)
 
 
-def _rest(flat: AnyFloats, sizes: Sequence[int]) -> tuple[list[AnyFloats], list[AnyFloats]]:
-    """All but the first kernel of a flat model: the other kernels, and the biases as rows."""
-    layers = list(split(flat, sizes))
-    return [kernel for kernel, _ in layers[1:]], [bias[None] for _, bias in layers]
+class _Layers:
+    """Views of a flat model: the first kernel, the other kernels, and the biases as rows."""
+
+    def __init__(self, flat: AnyFloats, sizes: Sequence[int]) -> None:
+        layers = list(split(flat, sizes))
+        self.first = layers[0][0]
+        self.kernels = [kernel for kernel, _ in layers[1:]]
+        self.biases = [bias[None] for _, bias in layers]
+
+
+def _unstack(parameter: Parameter, matrices: Sequence[AnyFloats]) -> None:
+    """Write trained weights from their padded stack into the matrices."""
+    for padded, matrix in zip(parameter.weight, matrices, strict=True):
+        matrix[:] = padded[: matrix.shape[0], : matrix.shape[1]]
 
 
 def train_by_products(
     weights: Tensor, sizes: Sequence[int], solve: LocalSolve, descent: Descent
 ) -> float:
-    """The same by torch's matrix products, without autograd, for any number of steps."""
-    parameters = list(split(weights, sizes))
-    constant = solve.constant(descent)
-    constants = (
-        [(None, None)] * len(parameters)
-        if constant is None
-        else list(split(torch.tensor(constant), sizes))
-    )
-    steps = []
-    at = 0
-    for own, of_own in zip(parameters, constants, strict=True):
-        for tensor, of_tensor in zip(own, of_own, strict=True):
-            rule = descent.of(at, at + tensor.numel())
-            steps.append(
-                ParameterStep(tensor, rule, rule.shrinkage(kernel=tensor.ndim > 1), of_tensor)
-            )
-            at += tensor.numel()
+    """Train a flat model in place by torch's matrix products, without autograd.
+
+    Args:
+        weights: the model, [d].
+        sizes: number of features, and number of outputs of each layer.
+        solve: the device's work, of any number of steps.
+        descent: the rule of a step.
+
+    Returns:
+        The mean loss over the last epoch; NaN without a step.
+    """
+    layers = list(split(weights, sizes))
+    steps = _parameter_steps(layers, sizes, solve, descent)
     batches = solve.batches
     x = solve.x.reshape(len(solve.x), -1).to(weights.dtype)
     total = 0.0
@@ -240,46 +289,70 @@ def train_by_products(
     for step, count in enumerate(batches.counts.tolist()):
         batch = rows[step, :count]
         inputs = [x[batch]]
-        for kernel, bias in parameters[:-1]:
+        for kernel, bias in layers[:-1]:
             inputs.append(torch.addmm(bias, inputs[-1], kernel.t()).relu_())
-        kernel, bias = parameters[-1]
+        kernel, bias = layers[-1]
         logs = torch.addmm(bias, inputs[-1], kernel.t()).log_softmax(1)
         right = solve.y[batch][:, None]
         if step >= batches.last_epoch:
             total -= float(logs.gather(1, right).sum(dtype=torch.float64))
         error = logs.exp_().scatter_add_(1, right, logs.new_full((count, 1), -1.0)).div_(count)
-        for layer in range(len(parameters) - 1, -1, -1):
-            below = torch.mm(error, parameters[layer][0]) if layer else error
+        for layer in range(len(layers) - 1, 0, -1):
+            kernel, _ = layers[layer]
+            below = torch.mm(error, kernel)  # before the step changes the kernel
             steps[2 * layer].descend_product(error.t(), inputs[layer])
             steps[2 * layer + 1].descend(error.sum(0))
-            error = torch.ops.aten.threshold_backward(below, inputs[layer], 0) if layer else error
+            error = torch.ops.aten.threshold_backward(below, inputs[layer], 0)
+        steps[0].descend_product(error.t(), inputs[0])
+        steps[1].descend(error.sum(0))
     return batches.mean_loss(total)
 
 
+def _parameter_steps(
+    layers: Sequence[tuple[Tensor, Tensor]],
+    sizes: Sequence[int],
+    solve: LocalSolve,
+    descent: Descent,
+) -> list[ParameterStep]:
+    """The steps of each layer's kernel and bias, in the order of the flat model."""
+    constants: list[Tensor | None] = [None] * (2 * len(layers))
+    constant = solve.constant(descent)
+    if constant is not None:
+        constants = list(chain(*split(torch.tensor(constant), sizes)))
+    steps = []
+    begin = 0
+    for tensor, tensor_constant in zip(chain(*layers), constants, strict=True):
+        end = begin + tensor.numel()
+        rule = descent.of(begin, end)
+        shrinkage = rule.shrinkage(kernel=tensor.ndim > 1)
+        steps.append(ParameterStep(tensor, rule, shrinkage, tensor_constant))
+        begin = end
+    return steps
+
+
 Way = Literal["weight space", "sample space", "products"]
-"""Compiled loops with the first layer in one of two forms (see above), or torch's matrix
-products, which cost more to call.
+"""A method of training: compiled loops with the first layer in one of two forms, or torch's
+matrix products, which cost more to call.
 """
 
-_FASTER = 2.5  # how much faster multiplications are in matrix products than in loops
-# multiplications in whose time a number of a kernel is changed, in loops and by products
-_CHANGED = 2
-_CHANGED_THERE = 20
-# the same: to set up sample space, a step of products, to copy a number
-_SET_UP = 1_000_000
-_CALLED = 2_000_000
-_COPIED = 48
+_FASTER = 2.5  # speed of multiplications in matrix products, relative to loops
+# costs in multiplications of the loops
+_CHANGED = 2  # of a change of a kernel's number, in loops
+_CHANGED_THERE = 20  # of a change of a kernel's number, by products
+_SET_UP = 1_000_000  # of preparing sample space
+_CALLED = 2_000_000  # of a step of products
+_COPIED = 48  # of copying a number
 # samples in one product when a model is applied; whole cache lines of any width
 _APPLIED_AT_ONCE = 256
 
 
 class Dense(Solver):
-    """Softmax regression and perceptrons with ReLU (``architecture.is_dense``) under softmax
-    cross-entropy.
+    """Softmax regression and perceptrons with ReLU, under softmax cross-entropy.
 
     Args:
+        architecture: the layers, which are dense (``Architecture.is_dense``).
         dtype: float32; float64 for tests of the gradients.
-        way: how every device is trained; None: each in whichever way is fastest for it.
+        way: the method by which every device is trained; None: the fastest method for each device.
     """
 
     def __init__(
@@ -291,11 +364,10 @@ class Dense(Solver):
     ) -> None:
         layers = [layer for _, layer in architecture.trained()]
         tensors = architecture.tensors
-        super().__init__(
-            torch.device("cpu"), tensors, {name for name, shape in tensors if len(shape) == 2}
-        )
+        kernels = {name for name, shape in tensors if len(shape) == 2}
+        super().__init__(torch.device("cpu"), tensors, kernels)
         self.dtype = dtype
-        self._always = way
+        self._fixed_way = way
         self._architecture = architecture
         self.sizes = [layers[0].inputs, *(layer.outputs for layer in layers)]
         self._parameters = architecture.parameters
@@ -306,17 +378,22 @@ class Dense(Solver):
         return Reference(module_of(self._architecture), self.device, self.dtype)
 
     def way(self, samples: int, width: int, steps: int) -> Way:
-        """The fastest way for a device with such work; depends on its own work alone.
+        """The fastest method for a device, which depends on the device's own work alone.
 
-        The costs are in multiplications of the loops, fitted to times of 165 shapes of work on
-        one core.
+        Costs are counted in multiplications of the loops. They were fitted to times of 165 shapes
+        of work on one core.
+
+        Args:
+            samples: number of the device's samples.
+            width: columns of the batch array.
+            steps: number of steps.
         """
-        if self._always is not None:
-            return self._always
-        (inputs, outputs), width = self.sizes[:2], min(width, samples)
-        rest = sum(before * after for before, after in pairwise(self.sizes[1:])) * (
-            3 * width + _CHANGED
-        )
+        if self._fixed_way is not None:
+            return self._fixed_way
+        inputs, outputs = self.sizes[:2]
+        width = min(width, samples)
+        rest_kernels = sum(below * above for below, above in pairwise(self.sizes[1:]))
+        rest = rest_kernels * (3 * width + _CHANGED)
         gram = _SET_UP + samples * inputs * (samples + 2 * outputs) / _FASTER
         product = _CALLED + self._parameters * (2 * width / _FASTER + _CHANGED_THERE)
         costs: dict[Way, float] = {
@@ -335,36 +412,41 @@ class Dense(Solver):
         if not solve.batches.steps:
             return Solved(flat.numpy(), float("nan"))
         form = _in_sample_space if way == "sample space" else _in_weight_space
-        return Solved(flat.numpy(), train(flat.numpy(), self.sizes, solve, descent, form))
+        loss = train(flat.numpy(), self.sizes, solve, descent, form)
+        return Solved(flat.numpy(), loss)
 
     @torch.inference_mode()
     def outputs_each(self, weights: Sequence[Weights], xs: Sequence[Tensor]) -> list[Tensor]:
         longest = max(len(x) for x in xs)
         samples = torch.zeros(len(xs), longest, self.sizes[0], dtype=self.dtype)
-        for at, x in enumerate(xs):
-            samples[at, : len(x)] = x.reshape(len(x), -1)
+        for model_samples, x in zip(samples, xs, strict=True):
+            model_samples[: len(x)] = x.reshape(len(x), -1)
         # features before samples: twice as fast for the few outputs of a classifier
         hidden = samples.transpose(1, 2)
         for layer, (kernel, bias) in enumerate(split(self._flat(weights), self.sizes)):
-            hidden = torch.baddbmm(bias[:, :, None], kernel, hidden.relu_() if layer else hidden)
+            if layer:
+                hidden.relu_()
+            hidden = torch.baddbmm(bias[:, :, None], kernel, hidden)
         return [logits[:, : len(x)].t() for logits, x in zip(hidden, xs, strict=True)]
 
     @torch.inference_mode()
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        layers = [
-            (kernel[0].clone(), bias[0, :, None].clone())
-            for kernel, bias in split(self._flat([weights]), self.sizes)
-        ]
+        layers = []
+        for kernel, bias in split(self._flat([weights]), self.sizes):
+            layers.append((kernel[0].clone(), bias[0, :, None].clone()))
+        samples = x.reshape(len(x), self.sizes[0]).to(self.dtype)
         logits = []
-        for piece in torch.split(x.reshape(len(x), self.sizes[0]).to(self.dtype), _APPLIED_AT_ONCE):
-            hidden = piece.t()  # features before samples, as above
-            for at, (kernel, bias) in enumerate(layers):
-                hidden = torch.addmm(bias, kernel, hidden.relu_() if at else hidden)
+        for piece in torch.split(samples, _APPLIED_AT_ONCE):
+            hidden = piece.t()  # features before samples, as in ``outputs_each``
+            for layer, (kernel, bias) in enumerate(layers):
+                if layer:
+                    hidden.relu_()
+                hidden = torch.addmm(bias, kernel, hidden)
             logits.append(hidden.t())
         return torch.cat(logits)
 
     def _flat(self, models: Sequence[NDArray[np.floating]]) -> Tensor:
-        """Flat models [K, d], in memory of torch's: aligned, whatever numpy's was."""
+        """Copy flat models into torch's own memory, which is aligned; [K, d]."""
         flat = torch.empty(len(models), len(models[0]), dtype=self.dtype)
         for row, weights in zip(flat.numpy(), models, strict=True):
             row[:] = weights

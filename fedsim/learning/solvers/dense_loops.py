@@ -1,9 +1,9 @@
-"""Local SGD of one device on dense layers, as loops over its own samples: gradients in closed
-form, weights changed in place.
+"""Compiled loops for the SGD of one device on dense layers, with gradients in closed form.
 
-Four samples and four outputs are taken at a time, which keeps a processor's registers full. So
-everything that has outputs is filled up to whole fours of them, with zeros; and so is a batch, with
-one of its samples, whose error is set to 0.
+Weights are changed in place. The loops handle four samples and four outputs at a time, which keeps
+the registers of a CPU full. All arrays with outputs are therefore padded with zeros to a multiple
+of four outputs. A batch is padded to a multiple of four samples with its first sample, whose error
+is set to 0.
 """
 
 from typing import NamedTuple
@@ -16,56 +16,59 @@ from fedsim.learning.solvers.compiled import compiled, compiled_entry
 AnyFloats = NDArray[np.floating]
 Positions = NDArray[np.int64]
 
-# samples of a batch (or outputs) that stay in the cache while they are multiplied with everything
+# samples of a batch (or outputs) that stay in the cache during a product
 _AT_ONCE = 32
 
 
 class Rule(NamedTuple):
-    """``Descent`` in numbers of the model's type; ``kernels`` and ``biases`` are the shrinkage
-    of either.
-    """
+    """``Descent`` in numbers of the model's dtype."""
 
     lr: np.floating
     momentum: np.floating
     mu: np.floating
     kernels: np.floating
+    """``Descent.shrinkage`` of kernels."""
     biases: np.floating
+    """``Descent.shrinkage`` of biases."""
 
 
 class Parameter(NamedTuple):
-    """Weights, velocity, start, and part of ``LocalSolve.constant``; without rows if the rule
-    does not use them.
-    """
+    """A parameter with its state; arrays that the rule does not use have no rows."""
 
     weight: AnyFloats
     velocity: AnyFloats
     start: AnyFloats
+    """the weights before the first step, to which the proximal term pulls."""
     constant: AnyFloats
+    """part of ``LocalSolve.constant``."""
 
 
 class FirstLayer(NamedTuple):
-    """The layer that the samples enter, in weight space or in sample space (see ``dense``)."""
+    """The first layer, in weight space or in sample space (see ``dense``)."""
 
     features: AnyFloats
-    """the samples, [n, c], or their inner products with all samples, filled up with zeros."""
-    kernel: Parameter
-    """multiplied with that, [outputs in whole fours, c]: the kernel, or how far it has moved
-    along each sample.
+    """in weight space the samples, [n, c]; in sample space their inner products with all samples,
+    padded with zeros.
     """
-    given: AnyFloats
-    """in sample space products of the samples with the kernel's start (and constant), [1 or 2,
-    n, outputs]; else no samples.
+    kernel: Parameter
+    """the factor of ``features``, [outputs padded to fours, c]: in weight space the kernel W, in
+    sample space the coefficients A.
+    """
+    products: AnyFloats
+    """in sample space the products of the samples with W_0 (and C), [1 or 2, n, outputs]; in weight
+    space without samples.
     """
     shares: AnyFloats
-    """how much of either is in the kernel at each step, [1 or 2, steps + 1]."""
+    """the share of W_0 (and C) in the kernel at each step, [1 or 2, steps + 1]."""
     turned: bool
     """whether ``kernel`` is [c, outputs], which is faster for many outputs."""
 
 
 class Plan(NamedTuple):
-    """The labels of the samples, [n], and the batches, as in ``Batches``."""
+    """The labels of the samples, and the batches as in ``Batches``."""
 
     labels: Positions
+    """label of each sample, int64 [n]."""
     rows: Positions
     counts: Positions
     last_epoch: int
@@ -80,11 +83,18 @@ def descend(
     plan: Plan,
     rule: Rule,
 ) -> float:
-    """Carry out all steps, in place; returns the summed losses over the samples of the last epoch.
+    """Carry out all steps of a local training, in place.
 
-    ``entry`` has the first kernel, ``kernels`` the others, filled up to one shape, [layers - 1,
-    outputs in fours, inputs]; ``biases`` are [layers, 1, outputs], ``sizes`` the outputs of each
-    layer, [layers].
+    Args:
+        entry: the first layer.
+        kernels: all other kernels, padded to one shape, [layers - 1, outputs in fours, inputs].
+        biases: all biases, [layers, 1, outputs].
+        sizes: number of outputs of each layer, [layers].
+        plan: labels and batches.
+        rule: the rule of a step.
+
+    Returns:
+        The sum of the losses over the samples of the last epoch.
     """
     dtype = entry.features.dtype
     top = len(sizes) - 1
@@ -132,7 +142,7 @@ def descend(
             _descend_kernel(kernel, sizes[layer], hidden, every[:filled], error, rule)
             _descend_bias(_of(biases, layer), sizes[layer], count, error, rule)
             error = below
-        if entry.given.shape[1]:
+        if entry.products.shape[1]:
             _descend_along(entry, batch[:count], sizes[0], error, rule)
         else:
             _descend_kernel(entry.kernel, sizes[0], entry.features, batch[:filled], error, rule)
@@ -152,7 +162,7 @@ def _fours(count: int) -> int:
     return (count + 3) // 4 * 4
 
 
-# Forwards, and back. A batch has positions of samples, in whole fours.
+# Forward and backward pass. A batch has positions of samples, a multiple of four.
 
 
 @compiled
@@ -169,7 +179,7 @@ def _enter(
     """Apply the first layer to a batch."""
     features = entry.features
     kernel = entry.kernel.weight
-    given = entry.given
+    products = entry.products
     if not entry.turned:
         _inner_products(features, batch, kernel, bias, outputs, out)
     else:
@@ -178,14 +188,14 @@ def _enter(
                 out[rank, output] = bias[0, output]
             for column in range(features.shape[1]):
                 scratch[rank, column] = features[batch[rank], column]
-        taken = every[: _fours(len(features))]
-        _add_products(out, len(batch), outputs, kernel, taken, scratch.T, out.dtype.type(1))
-    for part in range(len(given) if given.shape[1] else 0):
+        positions = every[: _fours(len(features))]
+        _add_products(out, len(batch), outputs, kernel, positions, scratch.T, out.dtype.type(1))
+    for part in range(len(products) if products.shape[1] else 0):
         share = entry.shares[part, step]
         for rank in range(len(batch)):
             sample = batch[rank]
             for output in range(outputs):
-                out[rank, output] += share * given[part, sample, output]
+                out[rank, output] += share * products[part, sample, output]
 
 
 @compiled
@@ -197,8 +207,9 @@ def _judge(
     count: int,
     classes: int,
 ) -> float:
-    """The summed losses of a batch; ``error`` becomes the gradient of the mean loss with respect
-    to the logits.
+    """Sum the losses of a batch, and write the gradient of the mean loss into ``error``.
+
+    The gradient is taken with respect to the logits.
     """
     share = logits.dtype.type(1) / logits.dtype.type(count)
     error[: len(batch), : _fours(classes)] = 0
@@ -222,18 +233,19 @@ def _judge(
 @compiled
 def _pass_back(
     error: AnyFloats,
-    taken: Positions,
+    positions: Positions,
     kernel: AnyFloats,
     hidden: AnyFloats,
     below: AnyFloats,
     rows: int,
     inputs: int,
 ) -> None:
-    """The error of a layer's inputs, [rows, inputs], from that of its outputs; 0 where the ReLU
-    between was shut.
+    """Write the error of a layer's inputs into ``below``, [rows, inputs], from its outputs' error.
+
+    The error of an input is 0 if the ReLU before the layer gave 0.
     """
     below[:rows, : _fours(inputs)] = 0
-    _add_products(below, rows, inputs, kernel, taken, error.T, error.dtype.type(1))
+    _add_products(below, rows, inputs, kernel, positions, error.T, error.dtype.type(1))
     for row in range(rows):
         for column in range(inputs):
             below[row, column] = below[row, column] if hidden[row, column] > 0 else 0
@@ -248,9 +260,7 @@ def _inner_products(
     outputs: int,
     out: AnyFloats,
 ) -> None:
-    """``out`` [rank, output] becomes <features [batch [rank]], kernel [output]> + bias [0,
-    output].
-    """
+    """Set out[rank, output] to <features[batch[rank]], kernel[output]> + bias[0, output]."""
     for begin in range(0, len(batch), _AT_ONCE):
         for output in range(outputs):
             for rank in range(begin, min(begin + _AT_ONCE, len(batch)), 4):
@@ -275,21 +285,21 @@ def _add_products(
     rows: int,
     columns: int,
     sources: AnyFloats,
-    taken: Positions,
+    positions: Positions,
     factors: AnyFloats,
     scale: np.floating,
 ) -> None:
-    """Add scale x the sum over k of factors [k, row] sources [taken [k]] to each row of ``target``.
+    """Add scale x sum_k factors[k, row] sources[positions[k]] to each row of ``target``.
 
-    The number of rows and ``taken`` is a multiple of four; ``columns`` columns are used.
+    The numbers of rows and positions are multiples of four; ``columns`` columns are used.
     """
-    for begin in range(0, len(taken), _AT_ONCE):
+    for begin in range(0, len(positions), _AT_ONCE):
         for row in range(0, rows, 4):
-            for k in range(begin, min(begin + _AT_ONCE, len(taken)), 4):
-                first = taken[k]
-                second = taken[k + 1]
-                third = taken[k + 2]
-                fourth = taken[k + 3]
+            for k in range(begin, min(begin + _AT_ONCE, len(positions)), 4):
+                first = positions[k]
+                second = positions[k + 1]
+                third = positions[k + 2]
+                fourth = positions[k + 3]
                 a, b, c, d = _four(factors, k, row, scale)
                 e, f, g, h = _four(factors, k, row + 1, scale)
                 i, j, m, n = _four(factors, k, row + 2, scale)
@@ -315,7 +325,7 @@ def _four(factors: AnyFloats, k: int, row: int, scale: np.floating) -> tuple[np.
     )
 
 
-# The rule. Its gradient is added to the velocity if there is one, to the weights themselves if not.
+# The rule. The gradient is added to the velocity if the rule has momentum, else to the weights.
 
 
 @compiled
@@ -327,7 +337,7 @@ def _descend_kernel(
     error: AnyFloats,
     rule: Rule,
 ) -> None:
-    """One step along the gradient error^T features."""
+    """Take one step along the gradient error^T features."""
     target, scale = _prepare(kernel, rule, rule.kernels, rule.mu)
     _add_products(target, outputs, target.shape[1], features, batch, error, scale)
     _follow(kernel, rule)
@@ -337,8 +347,10 @@ def _descend_kernel(
 def _descend_along(
     entry: FirstLayer, batch: Positions, outputs: int, error: AnyFloats, rule: Rule
 ) -> None:
-    """One step in sample space: the gradient is the error at the samples of the batch, and 0 at
-    all others; drawn to 0.
+    """Take one step of A in sample space.
+
+    The gradient is the error for the samples of the batch, and 0 for other samples. The proximal
+    term pulls to 0.
     """
     target, scale = _prepare(entry.kernel, rule, rule.kernels, rule.mu - rule.mu)
     for rank in range(len(batch)):
@@ -353,7 +365,7 @@ def _descend_along(
 
 @compiled
 def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, rule: Rule) -> None:
-    """One step along the gradient that is the sum of the errors."""
+    """Take one step along the sum of the errors."""
     target, scale = _prepare(bias, rule, rule.biases, rule.mu)
     for rank in range(count):
         for output in range(outputs):
@@ -365,7 +377,11 @@ def _descend_bias(bias: Parameter, outputs: int, count: int, error: AnyFloats, r
 def _prepare(
     part: Parameter, rule: Rule, shrinkage: np.floating, mu: np.floating
 ) -> tuple[AnyFloats, np.floating]:
-    """The part of a step without samples; returns the target of the gradient, and its factor."""
+    """Carry out the part of a step that needs no samples.
+
+    Returns:
+        The array to which the gradient is added, and the gradient's factor.
+    """
     weight, velocity, start, constant = part
     rows, columns = weight.shape
     target = weight
@@ -395,7 +411,7 @@ def _prepare(
 
 @compiled
 def _follow(part: Parameter, rule: Rule) -> None:
-    """Move along the velocity, if there is one."""
+    """Move the weights along the velocity, if the rule has momentum."""
     for row in range(len(part.velocity)):
         for column in range(part.velocity.shape[1]):
             part.weight[row, column] -= rule.lr * part.velocity[row, column]

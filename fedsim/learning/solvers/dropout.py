@@ -1,5 +1,6 @@
-"""Dropout whose masks are a function of (device, task, step, layer, element), not of the order
-of the work as torch's.
+"""Dropout whose masks are a function of device, task, step, layer and element.
+
+Unlike the masks of torch's dropout, these masks do not depend on the order of the work.
 """
 
 from itertools import count
@@ -27,17 +28,24 @@ def step_key(key: int, step: int) -> int:
 
 
 def advanced_key(key: int, steps: int) -> int:
-    """The key under which a local solve's first step has the masks of step ``steps`` under
-    ``key``.
+    """The key of a local solve that begins with the masks of step ``steps`` of another.
+
+    Args:
+        key: the key of the other local solve.
+        steps: number of steps that are skipped.
     """
     return (key + steps * _OF_STEP) % (1 << 64)
 
 
 class KeyedDropout(nn.Module):
-    """Dropout by a counter hash of the element's position, or channel's, under a key that is set
-    before each step.
+    """Dropout by a hash of the position of an element or channel, under a key.
 
-    ``place`` numbers the layer within its module, so that two layers have different masks.
+    The buffer ``key`` is set before each step.
+
+    Args:
+        rate: probability of a zero.
+        place: number of the layer within its module, so that two layers have different masks.
+        per_channel: whether whole channels become zero.
     """
 
     key: Tensor
@@ -50,23 +58,24 @@ class KeyedDropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` with zeros, the rest scaled up; unchanged in evaluation."""
+        """Set elements of ``x`` to zero and scale up the rest; no change in evaluation."""
         if not self.training or self.rate == 0.0:
             return x
-        shape = (
-            torch.Size((*x.shape[:2], *(1 for _ in x.shape[2:]))) if self.per_channel else x.shape
-        )
-        word = torch.arange(1, shape.numel() + 1, device=x.device).view(shape) * _STEP + (
-            self.key + self.salt
-        )
-        word = _mixed(_mixed(word) + self.key)
-        kept = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
-        return x * (kept.to(x.dtype) * (0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)))
+        shape = x.shape
+        if self.per_channel:
+            shape = torch.Size([*x.shape[:2], *[1] * (x.ndim - 2)])
+        counter = torch.arange(1, shape.numel() + 1, device=x.device).view(shape)
+        word = counter * _STEP + (self.key + self.salt)
+        word = _mix(_mix(word) + self.key)
+        mask = ((word >> 40) & 0xFFFFFF) >= round(self.rate * (1 << 24))
+        scale = 0.0 if self.rate >= 1.0 else 1.0 / (1.0 - self.rate)
+        return x * (mask.to(x.dtype) * scale)
 
 
-def _mixed(word: Tensor) -> Tensor:
-    """The finaliser of splitmix64 on int64 (the masks make torch's arithmetic shift a logical
-    one).
+def _mix(word: Tensor) -> Tensor:
+    """The finaliser of splitmix64 on int64.
+
+    The masks turn torch's arithmetic shift into a logical one.
     """
     word = (word ^ ((word >> 30) & ((1 << 34) - 1))) * _MIX1
     word = (word ^ ((word >> 27) & ((1 << 37) - 1))) * _MIX2
@@ -74,19 +83,17 @@ def _mixed(word: Tensor) -> Tensor:
 
 
 def with_keyed_dropout(module: nn.Module) -> nn.Module:
-    """Replace every dropout layer within ``module``, in place, by a keyed one; returns the
-    module.
+    """Replace every dropout layer of a module by a keyed one, in place.
+
+    Returns:
+        The module, or the new layer if the module itself is a dropout layer.
     """
     places = count()
-    whole = nn.ModuleList([module])
-    for parent in list(whole.modules()):
+    root = nn.ModuleList([module])
+    for parent in list(root.modules()):
         for name, child in list(parent.named_children()):
             if isinstance(child, REPLACEABLE):
-                setattr(
-                    parent,
-                    name,
-                    KeyedDropout(
-                        float(child.p), next(places), per_channel=isinstance(child, _PER_CHANNEL)
-                    ),
-                )
-    return whole[0]
+                per_channel = isinstance(child, _PER_CHANNEL)
+                dropout = KeyedDropout(float(child.p), next(places), per_channel=per_channel)
+                setattr(parent, name, dropout)
+    return root[0]

@@ -1,14 +1,14 @@
-"""A trial of a user's module before a run: what it draws, what it leaves behind, what it gives.
+"""A trial of a user's module before a run: its random draws, its memory, and its outputs.
 
-Two small trainings A and B on real samples are carried out on fresh copies and again on used ones.
-If a result differs, or the module's memory changes with each training, the module is refused by the
-name of the part that differs.
+Two small trainings A and B on real samples are carried out on fresh copies, and again on used
+copies. If a result differs, or the module's memory changes with each training, the module is
+refused. The message names the part that differs.
 """
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedsim.common.errors import FedsimError, ScenarioError, place_of
+from fedsim.common.training import LastBatch
 from fedsim.learning.draws import generators_kept, global_states, moved_since
 from fedsim.learning.modules import settings_kept
 from fedsim.learning.objectives import Objective
@@ -33,52 +34,61 @@ from fedsim.learning.solvers.reference import (
 from fedsim.learning.solvers.watched import ModuleCopy, draws_message, left_message
 
 SAMPLES = 16
-"""Samples of a trial, at most."""
+"""Most samples of a trial."""
 
-_TRIES = 3  # after which a moved global generator is not somebody else's doing
+_TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
 _WHERE = "in a trial on samples of the data"
 _RULE = Descent(lr=1e-3)
 
+R = TypeVar("R")
+
 
 def probe(solver: Reference, objective: Objective, x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Try a solver's module on some samples, [n, *shape] with targets [n, ...], and set what the
-    solver is to watch.
+    """Try a solver's module on some samples, and set the memory that the solver watches.
+
+    Args:
+        solver: the solver, which is changed.
+        objective: the objective of the run.
+        x: samples, [n, *shape].
+        y: targets of the samples, [n, ...].
 
     Raises:
-        ScenarioError: the module cannot be used, by the name of what is wrong.
+        ScenarioError: the module cannot be used; the message names the fault.
     """
-    with ThreadPoolExecutor(1) as alone:  # whose settings of torch are its own
-        alone.submit(_probed, solver, objective, torch.tensor(x), torch.tensor(y)).result()
+    with ThreadPoolExecutor(1) as executor:  # torch's settings of a thread end with the thread
+        executor.submit(_probe, solver, objective, torch.tensor(x), torch.tensor(y)).result()
 
 
-def _probed(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
+def _probe(solver: Reference, objective: Objective, x: Tensor, y: Tensor) -> None:
     one_thread()
     solver.watch.is_on = True
     solver.keyed = {"training": True, "testing": True}
     weights = flat_weights(list(solver.watch.fresh().flat.values()))
     with settings_kept(_WHERE), generators_kept():
-        _refuse_draws(lambda: _tested(solver, weights, x))
-        _refuse_outputs(solver, objective, weights, _tested(solver, weights, x), y)
-        harmless = _replayed_test(solver, weights, x)
-        work = [_work(weights, x[half::2], y[half::2], key=half) for half in (0, 1)]
-        _refuse_draws(lambda: _trained(solver, _fresh(solver), work[0]))
-        harmless |= _replayed(solver, *work)
-        _refuse_cached_draws(solver, work[0])
+        _refuse_draws(lambda: _test(solver, weights, x, _fresh(solver)))
+        outputs = _test(solver, weights, x, _fresh(solver))
+        _refuse_outputs(solver, objective, weights, outputs, y)
+        harmless = _replay_test(solver, weights, x)
+        first = _training(weights, x[0::2], y[0::2], key=0)
+        second = _training(weights, x[1::2], y[1::2], key=1)
+        _refuse_draws(lambda: _train(solver, _fresh(solver), first))
+        harmless |= _replay_trainings(solver, first, second)
+        _refuse_cached_draws(solver, first)
         solver.fails_on_one = _failure_on_one(solver, weights, x, y)
     solver.watch.harmless = harmless
     solver.keyed = dict(solver.drawn)
 
 
-def _work(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
-    """A training in two batches, of which the second is smaller if it can be, twice."""
+def _training(weights: Weights, x: Tensor, y: Tensor, key: int) -> LocalSolve:
+    """A training of two epochs in two batches, the second smaller if there are enough samples."""
     size = max(2, -(-len(y) * 5 // 8))
-    batches = shuffled(
-        np.random.default_rng(key), len(y), size, 2, last="merge" if len(y) - size < 2 else "keep"
-    )
+    last: LastBatch = "merge" if len(y) - size < 2 else "keep"
+    batches = shuffled(np.random.default_rng(key), len(y), size, 2, last=last)
     return LocalSolve(weights, x, y, batches, key=key)
 
 
-def _plainly(work: Callable[[], Any]) -> Any:
+def _run_user_code(work: Callable[[], R]) -> R:
+    """Run code of a user's module; ``ScenarioError`` if the code fails."""
     try:
         return work()
     except FedsimError:
@@ -88,33 +98,30 @@ def _plainly(work: Callable[[], Any]) -> Any:
         raise ScenarioError(f"the module of model.factory failed {_WHERE}: {message}") from error
 
 
-def _trained(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
-    found: Solved = _plainly(lambda: solver.trained(module, solve, _RULE))
-    return found
+def _train(solver: Reference, module: ModuleCopy, solve: LocalSolve) -> Solved:
+    return _run_user_code(lambda: solver.trained(module, solve, _RULE))
 
 
-def _tested(
-    solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy | None = None
-) -> Tensor:
-    found: Tensor = _plainly(lambda: solver.tested(module or _fresh(solver), weights, x))
-    return found
+def _test(solver: Reference, weights: Weights, x: Tensor, module: ModuleCopy) -> Tensor:
+    return _run_user_code(lambda: solver.tested(module, weights, x))
 
 
 def _refuse_draws(work: Callable[[], object]) -> None:
-    """Raise if some work draws from global generators; other threads of the process may, too."""
+    """Raise if some work draws from global generators, and not another thread meanwhile."""
     for number in range(_TRIES):
-        with generators_kept(number + 1):  # of any seed but one that the module may set
+        with generators_kept(number + 1):  # seeds that the module is unlikely to set itself
             before = global_states()
             work()
-            if not (drawn := moved_since(before)):
+            generators = moved_since(before)
+            if not generators:
                 return
-    raise ScenarioError(draws_message(drawn, _WHERE))
+    raise ScenarioError(draws_message(generators, _WHERE))
 
 
 def _refuse_outputs(
     solver: Reference, objective: Objective, weights: Weights, outputs: Tensor, y: Tensor
 ) -> None:
-    """Raise for outputs from which no loss or test follows."""
+    """Raise for outputs from which no loss or test can be computed."""
     shape = tuple(outputs.shape)
     targets = y.to(outputs.device)
     if not shape or shape[0] != len(y):
@@ -134,77 +141,80 @@ def _refuse_outputs(
             "the data; allowed are numbers, "
             "from finite samples and weights"
         )
-    fresh = solver.watch.fresh()
-    losses = _plainly(lambda: solver.judged(fresh, weights, outputs, targets))
+    copied_module = solver.watch.fresh()
+    losses = _run_user_code(lambda: solver.judged(copied_module, weights, outputs, targets))
     if not isinstance(losses, Tensor) or tuple(losses.shape) != (len(y),):
-        found = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        form: object = type(losses).__name__
+        if isinstance(losses, Tensor):
+            form = tuple(losses.shape)
         raise ScenarioError(
             f"the loss of {len(y)} samples by the module of model.factory has the shape "
-            f"{found}; allowed is [{len(y)}], one "
-            "loss a sample (reduction='none')"
+            f"{form}; allowed is [{len(y)}], one loss a sample (reduction='none')"
         )
-    _plainly(lambda: objective.answers(outputs) == targets)
+    _run_user_code(lambda: objective.answers(outputs) == targets)
 
 
-def _replayed_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
-    """Names of memory that a test changes without effect; ``ScenarioError`` if there is an
-    effect.
-    """
-    module = _fresh(solver)
-    first = _tested(solver, weights, x, module)
-    once = _memory(module)
-    same = [_tested(solver, weights, x, each) for each in (module, _fresh(solver))]
-    left = differences(once, _memory(module))
-    changed = differences(module.memory, remains(module.module, module.flat))
-    if left:
-        raise ScenarioError(left_message(left, f"after a test {_WHERE}"))
-    if not all(same_bits(first, each) for each in same):
-        raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
-    return set(changed)
+def _replay_test(solver: Reference, weights: Weights, x: Tensor) -> set[str]:
+    """Repeat a test, and refuse the module if a result or its memory differs.
 
-
-def _replayed(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
-    """Names of memory that trainings change without effect; ``ScenarioError`` if there is an
-    effect.
+    Returns:
+        Names of memory that a test changes without an effect.
     """
     used = _fresh(solver)
-    other = _fresh(solver)
-    results_a = [_trained(solver, used, a)]
-    once = _memory(used)
-    changed = differences(used.memory, remains(used.module, used.flat))
-    results_a.append(_trained(solver, used, a))
-    if left := differences(once, _memory(used)):
-        raise ScenarioError(left_message(left, _WHERE))
-    results_b = [_trained(solver, used, b)]
-    clear_caches(other.module)
-    results_b.append(_trained(solver, other, b))
-    changed += differences(other.memory, remains(other.module, other.flat))
-    results_a.append(_trained(solver, other, a))
-    alike = [
-        same_results(results[0], each) for results in (results_a, results_b) for each in results[1:]
-    ]
-    if not all(alike):
-        raise ScenarioError(left_message(changed, _WHERE) if changed else repeats_message(_WHERE))
-    return set(changed)
+    first = _test(solver, weights, x, used)
+    memory = _memory(used)
+    repeated = _test(solver, weights, x, used)
+    separate = _test(solver, weights, x, _fresh(solver))
+    second_changes = differences(memory, _memory(used))
+    changes = _changes(used)
+    if second_changes:
+        raise ScenarioError(left_message(second_changes, f"after a test {_WHERE}"))
+    if not same_bits(first, repeated) or not same_bits(first, separate):
+        raise _difference(changes)
+    return set(changes)
+
+
+def _replay_trainings(solver: Reference, a: LocalSolve, b: LocalSolve) -> set[str]:
+    """Repeat trainings in another order, and refuse the module if a result or its memory differs.
+
+    Returns:
+        Names of memory that trainings change without an effect.
+    """
+    used = _fresh(solver)
+    second_copy = _fresh(solver)
+    first_a = _train(solver, used, a)
+    memory = _memory(used)
+    changes = _changes(used)
+    repeated_a = _train(solver, used, a)
+    second_changes = differences(memory, _memory(used))
+    if second_changes:
+        raise ScenarioError(left_message(second_changes, _WHERE))
+    last_b = _train(solver, used, b)
+    clear_caches(second_copy.module)
+    first_b = _train(solver, second_copy, b)
+    changes += _changes(second_copy)
+    last_a = _train(solver, second_copy, a)
+    is_same_a = same_results(first_a, repeated_a) and same_results(first_a, last_a)
+    if not is_same_a or not same_results(last_b, first_b):
+        raise _difference(changes)
+    return set(changes)
 
 
 def _refuse_cached_draws(solver: Reference, solve: LocalSolve) -> None:
-    """Raise if a cache of a function (``functools.lru_cache``) keeps what another training has
-    drawn.
-    """
+    """Raise if a cache (``functools.lru_cache``) keeps draws of another training."""
     module = solver.watch.fresh()
     caches = clear_caches(module.module)
     if not caches:
         return
-    alone = _trained(solver, module, solve)
-    module = _fresh(solver)
-    _trained(solver, module, replace(solve, key=solve.key + 1))
-    if not same_results(alone, _trained(solver, solver.watch.fresh(), solve)):
+    separate = _train(solver, module, solve)
+    _train(solver, _fresh(solver), replace(solve, key=solve.key + 1))
+    cached = _train(solver, solver.watch.fresh(), solve)
+    if not same_results(separate, cached):
         raise ScenarioError(left_message(caches, f"(the cache of a function) {_WHERE}"))
 
 
 def _fresh(solver: Reference) -> ModuleCopy:
-    """A copy that nobody has used, while the caches of functions are empty."""
+    """A new copy, with empty caches of functions."""
     module = solver.watch.fresh()
     clear_caches(module.module)
     return module
@@ -214,11 +224,24 @@ def _memory(module: ModuleCopy) -> dict[str, Token]:
     return remains(module.module, module.flat, whole=True)
 
 
+def _changes(module: ModuleCopy) -> list[str]:
+    """Names of memory that has changed since the module was copied."""
+    return differences(module.memory, remains(module.module, module.flat))
+
+
+def _difference(changes: list[str]) -> ScenarioError:
+    """The error for a result that differs when it is repeated."""
+    if changes:
+        return ScenarioError(left_message(changes, _WHERE))
+    return ScenarioError(repeats_message(_WHERE))
+
+
 def _failure_on_one(solver: Reference, weights: Weights, x: Tensor, y: Tensor) -> str:
-    """Why the module cannot be trained on a batch of one sample; "" if it can."""
-    one = LocalSolve(weights, x[:1], y[:1], shuffled(np.random.default_rng(0), 1, 1, 1))
+    """The reason why the module cannot be trained on a batch of one sample; "" if it can be."""
+    batches = shuffled(np.random.default_rng(0), 1, 1, 1)
+    solve = LocalSolve(weights, x[:1], y[:1], batches)
     try:
-        solver.trained(solver.watch.fresh(), one, _RULE)
+        solver.trained(solver.watch.fresh(), solve, _RULE)
     except SingleSampleError as error:
         return error.part
     except Exception as error:

@@ -1,10 +1,8 @@
-"""The plain reference: local SGD of any ``nn.Module`` by autograd, one device at a time: no bit
-depends on the cohort.
-"""
+"""The reference solver: local SGD of any ``nn.Module`` by autograd, one device at a time."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
@@ -40,24 +38,28 @@ from fedsim.learning.solvers.watched import ModuleCopy, Watch, plainly
 
 # numbers in the samples of one forward pass: activations then stay in the cache
 _APPLIED_AT_ONCE = 1 << 16
-_ALIGNED = 16  # samples: any number of these begins where a cache line does
+_ALIGNED = 16  # samples; any multiple of 16 samples ends at the end of a cache line
 _HALVES = (torch.float16, torch.bfloat16)
-_REPEATED = 3  # steps
-_TEST_KEY = 0x7E57  # of draws in tests, which are the same for every model and device
+_REPEATED_STEPS = 3
+_TEST_KEY = 0x7E57  # of draws in tests, which are equal for all models and devices
 _LOSS_KEY = 0x7E58  # of draws in the loss of tests
 
 
 class Reference(Solver):
     """Local SGD of a ``nn.Module``, which is copied for each thread that computes with it.
 
-    Its loss is ``losses`` (softmax cross-entropy without it), unless it has a method
-    ``loss(outputs, y)`` that returns one loss a sample, [n]. ``dtype`` is that of the numbers;
-    None: as the module has them, with samples in ``samples_dtype``.
+    If the module has a method ``loss(outputs, y)``, that method computes the loss of each sample.
+
+    Args:
+        module: the module.
+        device: the torch device of the computation.
+        dtype: dtype of weights and samples; None: the dtypes of the module, and ``samples_dtype``.
+        losses: computes the loss of each sample, [n]; None for softmax cross-entropy.
 
     Attributes:
-        watch: the copies; a trial of the module (``probe``) sets what to watch.
-        keyed: whether random draws are keyed, in ``training`` and in ``testing``; set by the trial.
-        drawn: whether there were keyed draws.
+        watch: the copies of the module; ``probe`` sets the memory that is watched.
+        keyed: whether random draws are keyed, in ``training`` and in ``testing``; set by ``probe``.
+        drawn: whether keyed draws occurred, in ``training`` and in ``testing``.
     """
 
     def __init__(
@@ -96,41 +98,48 @@ class Reference(Solver):
 
     @property
     def has_usual_loss(self) -> bool:
-        """Whether it is neither the module's nor that of an objective."""
+        """Whether the loss is neither the module's own nor an objective's."""
         return not self._has_loss and self._losses is None
 
     def losses_of(
         self, copied_module: ModuleCopy, outputs: Tensor, y: Tensor, **options: Any
     ) -> Tensor:
-        """The loss of each sample, [n], by the method of a copy of the module, if it has one."""
+        """The loss of each sample, [n], by the module's own loss if the module has one."""
         if not self._has_loss:
             return self.losses(outputs, y, **options)
-        found: Tensor = copied_module.module.loss(outputs, y, **options)  # type: ignore[operator]
-        return found
+        losses: Tensor = copied_module.module.loss(outputs, y, **options)  # type: ignore[operator]
+        return losses
 
     def tested_losses(self, weights: Weights, outputs: Tensor, y: Tensor) -> Tensor:
         if not self._has_loss:
             return super().tested_losses(weights, outputs, y)
 
-        def judged(module: ModuleCopy) -> Tensor:
+        def judge(module: ModuleCopy) -> Tensor:
             return self.judged(module, weights, outputs, y)
 
-        return self.watch.use(judged, same_bits, "in the loss of a test", trains=False)
+        return self.watch.use(judge, same_bits, "in the loss of a test", trains=False)
 
     def tested_losses_each(
         self, weights: Sequence[Weights], outputs: Sequence[Tensor], y: Tensor
     ) -> Tensor:
         if not self._has_loss:
             return super().tested_losses_each(weights, outputs, y)
-        targets = torch.split(y, [len(each) for each in outputs])
-        work = zip(weights, outputs, targets, strict=True)
-        return torch.cat([self.tested_losses(*each) for each in work])
+        targets = torch.split(y, [len(model_outputs) for model_outputs in outputs])
+        losses = []
+        for model in zip(weights, outputs, targets, strict=True):
+            losses.append(self.tested_losses(*model))
+        return torch.cat(losses)
 
     def judged(
         self, copied_module: ModuleCopy, weights: Weights, outputs: Tensor, y: Tensor
     ) -> Tensor:
-        """The loss of each sample of a test by a copy of the module with these weights, [n],
-        without gradients.
+        """The loss of each sample of a test, [n], by a copy of the module, without gradients.
+
+        Args:
+            copied_module: the copy of the module.
+            weights: the model, float [d].
+            outputs: outputs of the model for the samples.
+            y: targets of the samples.
         """
         with torch.no_grad(), self._testing(copied_module, weights) as draws:
             if draws is not None:
@@ -138,99 +147,121 @@ class Reference(Solver):
             return self.losses_of(copied_module, outputs.clone(), y)
 
     def outputs(self, weights: Weights, x: Tensor) -> Tensor:
-        def tested(module: ModuleCopy) -> Tensor:
+        def test(module: ModuleCopy) -> Tensor:
             return self.tested(module, weights, x)
 
-        return self.watch.use(tested, same_bits, "in a test", trains=False)
+        return self.watch.use(test, same_bits, "in a test", trains=False)
 
     def tested(self, module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
-        """The outputs of a copy of the module for samples, with these weights."""
-        # its draws could not be keyed there
+        """The outputs of a copy of the module for samples.
+
+        Args:
+            module: the copy of the module.
+            weights: the model, float [d].
+            x: the samples, [n, *shape].
+        """
+        # draws cannot be keyed in inference mode
         mode = torch.no_grad if self.keyed["testing"] else torch.inference_mode
         with mode():
             return self._apply(module, weights, x)
 
     def solve(self, solve: LocalSolve, descent: Descent) -> Solved:
-        def trained(module: ModuleCopy) -> Solved:
+        def train(module: ModuleCopy) -> Solved:
             return self.trained(module, solve, descent)
 
         device, number, _ = solve.task
         where = f"in the training of device {device} in round {number}"
         self._repeat_first(solve, descent, where)
-        return self.watch.use(trained, same_results, where, trains=True)
+        return self.watch.use(train, same_results, where, trains=True)
 
     def _repeat_first(self, solve: LocalSolve, descent: Descent, where: str) -> None:
-        """Refuse a module that gives other numbers when it repeats the first steps of this
-        thread's first training.
-        """
+        """Repeat the first steps of this thread's first training, and refuse other results."""
         if not self.watch.is_on or not self.watch.is_first:
             return
-        begin = first_steps(solve, _REPEATED)
-        results = [
-            plainly(lambda: self.trained(self.watch.fresh(), begin, descent), where)
-            for _ in range(2)
-        ]
-        if not same_results(*results):
+        begin = first_steps(solve, _REPEATED_STEPS)
+
+        def train() -> Solved:
+            return self.trained(self.watch.fresh(), begin, descent)
+
+        if not same_results(plainly(train, where), plainly(train, where)):
             raise SimulationError(repeats_message(where))
 
     def trained(self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent) -> Solved:
-        """The result of a training on a copy of the module."""
+        """Train a copy of the module.
+
+        Args:
+            copied_module: the copy of the module.
+            solve: the device's work.
+            descent: the rule of a step.
+
+        Returns:
+            The result of the training.
+        """
         module = copied_module.module
         with self.context(copied_module, solve, descent) as (trained, context):
-            constants = parts_of(solve.constant(descent), trained)
-            steps = []
-            for name, rule in rules(descent, trained).items():
-                if (tensor := trained[name]).requires_grad:
-                    shrinkage = rule.shrinkage(name in self.kernels, tensor.ndim)
-                    steps.append(ParameterStep(tensor, rule, shrinkage, constants.get(name)))
-            moved = [step.parameter for step in steps]
+            steps = self._steps(solve, descent, trained)
+            parameters = [step.parameter for step in steps]
             for x, y in context.data:
                 loss = context.batch_loss(outputs_of(module, x), y)
-                gradients = torch.autograd.grad(loss, moved, materialize_grads=True)
+                gradients = torch.autograd.grad(loss, parameters, materialize_grads=True)
                 with torch.no_grad():
                     if descent.clip is not None:
-                        norm = torch.linalg.vector_norm(
-                            torch.stack([torch.linalg.vector_norm(each) for each in gradients])
-                        )
-                        gradients = tuple(
-                            each * (descent.clip / norm).clamp(max=1.0) for each in gradients
-                        )
+                        gradients = _clip(gradients, descent.clip)
                     for step, gradient in zip(steps, gradients, strict=True):
                         step.descend(gradient)
-        found = flat_weights(list(copied_module.moved().values()), solve.weights.dtype)
-        for begin, end in descent.held:  # running statistics, which forward passes move
-            found[begin:end] = solve.weights[begin:end]
-        return Solved(found, context.train_loss)
+        weights = flat_weights(list(copied_module.moved().values()), solve.weights.dtype)
+        for begin, end in descent.held:  # forward passes may have changed running statistics
+            weights[begin:end] = solve.weights[begin:end]
+        return Solved(weights, context.train_loss)
+
+    def _steps(
+        self, solve: LocalSolve, descent: Descent, trained: dict[str, Tensor]
+    ) -> list[ParameterStep]:
+        """The steps of all parameters with gradients."""
+        constants = parts_of(solve.constant(descent), trained)
+        steps = []
+        for name, rule in rules(descent, trained).items():
+            tensor = trained[name]
+            if tensor.requires_grad:
+                shrinkage = rule.shrinkage(name in self.kernels, tensor.ndim)
+                steps.append(ParameterStep(tensor, rule, shrinkage, constants.get(name)))
+        return steps
 
     @contextmanager
     def context(
         self, copied_module: ModuleCopy, solve: LocalSolve, descent: Descent
     ) -> Iterator[tuple[dict[str, Tensor], TrainingContext]]:
-        """Load a device's start into a module to be trained: its tensors by name, and the
-        batches and the loss.
+        """Load a device's start into a copy of the module, for a training.
+
+        Args:
+            copied_module: the copy of the module.
+            solve: the device's work.
+            descent: the rule of a step.
+
+        Yields:
+            The trained tensors of the copy by name, and the context with batches and loss.
         """
-        term = solve.contrast if solve.batches.steps else None
-        x = solve.x
         module = copied_module.module
-        apply = partial(self._apply, copied_module, x=x)
         draws = KeyedDraws() if self.keyed["training"] else None
-        with (
-            nullcontext() if draws is None else draws,
-            nullcontext()
-            if term is None
-            else contrastive_loss(module, term, solve.weights, apply) as contrast,
-        ):
+        with ExitStack() as stack:
+            if draws is not None:
+                stack.enter_context(draws)
+            contrast = None
+            if solve.contrast is not None and solve.batches.steps:
+                apply = partial(self._apply, copied_module, x=solve.x)
+                term = contrastive_loss(module, solve.contrast, solve.weights, apply)
+                contrast = stack.enter_context(term)
             trained = _load(copied_module, solve.weights)
             module.train()
             losses = partial(self.losses_of, copied_module)
-            data = LocalData(
-                module, solve, self._on_device(x), solve.y.to(self.device), self._laid_out, draws
-            )
+            x = self._on_device(solve.x)
+            y = solve.y.to(self.device)
+            data = LocalData(module, solve, x, y, self._laid_out, draws)
             yield trained, TrainingContext(solve, descent, trained, losses, data, contrast)
         self.drawn["training"] |= draws is not None and draws.drawn
 
     def _apply(self, copied_module: ModuleCopy, weights: Weights, x: Tensor) -> Tensor:
-        """The outputs of a module after loading these weights."""
+        """Load weights, and apply the module to samples in evaluation mode."""
         module = copied_module.module
         size = _APPLIED_AT_ONCE // max(1, math.prod(x.shape[1:])) // _ALIGNED * _ALIGNED
         outputs = []
@@ -238,13 +269,15 @@ class Reference(Solver):
             for number, piece in enumerate(torch.split(x, max(_ALIGNED, size))):
                 if draws is not None:
                     draws.seed(step_key(_TEST_KEY, number))
-                outputs.append(outputs_of(module, self._laid_out(self._on_device(piece))))
+                samples = self._laid_out(self._on_device(piece))
+                outputs.append(outputs_of(module, samples))
         return torch.cat(outputs)
 
     @contextmanager
     def _testing(self, copied_module: ModuleCopy, weights: Weights) -> Iterator[KeyedDraws | None]:
-        """Load weights into a module in evaluation mode, which may not change them; gives its
-        draws, if they are keyed.
+        """Load weights into a module in evaluation mode, and refuse changes of the weights.
+
+        Yields the keyed draws; None if draws are not keyed.
         """
         trained = _load(copied_module, weights)
         copied_module.module.eval()
@@ -262,29 +295,39 @@ class Reference(Solver):
                 )
 
     def _on_device(self, x: Tensor) -> Tensor:
-        """Samples as the module takes them: on its device, and numbers in its dtype."""
-        return x.to(self.device, self._samples_dtype if x.is_floating_point() else self._dtype)
+        """Move samples to the solver's device, and numbers to the module's dtype."""
+        dtype = self._samples_dtype if x.is_floating_point() else self._dtype
+        return x.to(self.device, dtype)
 
     def _laid_out(self, x: Tensor) -> Tensor:
-        return (
-            x.contiguous(memory_format=torch.channels_last) if self._is_image and x.ndim == 4 else x
-        )
+        """Samples in torch's fastest layout for the module."""
+        if self._is_image and x.ndim == 4:
+            return x.contiguous(memory_format=torch.channels_last)
+        return x
+
+
+def _clip(gradients: tuple[Tensor, ...], most: float) -> tuple[Tensor, ...]:
+    """Scale gradients down to a joint norm of at most ``most``."""
+    norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
+    factor = (most / torch.linalg.vector_norm(torch.stack(norms))).clamp(max=1.0)
+    return tuple(gradient * factor for gradient in gradients)
 
 
 def _load(module: ModuleCopy, weights: Weights) -> dict[str, Tensor]:
-    """Copy a flat model into a module; a running variance below 0, which a server's step may
-    have made, counts as 0.
+    """Copy a flat model into a module, and give the module's tensors by name.
+
+    A running variance below 0, which may come from a server's step, becomes 0.
     """
-    own = module.restore()
-    load_weights(list(own.values()), weights)
-    for name, tensor in own.items():
+    tensors = module.restore()
+    load_weights(list(tensors.values()), weights)
+    for name, tensor in tensors.items():
         if name.endswith("running_var"):
             tensor.clamp_(min=0.0)
-    return own
+    return tensors
 
 
 class SingleSampleError(ScenarioError):
-    """A norm by the batch meets a batch of one sample; ``part``: the norm, in words."""
+    """A batch norm gets a batch of one sample; ``part`` is the norm, in words."""
 
     def __init__(self, part: str) -> None:
         super().__init__(
@@ -301,26 +344,28 @@ class SingleSampleError(ScenarioError):
 
 
 def _refuse_single(name: str, part: nn.Module, args: tuple[Tensor, ...]) -> None:
-    """Refuse a batch in which a channel has a single value, and so no variance, for norms by the
-    batch.
-    """
-    if args[0].numel() == args[0].shape[1] and (part.training or part.running_mean is None):
+    """Refuse a batch in which a channel has a single value, and so no variance."""
+    x = args[0]
+    uses_batch = part.training or part.running_mean is None
+    if uses_batch and x.numel() == x.shape[1]:
         raise SingleSampleError(f"the part {name or 'itself'!r} is a {type(part).__name__}")
 
 
 def module_of(architecture: Architecture) -> nn.Module:
-    """The layers, which are named and given as torch's, as a ``nn.Sequential``; its weights are
-    whatever the memory held.
+    """Make a ``nn.Sequential`` of an architecture's layers, with arbitrary weights.
+
+    A layer has the name and the arguments of its torch class.
     """
+    layers = []
     with torch.device("meta"):
-        empty = nn.Sequential(
-            *(getattr(nn, type(layer).__name__)(*astuple(layer)) for layer in architecture.layers)
-        )
-    return empty.to_empty(device="cpu")
+        for layer in architecture.layers:
+            torch_class = getattr(nn, type(layer).__name__)
+            layers.append(torch_class(*astuple(layer)))
+    return nn.Sequential(*layers).to_empty(device="cpu")
 
 
 def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float32) -> Weights:
-    """Parameters as one vector [d], each in row-major order."""
+    """Join parameters to one vector [d], each in row-major order."""
     flat = torch.cat([as_real(parameter.detach()).reshape(-1) for parameter in parameters])
     if flat.dtype in _HALVES:
         flat = flat.float()
@@ -328,39 +373,41 @@ def flat_weights(parameters: Sequence[torch.Tensor], dtype: DTypeLike = np.float
 
 
 def load_weights(parameters: Sequence[torch.Tensor], weights: Weights) -> None:
-    """Copy a flat model into parameters."""
-    parts = torch.split(
-        torch.tensor(weights), [math.prod(real_shape(parameter)) for parameter in parameters]
-    )
+    """Copy a flat model [d] into parameters, in order."""
+    sizes = [math.prod(real_shape(parameter)) for parameter in parameters]
+    parts = torch.split(torch.tensor(weights), sizes)
     with torch.no_grad():
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.copy_(as_tensor_like(part, parameter))
 
 
-def same_results(one: Solved, other: Solved) -> bool:
-    """Whether two trainings had the same result, to the bit."""
-    losses = np.array([one.train_loss, other.train_loss])
-    return (
-        one.weights.tobytes() == other.weights.tobytes()
-        and losses[:1].tobytes() == losses[1:].tobytes()
-    )
+def same_results(first: Solved, second: Solved) -> bool:
+    """Whether two trainings have equal weights and losses, to the bit."""
+    first_loss = np.float64(first.train_loss)
+    second_loss = np.float64(second.train_loss)
+    if first_loss.tobytes() != second_loss.tobytes():  # a comparison by bytes holds for NaN
+        return False
+    return first.weights.tobytes() == second.weights.tobytes()
 
 
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors have the same numbers, to the bit."""
-    bits = [each.detach().contiguous().reshape(-1).view(torch.uint8) for each in (one, other)]
-    return torch.equal(*bits)
+def same_bits(first: Tensor, second: Tensor) -> bool:
+    """Whether two tensors have equal numbers, to the bit."""
+    return torch.equal(_bytes_of(first), _bytes_of(second))
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def first_steps(solve: LocalSolve, steps: int) -> LocalSolve:
-    """The same work, cut off after so many steps."""
+    """A device's work, cut off after ``steps`` steps."""
     batches = solve.batches
     part = replace(batches, rows=batches.rows[:steps], counts=batches.counts[:steps], last_epoch=0)
     return replace(solve, batches=part)
 
 
 def repeats_message(where: str) -> str:
-    """The message for a module whose numbers cannot be had again."""
+    """The message for a module whose results cannot be reproduced."""
     return (
         "the module of model.factory gives other numbers when the same steps are repeated "
         f"{where}: it draws from a generator "
@@ -370,21 +417,21 @@ def repeats_message(where: str) -> str:
     )
 
 
-def _tie_again(module: nn.Module, moved: nn.Module) -> None:
-    """Let buffers be one tensor where they were one in ``module``, of which ``moved`` was made."""
+def _tie_again(module: nn.Module, copied_module: nn.Module) -> None:
+    """Tie buffers of a copy that are one tensor in ``module``; a change of dtype unties them."""
     firsts: dict[int, Tensor] = {}
-    for part, other in zip(module.modules(), moved.modules(), strict=False):
+    for part, copied_part in zip(module.modules(), copied_module.modules(), strict=False):
         for key, buffer in part._buffers.items():
-            if buffer is not None and type(other) is type(part):
-                first = firsts.setdefault(id(buffer), getattr(other, key))
-                other._buffers[key] = first
+            if buffer is not None and type(copied_part) is type(part):
+                first = firsts.setdefault(id(buffer), getattr(copied_part, key))
+                copied_part._buffers[key] = first
 
 
 def kernels(module: nn.Module) -> set[str]:
     """Names of the parameters that are kernels: weights of dense layers and convolutions."""
     kinds = (nn.Linear, nn.Bilinear, nn.modules.conv._ConvNd)
-    return {
-        f"{name}.weight" if name else "weight"
-        for name, part in module.named_modules()
-        if isinstance(part, kinds)
-    }
+    names = set()
+    for name, part in module.named_modules():
+        if isinstance(part, kinds):
+            names.add(f"{name}.weight" if name else "weight")
+    return names

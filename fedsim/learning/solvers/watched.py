@@ -1,10 +1,10 @@
-"""Copies of a module for the threads that compute with it, and a watch over state that one use
-would leave for the next.
+"""Copies of a module for each thread, and a watch over state that passes from use to use.
 
-A copy serves many devices in turn. Its flat model is loaded before each use; nothing else may pass
-from device to device. A use that changes the module's memory otherwise (``remains``) costs the
-copy, and is refused unless a second use with the same inputs gives the same result and leaves the
-same memory: then it was a cache, or a record of the last pass.
+A copy serves many devices in turn. Its flat model is loaded before each use, and nothing else may
+pass from device to device. If a use changes other memory of the module (``remains``), the copy is
+dropped. The use is then repeated with the same inputs. If the repetition gives another result, or
+changes the memory again, the module is refused. Otherwise the memory is a cache, or a record of the
+last pass.
 """
 
 import threading
@@ -20,13 +20,22 @@ from fedsim.learning.modules import copied, numbers
 from fedsim.learning.remains import Token, differences, remains
 
 R = TypeVar("R")
-_EVERY = 8  # trainings
-_TRIES = 3  # after which a moved global generator is not somebody else's doing
+_EVERY = 8  # trainings between two looks at the memory
+_TRIES = 3  # after so many repetitions, other threads cannot be the cause of draws
 
 
 class ModuleCopy:
-    """A copy of a module, its flat model's buffers at their places, and its memory when it was
-    made.
+    """A copy of a module, with the tensors of its flat model.
+
+    Args:
+        template: the module that is copied.
+        is_watched: whether the memory is recorded.
+
+    Attributes:
+        module: the copy.
+        flat: the tensors of the flat model by name, as they were copied.
+        memory: the module's memory outside the flat model before any use; empty if not watched.
+        uses: number of uses.
     """
 
     def __init__(self, template: nn.Module, *, is_watched: bool = False) -> None:
@@ -35,64 +44,64 @@ class ModuleCopy:
         self.flat = flat
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         for name, tensor in flat.items():
-            holder, _, key = name.rpartition(".")
-            part = self.module.get_submodule(holder)
+            part_name, _, key = name.rpartition(".")
+            part = self.module.get_submodule(part_name)
             if key in part._buffers:
                 self._buffers.append((part, key, tensor))
         self.memory: dict[str, Token] = remains(self.module, flat) if is_watched else {}
         self.uses = 0
 
     def restore(self) -> dict[str, Tensor]:
-        """The tensors of the flat model, by name; buffers that a pass has replaced are back at
-        their places.
-        """
+        """Put back buffers that a pass has replaced, and give the flat model's tensors by name."""
         for part, key, tensor in self._buffers:
             part._buffers[key] = tensor
         return self.flat
 
     def is_replaced(self, name: str) -> bool:
-        """Whether another tensor is at the place of a buffer of the flat model."""
-        return any(
-            part._buffers.get(key) is not tensor
-            for part, key, tensor in self._buffers
-            if tensor is self.flat[name]
-        )
+        """Whether a pass has replaced a buffer of the flat model by another tensor."""
+        original = self.flat[name]
+        places = [(part, key) for part, key, tensor in self._buffers if tensor is original]
+        return any(part._buffers.get(key) is not original for part, key in places)
 
     def moved(self) -> dict[str, Tensor]:
-        """The flat model's tensors after a training; ``ScenarioError`` if they are not those of
-        before.
+        """The flat model's tensors after a training, by name.
+
+        Raises:
+            ScenarioError: the training has replaced a parameter, or changed the shape of a tensor.
         """
         for name, tensor in self.flat.items():
-            holder, _, key = name.rpartition(".")
-            part = self.module.get_submodule(holder)
-            held: dict[str, Tensor | None] = {**part._parameters, **part._buffers}
-            now = held.get(key)
-            if (
-                now is None
-                or now.shape != tensor.shape
-                or (isinstance(tensor, nn.Parameter) and now is not tensor)
-            ):
-                shape = "nothing" if now is None else f"another of shape {tuple(now.shape)}"
+            part_name, _, key = name.rpartition(".")
+            part = self.module.get_submodule(part_name)
+            current = {**part._parameters, **part._buffers}.get(key)
+            is_replaced = isinstance(tensor, nn.Parameter) and current is not tensor
+            if current is None or current.shape != tensor.shape or is_replaced:
+                result = "nothing"
+                if current is not None:
+                    result = f"another of shape {tuple(current.shape)}"
                 raise ScenarioError(
                     f"the module of model.factory replaces its tensor {name!r} of shape "
-                    f"{tuple(tensor.shape)} by {shape} in a "
+                    f"{tuple(tensor.shape)} by {result} in a "
                     "training; allowed are changes of a buffer's numbers alone"
                 )
-        return {name: _at(self.module, name) for name in self.flat}
+        return {name: _tensor_of(self.module, name) for name in self.flat}
 
 
-def _at(module: nn.Module, name: str) -> Tensor:
-    holder, _, key = name.rpartition(".")
-    found: Tensor = getattr(module.get_submodule(holder), key)
-    return found.detach()
+def _tensor_of(module: nn.Module, name: str) -> Tensor:
+    part_name, _, key = name.rpartition(".")
+    tensor: Tensor = getattr(module.get_submodule(part_name), key)
+    return tensor.detach()
 
 
 class Watch:
-    """Uses of a module by any number of threads, each with copies of its own.
+    """Uses of a module by any number of threads, each with its own copies.
+
+    Args:
+        template: the module that is copied.
+        device: the torch device of the computation.
 
     Attributes:
-        is_on: whether uses are watched; fedsim's own modules need none.
-        harmless: names of memory that uses change, and that makes no difference.
+        is_on: whether uses are watched, which fedsim's own modules do not need.
+        harmless: names of memory that uses change without an effect.
     """
 
     def __init__(self, template: nn.Module, device: torch.device) -> None:
@@ -103,18 +112,20 @@ class Watch:
         self.harmless: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"_threads": None}
+        state = dict(vars(self))
+        state["_threads"] = None
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, _threads=threading.local())
 
     def fresh(self) -> ModuleCopy:
-        """A copy that nobody has used."""
+        """A new copy of the module."""
         return ModuleCopy(self._template, is_watched=self.is_on)
 
     @property
     def is_first(self) -> bool:
-        """Whether this thread has not trained yet; asked once."""
+        """Whether this thread has not trained yet; True for the first reading only."""
         is_first = not getattr(self._threads, "has_trained", False)
         self._threads.has_trained = True
         return is_first
@@ -127,45 +138,53 @@ class Watch:
         *,
         trains: bool,
     ) -> R:
-        """The result of ``work`` on this thread's copy.
+        """Carry out ``work`` on this thread's copy, and watch it.
+
+        Tests are watched ever more seldom. Draws are watched in each training; memory is watched in
+        the first trainings, and then in every eighth, as a change of memory lasts.
 
         Args:
             work: loads the copy's flat model, and computes.
-            same: whether two results are the same to the bit.
+            same: whether two results are equal to the bit.
             where: the use in words, for messages.
-            trains: whether it is a training, in which draws are looked for each time, and changed
-                memory at first, and then in every eighth; tests are watched ever more seldom. A
-                change lasts until it is seen.
+            trains: whether the use is a training; else a test.
+
+        Returns:
+            The result of ``work``.
 
         Raises:
-            SimulationError: the module fails, leaves something behind, or draws from a global
+            SimulationError: the module fails, leaves changed memory, or draws from a global
                 generator.
         """
-        module = getattr(self._threads, "copy", None) or self.fresh()
-        self._threads.copy = module
+        module = getattr(self._threads, "copy", None)
+        if module is None:
+            module = self.fresh()
+            self._threads.copy = module
         module.uses += 1
         uses = module.uses
-        is_due = uses & (uses - 1) == 0 or (trains and (uses < _EVERY or uses % _EVERY == 0))
-        looks_at_memory = self.is_on and (is_due or bool(self.harmless))
-        looks_at_draws = self.is_on and (is_due or trains)
-        before = global_states(self._device) if looks_at_draws else {}
+        is_power_of_two = uses & (uses - 1) == 0
+        is_due = is_power_of_two or (trains and (uses < _EVERY or uses % _EVERY == 0))
+        checks_memory = self.is_on and (is_due or bool(self.harmless))
+        checks_draws = self.is_on and (is_due or trains)
+        before = global_states(self._device) if checks_draws else {}
         result = plainly(lambda: work(module), where)
-        if looks_at_draws and moved_since(before, self._device):
+        if checks_draws and moved_since(before, self._device):
             self._refuse_draws(work, where)
-        if looks_at_memory:
-            self._look_at(module, work, result, same, where)
+        if checks_memory:
+            self._check_memory(module, work, result, same, where)
         return result
 
     def _refuse_draws(self, work: Callable[[ModuleCopy], R], where: str) -> None:
-        """Raise if it is the module that moves global generators, and not another thread's code."""
+        """Raise if the module draws from global generators, instead of another thread's code."""
         for _ in range(_TRIES):
             before = global_states(self._device)
             plainly(lambda: work(self.fresh()), where)
-            if not (drawn := moved_since(before, self._device)):
+            generators = moved_since(before, self._device)
+            if not generators:
                 return
-        raise SimulationError(draws_message(drawn, where))
+        raise SimulationError(draws_message(generators, where))
 
-    def _look_at(
+    def _check_memory(
         self,
         module: ModuleCopy,
         work: Callable[[ModuleCopy], R],
@@ -173,24 +192,31 @@ class Watch:
         same: Callable[[R, R], bool],
         where: str,
     ) -> None:
-        changed = differences(module.memory, remains(module.module, module.flat))
-        if not changed:
+        """Repeat a use that changed new memory, and raise if the change has an effect."""
+        changes = differences(module.memory, remains(module.module, module.flat))
+        if not changes:
             return
         self._threads.copy = None
-        unknown = [name for name in changed if name not in self.harmless]
-        if not unknown:
+        new_changes = [name for name in changes if name not in self.harmless]
+        if not new_changes:
             return
-        after = remains(module.module, module.flat, whole=True)
-        again = plainly(lambda: work(module), where)
-        left = differences(after, remains(module.module, module.flat, whole=True))
-        if left or not same(result, again):
-            raise SimulationError(left_message(left or unknown, where))
-        self.harmless.update(unknown)
+        memory = remains(module.module, module.flat, whole=True)
+        repeated = plainly(lambda: work(module), where)
+        second_changes = differences(memory, remains(module.module, module.flat, whole=True))
+        if second_changes or not same(result, repeated):
+            raise SimulationError(left_message(second_changes or new_changes, where))
+        self.harmless.update(new_changes)
 
 
 def plainly(work: Callable[[], R], where: str) -> R:
-    """The result of code of a user's module; an error of it becomes one of fedsim's, which says
-    where it was.
+    """Run code of a user's module.
+
+    Args:
+        work: the code.
+        where: the use in words, for messages.
+
+    Raises:
+        SimulationError: the code fails; the message has the place of the error.
     """
     try:
         return work()
@@ -204,7 +230,7 @@ def plainly(work: Callable[[], R], where: str) -> R:
 
 
 def left_message(names: list[str], where: str) -> str:
-    """The message for state that a use leaves behind."""
+    """The message for memory of these names that a use leaves changed."""
     return (
         f"the module of model.factory leaves {', '.join(map(repr, names[:5]))} changed "
         f"{where}; the next device on the same "
@@ -215,7 +241,7 @@ def left_message(names: list[str], where: str) -> str:
 
 
 def draws_message(names: list[str], where: str) -> str:
-    """The message for draws that cannot be keyed."""
+    """The message for draws from global generators of these names, which cannot be keyed."""
     return (
         "the module of model.factory draws from the global generator of "
         f"{' and of '.join(names)} {where}, so that results "

@@ -1,6 +1,4 @@
-"""``model.kind = "card"``: a model too large to be trained here, known by its size and the
-shapes of its dense layers.
-"""
+"""``model.kind = "card"``: a large model, given by its size and the shapes of its dense layers."""
 
 import math
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
@@ -21,12 +19,11 @@ Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class ModelCard(PartedModel):
-    """A transformer by its card: bytes, time and energy of its training, without weights; for
-    ``learning = "off"``.
+    """A transformer by its card, for bytes, time and energy of training with ``learning = "off"``.
 
-    A sample is a sequence of ``tokens``. A training step on it costs a forward pass (2 FLOPs a
-    number), as much for the gradients of activations, and as much for those of the trained numbers,
-    so three forward passes where all are trained.
+    A sample is a sequence of ``tokens``. A forward pass costs 2 FLOPs a number and token. The
+    gradients of activations cost as much, and the gradients of the trained numbers as much for each
+    trained number. If all numbers are trained, a step costs three forward passes.
     """
 
     learnable: ClassVar[bool] = False
@@ -51,46 +48,43 @@ class ModelCard(PartedModel):
             raise ValueError("'train', 'keep' and 'send' name tensors of adapters; give 'lora' too")
         return self
 
-    def _adapted(self) -> list[Tensor]:
+    def _adapters_of_layers(self) -> list[Tensor]:
         if self.lora is None:
             return []
         rank = self.lora.rank
-        found = list[Tensor]()
-        layers = {
-            f"layers.{at}.{name}": sizes
-            for at in range(self.layers)
-            for name, sizes in self.dense.items()
-        }
-        chosen = matching(list(layers), self.lora.where, "model.lora.where", "layer")
-        for name in filter(chosen.__contains__, layers):
-            shapes = {"A": (rank, layers[name][0]), "B": (layers[name][1], rank)}
-            found += [
-                Tensor(f"{name}.lora_{at}", math.prod(shape), "Linear", shape)
-                for at, shape in shapes.items()
-            ]
-        return found
+        layers: dict[str, list[int]] = {}
+        for number in range(self.layers):
+            for name, sizes in self.dense.items():
+                layers[f"layers.{number}.{name}"] = sizes
+        adapted = matching(list(layers), self.lora.where, "model.lora.where", "layer")
+        tensors = []
+        for name, (inputs, outputs) in layers.items():
+            if name in adapted:
+                tensors.append(_adapter(f"{name}.lora_A", (rank, inputs)))
+                tensors.append(_adapter(f"{name}.lora_B", (outputs, rank)))
+        return tensors
 
     def trained(self, shape: Shape, classes: int) -> list[Tensor]:
         if self.lora is None:
             return [Tensor("model", self.params, "Transformer", (self.params,))]
-        found = self._adapted()
-        chosen = matching(
-            [tensor.name for tensor in found],
-            "*" if self.train is None else self.train,
-            "model.train",
-        )
-        return [tensor for tensor in found if tensor.name in chosen]
+        tensors = self._adapters_of_layers()
+        patterns = "*" if self.train is None else self.train
+        trained = matching([tensor.name for tensor in tensors], patterns, "model.train")
+        return [tensor for tensor in tensors if tensor.name in trained]
 
     def base_bytes(self, shape: Shape, classes: int) -> float:
         if self.lora is None:
             return 0.0
-        frozen = sum(tensor.size for tensor in self._adapted()) - self.parameters(shape, classes)
+        frozen = self._adapter_numbers() - self.parameters(shape, classes)
         return self.params * _NUMBER_BYTES + 4.0 * frozen
+
+    def _adapter_numbers(self) -> int:
+        return sum(tensor.size for tensor in self._adapters_of_layers())
 
     def _passes(self) -> tuple[float, float]:
         """FLOPs of a forward pass over a sample, and of the gradients of the trained numbers."""
         token = 2.0 * self.params
-        adapters = 2.0 * sum(tensor.size for tensor in self._adapted())
+        adapters = 2.0 * self._adapter_numbers()
         trained = token if self.lora is None else 2.0 * self.parameters((), 0)
         return self.tokens * (token + adapters), self.tokens * trained
 
@@ -101,21 +95,30 @@ class ModelCard(PartedModel):
     def cost(
         self, shape: Shape, classes: int, training: "Trainer", objective: "Objective | None" = None
     ) -> ModelCost:
-        """Each pass reads all weights once. A token keeps 34 bytes a layer and output of the first
-        dense layer until its backward pass (Korthikanti et al. 2022, in 16 bits, without the scores
-        of attention).
+        """The cost of one step, in which each pass reads all weights once.
+
+        A token keeps 34 bytes a layer and output of the first dense layer until its backward pass
+        (Korthikanti et al. 2022, in 16 bits, without the scores of attention).
         """
-        forward, trained = self._passes()
+        forward, gradients = self._passes()
         frozen = self.base_bytes((), 0)
-        own = 4.0 * self.parameters((), 0)
+        trained = 4.0 * self.parameters((), 0)
         weights = frozen or self.params * _NUMBER_BYTES
-        has_momentum = training.sgd.momentum > 0
+        traffic = 3.0 * trained
+        optimiser = 2.0 * trained
+        if training.sgd.momentum > 0:
+            traffic = 8.0 * trained
+            optimiser = 3.0 * trained
         _, outputs = next(iter(self.dense.values()))
         return ModelCost(
-            forward=operation(0.0, forward, weights + own),
-            backward=operation(0.0, forward + trained, weights + 2 * own),
-            update=operation(own / 2, 0.0, (8.0 if has_momentum else 3.0) * own),
-            weights=weights + own,
-            memory=frozen + (3.0 if has_momentum else 2.0) * own,
+            forward=operation(0.0, forward, weights + trained),
+            backward=operation(0.0, forward + gradients, weights + 2 * trained),
+            update=operation(trained / 2, 0.0, traffic),
+            weights=weights + trained,
+            memory=frozen + optimiser,
             memory_a_sample=self.tokens * 34.0 * self.layers * outputs,
         )
+
+
+def _adapter(name: str, shape: Shape) -> Tensor:
+    return Tensor(name, math.prod(shape), "Linear", shape)

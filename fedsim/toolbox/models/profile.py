@@ -1,16 +1,16 @@
-"""Cost of a step of training: FLOPs and bytes of every operation, counted by torch on tensors
-that hold nothing.
+"""The cost of a training step: FLOPs and bytes of every operation, counted without numbers.
 
-FLOPs are those that ``torch.utils.flop_counter`` knows (matrix products, convolutions, attention;
-two a multiply-add) and those of LSTM layers, with the channels of a convolution filled up to whole
-registers. Bytes are the sizes of an operation's operands and results, as if each moved through
-memory once; views move none. Recurrent layers but LSTM are counted step by step, as torch computes
-them. Each step of a recurrent layer has a fixed cost besides.
+torch counts on its device ``meta``, whose tensors hold no numbers. FLOPs are counted for the
+operations of ``torch.utils.flop_counter`` (matrix products, convolutions, attention; two a
+multiply-add) and for LSTM layers. The channels of a convolution are padded to whole registers.
+Bytes are the sizes of an operation's operands and results, as if each moved through memory once;
+views move no bytes. Recurrent layers other than LSTM are counted step by step, as torch computes
+them. Each step of a recurrent layer has an additional fixed cost.
 
-A CPU does more: matrix products and convolutions lay out their data anew, pooling and some others
-go number by number. ``_PASSES`` has what this takes on a server's CPU, as further passes over the
-data. On a board with ARM cores kernels of another library run: ``_ARM_SHARES`` and ``_ARM_PASSES``
-have their speeds by kind of operation.
+A CPU does more work than this. Matrix products and convolutions change the layout of their data,
+and pooling and some other operations handle one number at a time. ``_PASSES`` expresses this work
+on a server's CPU by further passes over the data. Boards with ARM cores run another library's
+kernels; ``_ARM_SHARES`` and ``_ARM_PASSES`` have their speeds by kind of operation.
 """
 
 import math
@@ -35,11 +35,8 @@ from fedsim.learning.spec import Trainer, TrainingSpec
 # batches, whose difference is the part per sample
 _SMALL = 2
 _LARGE = 4
-_PHASES = ("forward", "backward", "update")
-_LANES = 16  # float32 numbers in a register of 512 bits, to which channels are filled up
-# a first layer of fewer channels than this has kernels of its own, which take its samples as they
-# are
-_FIRST = 4
+_LANES = 16  # float32 numbers in a register of 512 bits; channels are padded to a multiple
+_FIRST = 4  # a first layer of fewer channels runs on special kernels without padding
 _PASSES = {
     **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), 1.1),
     **dict.fromkeys(("convolution", "convolution_backward"), 3.7),
@@ -55,28 +52,31 @@ _PASSES = {
     "bernoulli_": 41.0,
     **dict.fromkeys(("mkldnn_rnn_layer", "mkldnn_rnn_layer_backward"), 0.9),
 }
-"""Operation -> passes over its data that a CPU makes beside one. Fitted to some sixty single layers
-on one core of an AMD EPYC 9004 with torch 2.13 (by ``tests/benchmarks/roofline.py --layers`` of
-d6d1d37d); those of recurrent layers to four models.
+"""Operation -> passes over its data that a CPU makes after the first pass.
+
+Fitted to some sixty single layers on one core of an AMD EPYC 9004 with torch 2.13 (by
+``tests/benchmarks/roofline.py --layers`` of d6d1d37d); the passes of recurrent layers were fitted
+to four models.
 """
 
 _STEP = 107e3
-"""Fixed cost of a step of a fused LSTM layer: the time to move these bytes, forward; twice that
-backward.
+"""Fixed cost of a forward step of a fused LSTM layer, as the time to move these bytes.
+
+A backward step costs twice as much.
 """
 
 _CALL = 75e3
-"""Bytes in whose time a CPU calls one of the many small operations of a recurrent layer that is
-computed step by step.
-"""
+"""Cost of a call of one of the small operations of an unfused recurrent layer (bytes)."""
 
 _ARM_SHARES = {"dense": 1.03, "dense_backward": 0.79, "pointwise": 0.19, "pointwise_backward": 0.61}
 _ARM_SHARES |= {"grouped": 0.010, "grouped_backward": 0.35}
 _ARM_PASSES = {"norm": 25.0, "curve": 1.1, "other": 3.7}
-"""Of torch's kernels on boards with ARM cores, by kind of operation: speed of convolutions as a
-share of that of matrix products, and further passes over their data of all that are neither. Fitted
-by ``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
-Raspberry Pi 4, which tell kernels apart only as far as models differ in them.
+"""Speeds of torch's kernels on boards with ARM cores, by kind of operation.
+
+``_ARM_SHARES`` has the speed of convolutions, as a share of the speed of matrix products.
+``_ARM_PASSES`` has the further passes over their data of all other operations. Both were fitted by
+``scenarios/outside/pis/predict.py --fit`` to 51 published times of batches of 26 models on a
+Raspberry Pi 4. These times separate kernels only as far as the models differ in them.
 """
 
 _NORMALISING = ("native_batch_norm", "native_layer_norm", "native_group_norm")
@@ -100,49 +100,65 @@ def profile(
     training: Trainer | None = None,
     objective: Objective | None = None,
 ) -> ModelCost:
-    """The cost of one step of a trainer (None: SGD) with a module, which is left as it was.
+    """Count the cost of one training step of a module, which is left as it was.
 
-    The module takes samples [n, *shape]; its loss is cross-entropy, or that of ``objective``,
-    unless it has a method ``loss``. A module that cannot be trained on such samples raises
-    ``ScenarioError``.
+    Args:
+        module: the module; its method ``loss``, if any, comes before the objective's loss.
+        shape: shape of a sample.
+        training: the trainer; None: SGD.
+        objective: the objective; None: classification by cross-entropy.
+
+    Raises:
+        ScenarioError: the module cannot be trained on such samples.
     """
-    trainer = training or TrainingSpec()
-    learned = objective or Classification()
+    trainer = TrainingSpec() if training is None else training
+    if objective is None:
+        objective = Classification()
+    small_batch = example(_SMALL, shape, samples_dtype(module))
+    large_batch = example(_LARGE, shape, samples_dtype(module))
+    # an LSTM layer is one kernel on a CPU, and many operations on ``meta``
     is_fused = any(isinstance(part, nn.LSTM) for part in module.modules())
-    # a CPU has one kernel for a layer of LSTM, meta tensors many
-    for place in ("cpu",) if is_fused else ("meta", "cpu"):
+    for device in ("cpu",) if is_fused else ("meta", "cpu"):
         try:
-            batches = [example(size, shape, samples_dtype(module)) for size in (_SMALL, _LARGE)]
-            steps = [_step(module, batch, trainer, place, learned) for batch in batches]
+            small = _step(module, small_batch, trainer, device, objective)
+            large = _step(module, large_batch, trainer, device, objective)
             break
         except FedsimError:
             raise
         except Exception as error:
-            # some modules look at values, which tensors that hold nothing do not have
-            if place == "cpu":
+            # some modules need numbers, which tensors on ``meta`` do not hold
+            if device == "cpu":
                 raise ScenarioError(
                     f"the model cannot be trained on samples of shape {shape}: {error}"
                 ) from error
-    (small, kept_small, held), (large, kept_large, _) = steps
-    a_sample = (kept_large - kept_small) / (_LARGE - _SMALL)
-    parts = {phase: _by_sample(small[phase], large[phase]) for phase in _PHASES}
     weights = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
-    return ModelCost(**parts, weights=float(weights), memory=float(held), memory_a_sample=a_sample)
+    return ModelCost(
+        forward=_by_sample(small.forward, large.forward),
+        backward=_by_sample(small.backward, large.backward),
+        update=_by_sample(small.update, large.update),
+        weights=float(weights),
+        memory=small.memory,
+        memory_a_sample=(large.saved - small.saved) / (_LARGE - _SMALL),
+    )
 
 
 class Counted(NamedTuple):
-    """An operation: FLOPs, those with channels filled up, bytes moved, its name in torch, its
-    kind on ARM cores, and the bytes in whose time a CPU calls it.
-    """
+    """The counts of one operation."""
 
     flops: float
     filled: float
+    """FLOPs with padded channels."""
     moved: float
+    """size of operands and results (bytes)."""
     name: str
+    """torch's name of the operation."""
     kind: str
+    """kind of the operation on ARM cores."""
     call: float = 0.0
+    """cost of the call on a CPU (bytes)."""
 
     def columns(self) -> tuple[float, ...]:
+        """The operation's row of ``Operations``."""
         arm_flops = self.flops / _ARM_SHARES.get(self.kind, 1.0)
         arm_moved = self.moved * _ARM_PASSES.get(self.kind, 0.0)
         return (
@@ -155,86 +171,103 @@ class Counted(NamedTuple):
 
 
 def _by_sample(small: list[Counted], large: list[Counted]) -> Operations:
-    """Each operation's FLOPs and bytes, as a fixed part and a part per sample."""
-    first, second = (
-        np.reshape([each.columns() for each in rows], (-1, COLUMNS)) for rows in (small, large)
-    )
-    if first.shape != second.shape:  # the size of a batch decides on the operations
+    """Divide each operation's FLOPs and bytes into a fixed part and a part per sample."""
+    first = np.reshape([operation.columns() for operation in small], (-1, COLUMNS))
+    second = np.reshape([operation.columns() for operation in large], (-1, COLUMNS))
+    if first.shape != second.shape:  # the operations depend on the size of the batch
         first = first.sum(axis=0, keepdims=True)
         second = second.sum(axis=0, keepdims=True)
     a_sample = (second - first) / (_LARGE - _SMALL)
     return np.stack([first - _SMALL * a_sample, a_sample], axis=2).reshape(-1, 2 * COLUMNS)
 
 
-def _step(
-    module: nn.Module, batch: Tensor, trainer: Trainer, place: str, objective: Objective
-) -> tuple[dict[str, list[Counted]], float, float]:
-    """The operations of a second step (the first makes the optimiser's state), bytes kept for
-    it, and bytes held always.
-    """
-    own = copied(module).to(place).train()
-    x = batch.to(place)
-    named = {
-        name: parameter for name, parameter in own.named_parameters() if parameter.requires_grad
-    }
-    optimiser = trainer.torch_optimiser(named, 0.1)
-    loss_of: Callable[..., Any] = own.loss if hasattr(own, "loss") else objective.losses  # type: ignore[assignment]
-    known = {parameter.untyped_storage()._cdata for parameter in own.parameters()}
-    steps = (nn.RNNBase, nn.RNNCellBase)
-    call = (
-        _CALL
-        if any(isinstance(part, steps) and not isinstance(part, nn.LSTM) for part in own.modules())
-        else 0.0
-    )
-    kept: dict[int, int] = {}
+class _Step(NamedTuple):
+    """The counts of one training step."""
 
-    def keep(tensor: Tensor) -> Tensor:
+    forward: list[Counted]
+    backward: list[Counted]
+    update: list[Counted]
+    saved: float
+    """size of the tensors that are saved for the backward pass (bytes)."""
+    memory: float
+    """size of weights, buffers, gradients and the optimiser's state (bytes)."""
+
+
+def _step(
+    module: nn.Module, batch: Tensor, trainer: Trainer, device: str, objective: Objective
+) -> _Step:
+    """Count the second step of a copy of the module; the first makes the optimiser's state."""
+    copied_module = copied(module).to(device).train()
+    x = batch.to(device)
+    trained = {}
+    for name, parameter in copied_module.named_parameters():
+        if parameter.requires_grad:
+            trained[name] = parameter
+    optimiser = trainer.torch_optimiser(trained, 0.1)
+    losses: Callable[..., Any] = objective.losses
+    if hasattr(copied_module, "loss"):
+        losses = copied_module.loss  # type: ignore[assignment]
+    weights = {parameter.untyped_storage()._cdata for parameter in copied_module.parameters()}
+    call = _CALL if any(map(_is_unfused, copied_module.modules())) else 0.0
+    saved: dict[int, int] = {}
+
+    def save(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage._cdata not in known:
-            kept[storage._cdata] = storage.nbytes()
+        if storage._cdata not in weights:
+            saved[storage._cdata] = storage.nbytes()
         return tensor
 
     with generators_kept():
-        y = objective.answers(outputs_of(own, x).detach())
+        y = objective.answers(outputs_of(copied_module, x).detach())
         for _ in range(2):
             optimiser.zero_grad()
-            kept.clear()
+            saved.clear()
             with (
                 Counting(call) as forward,
-                torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+                torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor),
             ):
-                loss = loss_of(own(x), y).mean()
+                loss = losses(copied_module(x), y).mean()
             with Counting(call) as backward:
                 loss.backward()
             with Counting() as update:
                 optimiser.step()
-    found = dict(
-        zip(_PHASES, (forward.operations, backward.operations, update.operations), strict=True)
+    tensors = [*copied_module.parameters(), *copied_module.buffers()]
+    for parameter in trained.values():
+        if parameter.grad is not None:
+            tensors.append(parameter.grad)
+    for state in optimiser.state.values():
+        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return _Step(
+        forward.operations,
+        backward.operations,
+        update.operations,
+        saved=float(sum(saved.values())),
+        memory=float(_size(tensors)),
     )
-    held = [
-        *own.parameters(),
-        *own.buffers(),
-        *(each.grad for each in named.values() if each.grad is not None),
-    ]
-    held += [
-        state
-        for entry in optimiser.state.values()
-        for state in entry.values()
-        if isinstance(state, Tensor)
-    ]
-    return found, float(sum(kept.values())), float(sum(map(_size, held)))
+
+
+def _is_unfused(part: nn.Module) -> bool:
+    """Whether a part is a recurrent layer that torch computes step by step."""
+    return isinstance(part, nn.RNNBase | nn.RNNCellBase) and not isinstance(part, nn.LSTM)
 
 
 def _size(tree: Any) -> int:
-    """Bytes of all tensors within."""
-    return sum(
-        leaf.numel() * leaf.element_size() for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)
-    )
+    """Size of all tensors in nested lists, tuples and dicts (bytes)."""
+    size = 0
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            size += leaf.numel() * leaf.element_size()
+    return size
 
 
 class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes the FLOPs and bytes of each operation, in ``operations``; each costs a ``call``
-    besides (bytes).
+    """A mode that counts the FLOPs and bytes of each operation.
+
+    Args:
+        call: additional cost of each operation (bytes).
+
+    Attributes:
+        operations: the counts of the operations, in order.
     """
 
     def __init__(self, call: float = 0.0) -> None:
@@ -243,46 +276,45 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.operations = list[Counted]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = kwargs or {}
-        result = func(*args, **given)
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         name = func._overloadpacket.__name__
-        called = self.call
+        call = self.call
         if name == "convolution":
-            flops, filled, moved = _convolved(
-                args[0], args[1], result, *(args[place] for place in (3, 6, 8))
-            )
-            kind = _kind_of_convolution(args[1], args[8])
-        elif (
-            name == "convolution_backward"
-        ):  # one for the samples, if needed, and one for the weights
-            y, x, weight, _, stride, _, _, transposed, _, groups, asked, *_ = args
-            one = _convolved(x, weight, y, stride, transposed, groups, backward=True)
-            flops, filled, moved = (sum(asked[:2]) * of for of in one)
+            x, weight, _, stride, _, _, transposed, _, groups, *_ = args
+            flops, filled, moved = _count_convolution(x, weight, result, stride, transposed, groups)
+            kind = _kind_of_convolution(weight, groups)
+        elif name == "convolution_backward":
+            y, x, weight, _, stride, _, _, transposed, _, groups, output_mask, *_ = args
+            # one convolution for the gradient of the samples, if any, and one for the weights'
+            convolutions = sum(output_mask[:2])
+            counts = _count_convolution(x, weight, y, stride, transposed, groups, backward=True)
+            flops, filled, moved = (convolutions * number for number in counts)
             kind = _kind_of_convolution(weight, groups) + "_backward"
         elif name.startswith("mkldnn_rnn_layer"):
             x, *weights = args[:3]
-            times = 2 if name.endswith("backward") else 1
-            flops = filled = (
-                times * 2.0 * x.shape[0] * x.shape[1] * sum(weight.numel() for weight in weights)
-            )
+            passes = 2 if name.endswith("backward") else 1
+            numbers = sum(weight.numel() for weight in weights)
+            flops = filled = passes * 2.0 * x.shape[0] * x.shape[1] * numbers
             kind = "matrix"
-            moved = _size((args, given)) + _size(result)
-            called = times * x.shape[0] * _STEP
+            moved = _size((args, kwargs)) + _size(result)
+            call = passes * x.shape[0] * _STEP
         else:
             count = flop_registry.get(func._overloadpacket)
-            flops = filled = 0.0 if count is None else float(count(*args, **given, out_val=result))
-            kind = "matrix" if count is not None else _kind_by_name(name)
-            moved = (
-                0
-                if func.is_view or "empty" in name or name == "_unsafe_view"
-                else _size((args, given)) + _size(result)
-            )
+            flops = filled = 0.0
+            kind = _kind_by_name(name)
+            if count is not None:
+                flops = filled = float(count(*args, **kwargs, out_val=result))
+                kind = "matrix"
+            moved = 0
+            if not (func.is_view or "empty" in name or name == "_unsafe_view"):
+                moved = _size((args, kwargs)) + _size(result)
         if flops or moved:
-            self.operations.append(Counted(flops, filled, float(moved), name, kind, called))
+            self.operations.append(Counted(flops, filled, float(moved), name, kind, call))
         return result
 
 
-def _convolved(
+def _count_convolution(
     x: Any,
     weight: Any,
     y: Any,
@@ -292,34 +324,36 @@ def _convolved(
     *,
     backward: bool = False,
 ) -> tuple[float, float, float]:
-    """FLOPs, filled FLOPs and bytes of a convolution from x to y; backward, y's gradient is
-    spread over the grid of x.
+    """FLOPs, padded FLOPs and bytes of a convolution from x to y.
+
+    In a backward pass the gradient of y is spread over the grid of x.
     """
     if transposed:
-        x, y, backward = y, x, not backward
-    fill = [
-        -(-channels // _LANES) * _LANES / channels
-        for channels in (x.shape[1], y.shape[1])
-        if channels >= _FIRST
-    ]
+        x, y = y, x
+        backward = not backward
     flops = float(2 * y.numel() * weight[0].numel())
-    filled = flops * (math.prod(fill) if groups == 1 else 1)
-    return (
-        flops,
-        filled,
-        float(_size((x, weight)) + (math.prod(stride) if backward else 1) * _size(y)),
-    )
+    padding = math.prod([_padding(x.shape[1]), _padding(y.shape[1])])
+    filled = flops * padding if groups == 1 else flops
+    spread = math.prod(stride) if backward else 1
+    return flops, filled, float(_size((x, weight)) + spread * _size(y))
+
+
+def _padding(channels: int) -> float:
+    """The factor by which padding to whole registers increases channels."""
+    if channels < _FIRST:
+        return 1.0
+    return -(-channels // _LANES) * _LANES / channels
 
 
 def _kind_of_convolution(weight: Tensor, groups: int) -> str:
-    return "grouped" if groups > 1 else "pointwise" if weight[0, 0].numel() == 1 else "dense"
+    if groups > 1:
+        return "grouped"
+    return "pointwise" if weight[0, 0].numel() == 1 else "dense"
 
 
 def _kind_by_name(name: str) -> str:
-    return (
-        "norm"
-        if name.startswith(_NORMALISING)
-        else "curve"
-        if any(part in name for part in _CURVED)
-        else "other"
-    )
+    if name.startswith(_NORMALISING):
+        return "norm"
+    if any(part in name for part in _CURVED):
+        return "curve"
+    return "other"

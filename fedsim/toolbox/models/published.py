@@ -33,9 +33,7 @@ class MnistCNN(Layered):
 
 
 class FemnistCNN(Layered):
-    """FlexCFL's FEMNIST-CNN: six convolutions, two of them with stride 2, and dense 128; 325,578
-    parameters.
-    """
+    """FlexCFL's FEMNIST-CNN: six convolutions, two with stride 2, dense 128; 325,578 parameters."""
 
     kind: Literal["femnist-cnn"] = "femnist-cnn"
     layers: ClassVar[tuple[Layer, ...]] = (
@@ -55,8 +53,9 @@ class FashionCNN(Layered):
 
 
 class LcflCNN(Layered):
-    """LCFL's CNN for MNIST and FEMNIST: 5x5x16, pool, 5x5x32, pool, dense 256; 417,482
-    parameters.
+    """LCFL's CNN for MNIST and FEMNIST, with 417,482 parameters.
+
+    5x5x16, pool, 5x5x32, pool, dense 256.
     """
 
     kind: Literal["lcfl-cnn"] = "lcfl-cnn"
@@ -64,8 +63,9 @@ class LcflCNN(Layered):
 
 
 class LcflCifarCNN(Layered):
-    """LCFL's CNN for CIFAR-10: 5x5x32 and 5x5x84 without padding, pooled, dense 256; 610,142
-    parameters.
+    """LCFL's CNN for CIFAR-10, with 610,142 parameters.
+
+    5x5x32 and 5x5x84 without padding, each pooled, dense 256.
     """
 
     kind: Literal["lcfl-cifar-cnn"] = "lcfl-cifar-cnn"
@@ -73,8 +73,9 @@ class LcflCifarCNN(Layered):
 
 
 class CflCNN(Layered):
-    """CFL's CNN of five layers, in widths of ours: 3x3x32, 3x3x64 twice, pooled, dense 128;
-    188,810 parameters (CIFAR-10).
+    """CFL's CNN of five layers, in our widths; 188,810 parameters on CIFAR-10.
+
+    3x3x32, 3x3x64 twice, each pooled, dense 128.
     """
 
     kind: Literal["cfl-cnn"] = "cfl-cnn"
@@ -87,9 +88,9 @@ class CflCNN(Layered):
 
 
 class CataCNN(Layered):
-    """CATA-Fed's CNN: three pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout
-    0.2, dense 1024, 512, 256.
+    """CATA-Fed's CNN: three pairs of convolutions, and four dense layers.
 
+    Pairs of 3x3 convolutions (32, 64, 128), each pooled with dropout 0.2, dense 1024, 512, 256.
     3,043,882 parameters on CIFAR-10, 2,125,802 on MNIST. Padding and places of pooling are our
     reading of the paper.
     """

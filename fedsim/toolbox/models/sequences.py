@@ -1,6 +1,4 @@
-"""Small models of tokens [n, T], as torch modules that give [n, T, outputs] or [n, outputs]: an
-LSTM and a transformer.
-"""
+"""An LSTM and a transformer from tokens [n, T] to [n, T, outputs] or [n, outputs]."""
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +19,15 @@ class LSTMModule(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen: Tensor = self.lstm(self.embedding(x))[0]
-        outputs: Tensor = self.head(seen[:, -1] if self.one else seen)
+        hidden, _ = self.lstm(self.embedding(x))
+        if self.one:
+            hidden = hidden[:, -1]
+        outputs: Tensor = self.head(hidden)
         return outputs
 
 
 class TransformerModule(nn.Module):
-    """Embeddings of tokens and places, blocks of attention and dense layers with norms before
-    them, and a dense layer.
-    """
+    """Embeddings of tokens and places, blocks with norms before their layers, and a dense layer."""
 
     def __init__(self, shape: TokenShape, outputs: int, width: int, layers: int) -> None:
         super().__init__()
@@ -44,17 +42,17 @@ class TransformerModule(nn.Module):
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, outputs)
-        later = (
-            torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
-            if shape.answers == "next"
-            else None
-        )
+        later = None
+        if shape.answers == "next":
+            later = torch.ones(shape[0], shape[0], dtype=torch.bool).triu(1)
         self.register_buffer("later", later, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        seen: Tensor = self.embedding(x) + self.places
+        hidden: Tensor = self.embedding(x) + self.places
         for block in self.blocks:
-            seen = block(seen, src_mask=self.later)
-        seen = self.norm(seen)
-        outputs: Tensor = self.head(seen.mean(dim=1) if self.one else seen)
+            hidden = block(hidden, src_mask=self.later)
+        hidden = self.norm(hidden)
+        if self.one:
+            hidden = hidden.mean(dim=1)
+        outputs: Tensor = self.head(hidden)
         return outputs

@@ -21,10 +21,10 @@ class _OfTokens(TorchModel):
         from fedsim.learning.modules import seeded
 
         if not isinstance(shape, TokenShape) or len(shape) != 1:
+            unit = "tokens" if isinstance(shape, TokenShape) else "numbers"
             raise ScenarioError(
                 f"model.kind is {self.kind!r}, which takes sequences of tokens, and samples "
-                f"are of shape {tuple(shape)}"
-                f"{' tokens' if isinstance(shape, TokenShape) else ' numbers'}"
+                f"are of shape {tuple(shape)} {unit}"
             )
         return seeded(lambda: self.made(shape, classes), seed)
 
@@ -34,12 +34,11 @@ class _OfTokens(TorchModel):
 
 
 class CharLSTM(_OfTokens):
-    """An LSTM over embedded tokens, with a dense layer at each; 23,397 parameters by default on
-    61 characters.
+    """An LSTM over embedded tokens, with a dense layer at each token.
 
-    With ``hidden = 256`` and ``layers = 2`` that of TensorFlow Federated's Shakespeare (820,522
-    parameters on 90 characters), with the second vector of biases that torch's LSTM has: 2,048
-    more.
+    By default the model has 23,397 parameters on 61 characters. With ``hidden = 256`` and ``layers
+    = 2`` it is the model of TensorFlow Federated's Shakespeare (820,522 parameters on 90
+    characters), except for the second vector of biases of torch's LSTM, 2,048 parameters more.
     """
 
     kind: Literal["char-lstm"] = "char-lstm"
@@ -57,8 +56,9 @@ class CharLSTM(_OfTokens):
 
 
 class Transformer(_OfTokens):
-    """A transformer with learned places, norms before blocks, no dropout; causal for next tokens
-    (Radford et al. 2019).
+    """A transformer with learned places, norms before blocks, and no dropout.
+
+    Attention is causal for the prediction of next tokens (Radford et al. 2019).
     """
 
     kind: Literal["transformer"] = "transformer"

@@ -1,6 +1,4 @@
-"""Partitions that deal all samples out: evenly, by shards or Dirichlet shares, from a file, or
-to groups that are the truth.
-"""
+"""Partitions by label, shards, Dirichlet shares or a file, and partitions with true groups."""
 
 import re
 from pathlib import Path
@@ -30,11 +28,10 @@ _TRIES = 10_000  # of permutations
 
 
 class ByLabel(Partition):
-    """Each label's samples stay together, as a speaker's or a writer's do: the natural partition
-    of a column (``data.column``).
+    """Each label's samples stay together, the natural partition of a column (``data.column``).
 
-    Of L labels device d has label d mod L, its true group; devices of one label share its samples
-    evenly. With fewer devices label l goes to device l mod devices. Test samples follow the
+    With L labels device d has label d mod L, its true group, and devices of one label share its
+    samples evenly. With fewer devices label l goes to device l mod devices. Test samples follow the
     training samples of their label.
     """
 
@@ -42,26 +39,30 @@ class ByLabel(Partition):
 
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         labels = dataset.pool.classes
-        train, test = ([list[Index]() for _ in range(devices)] for _ in range(2))
-        for part, dealt, index in (("train", train, dataset.train), ("test", test, dataset.test)):
-            for label, samples in enumerate(dataset.by_class(index)):
-                members = range(label, devices, labels) or [label % devices]
-                shares = deal_evenly(
-                    samples, len(members), streams.generator(f"world/data/{part}", label)
-                )
-                for device, share in zip(members, shares, strict=True):
-                    dealt[device].append(share)
+        train = self._deal(dataset, dataset.train, devices, streams, "world/data/train")
+        test = self._deal(dataset, dataset.test, devices, streams, "world/data/test")
         truth = np.arange(devices) % labels if devices >= labels else None
-        return federated(
-            dataset, [*map(np.concatenate, train)], [*map(np.concatenate, test)], truth
-        )
+        return federated(dataset, train, test, truth)
+
+    def _deal(
+        self, dataset: Dataset, index: Index, devices: int, streams: Streams, purpose: str
+    ) -> list[Index]:
+        """Deal each label's samples of ``index`` to the devices of the label."""
+        labels = dataset.pool.classes
+        pieces: list[list[Index]] = [[] for _ in range(devices)]
+        for label, samples in enumerate(dataset.by_class(index)):
+            members = list(range(label, devices, labels)) or [label % devices]
+            shares = deal_evenly(samples, len(members), streams.generator(purpose, label))
+            for device, share in zip(members, shares, strict=True):
+                pieces[device].append(share)
+        return [np.concatenate(device_pieces) for device_pieces in pieces]
 
 
 class Shards(Partition):
-    """Samples sorted by class, in even shards, of which each device gets some at random (McMahan
-    et al. 2017, non-IID).
+    """Samples sorted by class and cut into even shards (McMahan et al. 2017, non-IID).
 
-    Each training sample is on one device. Test samples follow each device's own labels.
+    Each device gets some shards at random, so that each training sample is on one device. Test
+    samples follow each device's own labels.
     """
 
     kind: Literal["shards"] = "shards"
@@ -81,22 +82,24 @@ class Shards(Partition):
             f"'{dataset.name}' has {size} training samples, {each} shards a device",
         )
         generator = streams.generator("world/data/train")
-        even, others = np.split(
-            generator.permutation(dataset.train), [round(self.similarity * size)]
-        )
-        ordered = others[np.argsort(dataset.pool.y[others], kind="stable")]
-        shards = np.array_split(ordered, devices * each)
+        shuffled = generator.permutation(dataset.train)
+        even_size = round(self.similarity * size)
+        even_parts = np.array_split(shuffled[:even_size], devices)
+        rest = shuffled[even_size:]
+        by_class = rest[np.argsort(dataset.pool.y[rest], kind="stable")]
+        shards = np.array_split(by_class, devices * each)
         dealt = generator.permutation(len(shards)).reshape(devices, each)
-        parts = zip(np.array_split(even, devices), dealt.tolist(), strict=True)
-        train = [np.concatenate([mine, *(shards[shard] for shard in own)]) for mine, own in parts]
+        train = []
+        for even_part, numbers in zip(even_parts, dealt.tolist(), strict=True):
+            device_shards = [shards[number] for number in numbers]
+            train.append(np.concatenate([even_part, *device_shards]))
         return federated(dataset, train, deal_test_alike(dataset, train, streams))
 
 
 class Dirichlet(Partition):
-    """Each class is cut among the devices in shares drawn from Dirichlet(alpha, ..., alpha)
-    (Yurochkin et al. 2019).
+    """Each class is divided in shares drawn from Dirichlet(alpha, ..., alpha).
 
-    Each training sample is on one device; labels and sizes are skewed. Test samples follow each
+    Source: Yurochkin et al. 2019. Each training sample is on one device; labels and sizes are skewed. Test samples follow each
     device's own labels.
     """
 
@@ -141,8 +144,7 @@ class Dirichlet(Partition):
 
 
 class PartitionFile(Partition):
-    """Partition that a JSON file describes: an object with one entry a device, by its number, in
-    any order.
+    """A partition that a JSON file describes by an object with one entry for each device.
 
     The keys are the numbers of the devices, ``"0"``, ``"1"`` and so on. An entry is a list of
     training indices, or an object with ``train`` and perhaps ``test``. Indices count from 0 within
@@ -167,44 +169,41 @@ class PartitionFile(Partition):
                 f"population.devices is {devices}; the partition file '{path}' has "
                 f"{len(entries)} devices"
             )
-        train = [
-            _index(path, f"{device}, train", entry["train"], dataset.train)
-            for device, entry in enumerate(entries)
-        ]
-        has_tests = any("test" in entry for entry in entries)
-        tests = "with test indices" if has_tests else "test samples follow the devices' labels"
-        note(f"{str(path)!r}: training indices of {devices} devices by their numbers; {tests}")
-        if has_tests:
-            test = [
-                _index(path, f"{device}, test", entry.get("test", []), dataset.test)
-                for device, entry in enumerate(entries)
-            ]
-        else:
+        train = []
+        test = []
+        for device, entry in enumerate(entries):
+            test_entry = entry.get("test", [])
+            train.append(_index(path, f"{device}, train", entry["train"], dataset.train))
+            test.append(_index(path, f"{device}, test", test_entry, dataset.test))
+        tests = "with test indices"
+        if not any("test" in entry for entry in entries):
             test = deal_test_alike(dataset, train, streams)
+            tests = "test samples follow the devices' labels"
+        note(f"{str(path)!r}: training indices of {devices} devices by their numbers; {tests}")
         return federated(dataset, train, test)
 
 
 def _read_entries(path: Path) -> list[dict[str, Any]]:
-    """The entry of each device, in order of their numbers."""
+    """The entry of each device, in the order of the devices' numbers."""
     with reading(path, "data.partition.path", "JSON"):
         content = read_keyed_json(path)
     if not isinstance(content, dict):
         raise DataError(f"'{path}' is not an object of devices, such as {_EXAMPLE}")
     for name in content:
         if _NUMBER.fullmatch(name) is None:
-            allowed = (
-                f"the numbers of the devices, from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
+            raise DataError(
+                f"'{path}' has the key {shown(name)}; allowed are the numbers of the devices, "
+                f"from '0' to '{len(content) - 1}', as in {_EXAMPLE}"
             )
-            raise DataError(f"'{path}' has the key {shown(name)}; allowed are {allowed}")
-    numbers = {str(device): device for device in range(len(content))}
-    missing = [name for name in numbers if name not in content]
-    if missing:
-        strange = next(name for name in content if name not in numbers)
-        allowed = f"with {len(content)} entries, '0' to '{len(content) - 1}' are allowed, each once"
-        raise DataError(
-            f"'{path}' has no entry for device {missing[0]}, but one for {strange}; {allowed}"
-        )
-    return [_entry(path, name, content[name]) for name in numbers]
+    names = [str(device) for device in range(len(content))]
+    for name in names:
+        if name not in content:
+            surplus = [key for key in content if int(key) >= len(content)]
+            raise DataError(
+                f"'{path}' has no entry for device {name}, but one for {surplus[0]}; "
+                f"with {len(content)} entries, '0' to '{len(content) - 1}' are allowed, each once"
+            )
+    return [_entry(path, name, content[name]) for name in names]
 
 
 def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
@@ -216,14 +215,16 @@ def _entry(path: Path, name: str, entry: Any) -> dict[str, Any]:
         )
     for part in parts:
         if part not in ("train", "test"):
-            known = f"known are 'train' and 'test'{nearest(part, ('train', 'test'))}"
+            hint = nearest(part, ("train", "test"))
             raise DataError(
-                f"'{path}': device {name} has {shown(part)}, which nothing uses; {known}"
+                f"'{path}': device {name} has {shown(part)}, which nothing uses; known are "
+                f"'train' and 'test'{hint}"
             )
     return parts
 
 
-def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
+def _index(path: Path, label: str, entry: Any, samples: Index) -> Index:
+    """The pool indices of a list of positions within ``samples``."""
     try:
         numbers: NDArray[Any] = np.asarray(entry)
     except ValueError:  # lists within a list
@@ -231,11 +232,11 @@ def _index(path: Path, what: str, entry: Any, samples: Index) -> Index:
     if numbers.size == 0:
         return samples[:0]
     if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise DataError(f"'{path}': device {what} is not a list of whole numbers")
+        raise DataError(f"'{path}': device {label} is not a list of whole numbers")
     outside = numbers[(numbers < 0) | (numbers >= len(samples))]
     if len(outside):
         raise DataError(
-            f"'{path}': device {what} has the index {outside[0]}; allowed are 0 to "
+            f"'{path}': device {label} has the index {outside[0]}; allowed are 0 to "
             f"{len(samples) - 1}"
         )
     return np.take(samples, numbers)
@@ -266,36 +267,34 @@ class LabelGroups(Partition):
         groups = self.groups
         classes = dataset.pool.classes
         if classes % groups:
-            allowed = ", ".join(
-                str(number) for number in range(1, classes + 1) if classes % number == 0
+            divisors = [str(number) for number in range(1, classes + 1) if classes % number == 0]
+            raise ScenarioError(
+                f"data.partition.groups is {groups}; '{dataset.name}' has {classes} classes, so "
+                f"{', '.join(divisors)} are allowed"
             )
-            why = f"'{dataset.name}' has {classes} classes, so {allowed} are allowed"
-            raise ScenarioError(f"data.partition.groups is {groups}; {why}")
         _require_members(groups, devices)
-        held, tested = (
-            gather(dataset.pool.y[index] // (classes // groups), index, groups)
-            for index in (dataset.train, dataset.test)
-        )
-        fewest = min(map(len, held))
+        group_classes = classes // groups
+        y = dataset.pool.y
+        group_train = gather(y[dataset.train] // group_classes, dataset.train, groups)
+        group_test = gather(y[dataset.test] // group_classes, dataset.test, groups)
+        fewest = min(map(len, group_train))
         require_devices(
             devices, groups * fewest, f"'{dataset.name}' has {fewest} training samples for a group"
         )
         members = [len(range(group, devices, groups)) for group in range(groups)]
-        size = min(len(samples) // count for samples, count in zip(held, members, strict=True))
+        size = min(len(part) // count for part, count in zip(group_train, members, strict=True))
         train: list[Index] = [dataset.train] * devices
-        test = [*train]
+        test: list[Index] = [dataset.test] * devices
         for group, count in enumerate(members):
-            mixed = streams.generator("world/data/train", group).permutation(held[group])
+            mixed = streams.generator("world/data/train", group).permutation(group_train[group])
             train[group::groups] = [*mixed[: size * count].reshape(count, size)]
-            test[group::groups] = deal_evenly(
-                tested[group], count, streams.generator("world/data/test", group)
-            )
+            generator = streams.generator("world/data/test", group)
+            test[group::groups] = deal_evenly(group_test[group], count, generator)
         return federated(dataset, train, test, truth=np.arange(devices) % groups)
 
 
 class Permutations(Partition):
-    """IID shards whose labels each group of devices permutes in its own way (Sattler et al.
-    2020, CFL).
+    """IID shards whose labels each group of devices permutes (Sattler et al. 2020, CFL).
 
     Device d belongs to the true group d mod ``groups``; the first group keeps the published labels.
     Training and test labels are permuted alike. Every device is tested on the whole published test
@@ -315,41 +314,36 @@ class Permutations(Partition):
             f"'{dataset.name}' has {dataset.train_size} training samples",
         )
         _require_members(self.groups, devices)
-        maps = self._drawn(dataset.pool.classes, streams.generator("world/data/permutations"))
+        maps = self._draw_maps(dataset.pool.classes, streams.generator("world/data/permutations"))
         train = deal_evenly(dataset.train, devices, streams.generator("world/data/train"))
-        # one array for all
-        test = dataset.test
+        test = dataset.test  # one array for all devices
         truth = np.arange(devices) % self.groups
-        parts = zip(train, truth, strict=True)
-        shards = [
-            Shard(mine, test, label_map=maps[group] if group else None) for mine, group in parts
-        ]
+        shards = []
+        for index, group in zip(train, truth, strict=True):
+            label_map = maps[group] if group else None
+            shards.append(Shard(index, test, label_map=label_map))
         return FederatedData(dataset.pool, shards, truth=truth)
 
-    def _drawn(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
-        """Permutations of 0..C-1, int64 [C] each, the first of them the identity."""
-        # C - 1 is impossible, and C would be the same permutation twice
+    def _draw_maps(self, classes: int, generator: np.random.Generator) -> list[NDArray[np.int64]]:
+        """Draw permutations of 0..C-1, int64 [C] each; the first is the identity."""
+        # two permutations cannot agree on C - 1 labels, and agree on C if they are equal
         agree = min(self.agree, classes - 2)
-        found = [np.arange(classes)]
+        maps = [np.arange(classes)]
         for _ in range(_TRIES + 1):
-            if len(found) == self.groups:
-                return found
+            if len(maps) == self.groups:
+                return maps
             candidate = generator.permutation(classes)
-            if all(np.count_nonzero(candidate == other) <= agree for other in found):
-                found.append(candidate)
-        why = (
-            f"only {len(found)} permutations of {classes} labels that agree on at most {agree} "
-            "were found"
-        )
+            if all(np.count_nonzero(candidate == label_map) <= agree for label_map in maps):
+                maps.append(candidate)
         raise ScenarioError(
-            f"data.partition.groups is {self.groups}; {why}: lower it, or raise "
+            f"data.partition.groups is {self.groups}; only {len(maps)} permutations of {classes} "
+            f"labels that agree on at most {agree} were found: lower it, or raise "
             "data.partition.agree"
         )
 
 
 class Rotations(Partition):
-    """Each rotation has the complete training and test sets, shared out among its own devices
-    (Ghosh et al. 2020, IFCA).
+    """Each rotation has the complete data set, divided among its devices (Ghosh 2020, IFCA).
 
     Device d belongs to rotation d mod k, its true group. Training samples are shuffled anew for
     each rotation and dealt evenly; test samples are dealt in order.
@@ -366,9 +360,8 @@ class Rotations(Partition):
     @field_validator("degrees")
     @classmethod
     def _quarter_turns(cls, degrees: list[int]) -> list[int]:
-        if any(turn not in (0, 90, 180, 270) for turn in degrees) or len(set(degrees)) < len(
-            degrees
-        ):
+        are_allowed = set(degrees) <= {0, 90, 180, 270}
+        if not are_allowed or len(set(degrees)) < len(degrees):
             raise ValueError(f"{degrees} are not different rotations out of 0, 90, 180 and 270")
         return degrees
 
@@ -394,12 +387,10 @@ class Rotations(Partition):
         )
         shards: list[Any] = [None] * devices
         for group, degrees in enumerate(self.degrees):
-            members = len(range(group, devices, groups))
-            train = deal_evenly(
-                dataset.train, members, streams.generator("world/data/train", group)
-            )
-            parts = zip(train, np.array_split(dataset.test, members), strict=True)
-            shards[group::groups] = [
-                Shard(mine[: self.most_samples], tested, degrees // 90) for mine, tested in parts
-            ]
+            members = range(group, devices, groups)
+            generator = streams.generator("world/data/train", group)
+            train = deal_evenly(dataset.train, len(members), generator)
+            test = np.array_split(dataset.test, len(members))
+            for device, train_index, test_index in zip(members, train, test, strict=True):
+                shards[device] = Shard(train_index[: self.most_samples], test_index, degrees // 90)
         return FederatedData(dataset.pool, shards, truth=np.arange(devices) % groups)

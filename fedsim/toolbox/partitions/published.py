@@ -54,26 +54,32 @@ class PowerLaw(Partition):
         each = self.classes_per_device
         sizes = np.array([len(part) for part in parts])
         reserved = least * np.bincount(labels.ravel(), minlength=len(parts))
-        for label in np.flatnonzero(reserved > sizes)[:1]:
+        scarce = np.flatnonzero(reserved > sizes)
+        if len(scarce):
+            label = scarce[0]
             why = (
                 f"each needs {least} samples of each of its {each} classes, and '{dataset.name}' "
                 f"has {sizes[label]} of {label}"
             )
             require_devices(devices, int(sizes.min()) // least * len(sizes) // each, why)
-        wanted = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
-        amounts = np.stack([np.full_like(wanted, least), wanted])
+        extras = self._extras(labels, sizes - reserved, streams.generator("world/data/sizes"))
+        amounts = np.stack([np.full_like(extras, least), extras])
         return hold_out_tenths(dataset, _deal(parts, labels, amounts, "skip"), streams, truth)
 
-    def _extras(self, labels: Ints, left: Ints, generator: np.random.Generator) -> Ints:
+    def _extras(self, labels: Ints, available: Ints, generator: np.random.Generator) -> Ints:
+        """Divide the ``available`` samples of each class [C] among the devices, at random.
+
+        Returns the numbers of samples of the classes ``labels``, both int64 [devices, slots].
+        """
         devices, slots = labels.shape
-        classes = len(left)
+        classes = len(available)
         draws = generator.lognormal(0.0, 2.0, (classes, -(-devices // classes), slots))
         place = (labels, np.arange(devices)[:, None] // classes, np.arange(slots)[None])
         used = np.zeros_like(draws)
         used[place] = draws[place]
         total = np.maximum(used.sum(axis=(1, 2), keepdims=True), np.finfo(np.float64).tiny)
-        wanted: Floats = (left[:, None, None] * used / total)[place]
-        return wanted.astype(np.int64)
+        amounts: Floats = (available[:, None, None] * used / total)[place]
+        return amounts.astype(np.int64)
 
 
 class Femnist(Partition):
@@ -98,20 +104,21 @@ class Femnist(Partition):
         parts = [order.permutation(part)[:4000] for part in dataset.by_class(dataset.train)]
         sizes = streams.generator("world/data/sizes").lognormal(4.0, 1.0, devices) + 5.0
         amounts = np.maximum(_LEAST_PER_CLASS, (sizes / 3).astype(np.int64))
+        indices = []
         if self.overlap:
-            asked = zip(labels, amounts, strict=True)
-            held = [
-                np.concatenate([parts[label][:amount] for label in own]) for own, amount in asked
-            ]
+            for device_labels, amount in zip(labels, amounts, strict=True):
+                pieces = [parts[label][:amount] for label in device_labels]
+                indices.append(np.concatenate(pieces))
         else:
-            held = _deal(parts, labels, np.repeat(amounts[None, :, None], 3, axis=2), "rest")
-        for poor in (device for device, mine in enumerate(held) if len(mine) < _LEAST_PER_CLASS):
-            raise ScenarioError(
-                f"population.devices is {devices}; the classes of device {poor} are used up in "
-                f"'{dataset.name}': allowed are "
-                "fewer devices, or data.partition.overlap = true"
-            )
-        return hold_out_tenths(dataset, held, streams, truth)
+            indices = _deal(parts, labels, np.repeat(amounts[None, :, None], 3, axis=2), "rest")
+        for device, index in enumerate(indices):
+            if len(index) < _LEAST_PER_CLASS:
+                raise ScenarioError(
+                    f"population.devices is {devices}; the classes of device {device} are used up "
+                    f"in '{dataset.name}': allowed are "
+                    "fewer devices, or data.partition.overlap = true"
+                )
+        return hold_out_tenths(dataset, indices, streams, truth)
 
 
 class DittoPartition(Partition):
@@ -133,54 +140,61 @@ class DittoPartition(Partition):
         legacy = np.random.RandomState(233)  # the generator and the seed of the published split
         sizes = legacy.lognormal(3.0, 1.0, devices) + 10.0
         sizes = dataset.train_size * sizes / sum(sizes)
-        shares = np.array([own / sum(own) for own in legacy.lognormal(1.0, 1.0, labels.shape)])
+        draws = legacy.lognormal(1.0, 1.0, labels.shape)
+        shares = np.array([device_draws / sum(device_draws) for device_draws in draws])
         amounts = (shares * sizes[:, None])[None]
         ratio = dataset.train_size / max(1, len(dataset.test))
-        train = _deal(
-            dataset.by_class(dataset.train), labels, amounts.astype(np.int64) + 1, "again"
-        )
-        test = _deal(
-            dataset.by_class(dataset.test), labels, (amounts / ratio).astype(np.int64) + 1, "again"
-        )
+        train_amounts = amounts.astype(np.int64) + 1
+        test_amounts = (amounts / ratio).astype(np.int64) + 1
+        train = _deal(dataset.by_class(dataset.train), labels, train_amounts, "again")
+        test = _deal(dataset.by_class(dataset.test), labels, test_amounts, "again")
         return federated(dataset, train, test, truth)
 
 
 def _neighbours(dataset: Dataset, devices: int, slots: int) -> tuple[Ints, Ints | None]:
-    """The classes u, u+1, ... (mod C) of each device u, int64 [devices, slots], and its true
-    group: its first class.
+    """The classes u, u+1, ... (mod C) of each device u, and its true group, its first class.
+
+    The classes are int64 [devices, slots], the groups int64 [devices], or None for one group.
     """
     classes = dataset.pool.classes
     require_classes(slots, dataset)
     labels = (np.arange(devices)[:, None] + np.arange(slots)) % classes
-    return labels, labels[:, 0] if slots < classes else None
+    truth = labels[:, 0] if slots < classes else None
+    return labels, truth
 
 
 def _deal(
     parts: list[Index], labels: Ints, amounts: Ints, at_end: Literal["skip", "rest", "again"]
 ) -> list[Index]:
-    """Deal ``amounts`` [passes, devices, slots] of the classes ``labels`` [devices, slots], from
-    the front of each class.
+    """Deal samples from the front of each class, one pass after the other.
 
-    A class with fewer left gives nothing, the rest, or starts again (``at_end``).
+    Args:
+        parts: samples of each class.
+        labels: classes of each device, int64 [devices, slots].
+        amounts: number of samples for each pass, device and slot, [passes, devices, slots].
+        at_end: a class with too few samples left gives nothing, the rest, or starts again.
+
+    Returns:
+        The samples of each device.
     """
     pieces: list[list[Index]] = [[] for _ in labels]
-    taken = np.zeros(len(parts), dtype=np.int64)
+    begins = np.zeros(len(parts), dtype=np.int64)
     for turn, device, slot in np.ndindex(amounts.shape):
         label = labels[device, slot]
         amount = amounts[turn, device, slot]
-        if taken[label] + amount > len(parts[label]):
+        if begins[label] + amount > len(parts[label]):
             if at_end == "skip":
                 continue
             if at_end == "again":
-                taken[label] = 0
-        pieces[device].append(parts[label][taken[label] : taken[label] + amount])
-        taken[label] += amount
+                begins[label] = 0
+        begin = begins[label]
+        pieces[device].append(parts[label][begin : begin + amount])
+        begins[label] += amount
     return [np.concatenate(piece) for piece in pieces]
 
 
 class ClassBias(Partition):
-    """A share of each device's data is of a few random classes, the rest of all the others
-    (Jeong and Kim 2022, CATA-Fed).
+    """A share of each device's data is of a few random classes (CATA-Fed, Jeong and Kim 2022).
 
     Images are drawn from the first ``per_class`` training images of each class, within a device
     without repetition while they last, so each device distorts them in its own way
@@ -205,11 +219,12 @@ class ClassBias(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         require_classes(self.classes_per_device, dataset)
         parts = [part[: self.per_class] for part in dataset.by_class(dataset.train)]
-        for empty in (label for label, part in enumerate(parts) if not len(part)):
-            raise ScenarioError(
-                f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample "
-                f"of class {empty}"
-            )
+        for label, part in enumerate(parts):
+            if not len(part):
+                raise ScenarioError(
+                    f"data.partition.kind is 'class-bias'; '{dataset.name}' has no training sample "
+                    f"of class {label}"
+                )
         sizes = self.sizes.draw(devices, streams.generator("world/data/sizes"))
         if sizes.sum() > _MOST_SAMPLES:
             total = f"{sizes.sum()} training samples; allowed are at most {_MOST_SAMPLES}"
@@ -228,34 +243,31 @@ class ClassBias(Partition):
         self, parts: list[Index], order: Ints, size: int, generator: np.random.Generator
     ) -> Index:
         """One device's training samples; the first classes in ``order`` make the larger part."""
-        biased = order[: self.classes_per_device]
-        others = order[self.classes_per_device :]
-        major = round(self.share * size) if len(others) else size
+        major = order[: self.classes_per_device]
+        minor = order[self.classes_per_device :]
+        major_size = round(self.share * size) if len(minor) else size
         counts = np.zeros(len(parts), dtype=np.int64)
-        counts[biased] = [len(chunk) for chunk in np.array_split(np.arange(major), len(biased))]
-        if len(others):
-            counts[others] = generator.multinomial(
-                size - major, np.full(len(others), 1.0 / len(others))
-            )
-        asked = [(part, int(count)) for part, count in zip(parts, counts, strict=True) if count]
-        return np.concatenate(
-            [
-                part[generator.choice(len(part), count, replace=count > len(part))]
-                for part, count in asked
-            ]
-        )
+        counts[major] = [len(chunk) for chunk in np.array_split(np.arange(major_size), len(major))]
+        if len(minor):
+            chances = np.full(len(minor), 1.0 / len(minor))
+            counts[minor] = generator.multinomial(size - major_size, chances)
+        pieces = []
+        for part, count in zip(parts, counts.tolist(), strict=True):
+            if count:
+                positions = generator.choice(len(part), count, replace=count > len(part))
+                pieces.append(part[positions])
+        return np.concatenate(pieces)
 
 
 class ClassImbalance(Partition):
-    """Each device's majority class lies near the middle class, so that middle classes dominate
-    globally (Wang et al., CCS).
+    """Each device's majority class lies near the middle class (Wang et al., CCS).
 
-    The majority class, counted from 1, is Normal(5, 10) (mean and variance) rounded, redrawn
-    outside 1..C. B whole numbers uniform in 0..``largest``, not all 0, are drawn; the largest is
-    the amount of the majority class, the others are of random other classes. A training image is on
-    two devices only where its class is used up (MNIST nearly suffices for B = 10). The published
-    (balanced) test set is dealt evenly. With one class a device, the devices of a class are a true
-    group.
+    Middle classes thus dominate globally. The majority class, counted from 1, is Normal(5, 10)
+    (mean and variance) rounded, redrawn outside 1..C. B whole numbers uniform in 0..``largest``,
+    not all 0, are drawn. The largest is the amount of the majority class; the others are amounts of
+    random other classes. A training image is on two devices only if its class is used up (MNIST
+    nearly suffices for B = 10). The published (balanced) test set is dealt evenly. With one class a
+    device, the devices of a class are a true group.
     """
 
     kind: Literal["class-imbalance"] = "class-imbalance"
@@ -267,48 +279,45 @@ class ClassImbalance(Partition):
     def split(self, dataset: Dataset, devices: int, streams: Streams) -> FederatedData:
         classes = dataset.pool.classes
         require_classes(self.classes_per_device, dataset)
-        # The chance of each class to be a device's majority: of the rounded normal, given that it
-        # lies in 1..C.
-        chances = np.diff(
-            [math.erf(edge) for edge in (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)]
-        )
+        # The chance of each class to be a device's majority, by the rounded normal within 1..C.
+        edges = (np.arange(classes + 1) - 4.5) / math.sqrt(20.0)
+        chances = np.diff([math.erf(edge) for edge in edges])
         majority = np.asarray(chances / chances.sum(), dtype=np.float64)
-        counts = np.array(
-            [
-                self._counts(majority, streams.generator("world/data/sizes", device))
-                for device in range(devices)
-            ]
-        )
+        counts = np.empty((devices, classes), dtype=np.int64)
+        for device in range(devices):
+            counts[device] = self._counts(majority, streams.generator("world/data/sizes", device))
         generator = streams.generator("world/data/train")
         parts = [generator.permutation(part) for part in dataset.by_class(dataset.train)]
-        there = np.array([len(part) for part in parts])
-        for label in np.flatnonzero(counts.max(axis=0) > there)[:1]:
-            why = (
-                f"'{dataset.name}' has {there[label]} training samples of class {label}, so 1 to "
-                f"{there.min()} are allowed"
+        available = np.array([len(part) for part in parts])
+        scarce = np.flatnonzero(counts.max(axis=0) > available)
+        if len(scarce):
+            label = scarce[0]
+            raise ScenarioError(
+                f"data.partition.largest is {self.largest}; '{dataset.name}' has "
+                f"{available[label]} training samples of class {label}, so 1 to "
+                f"{available.min()} are allowed"
             )
-            raise ScenarioError(f"data.partition.largest is {self.largest}; {why}")
-        owner = np.concatenate(
-            [np.repeat(np.arange(devices), counts[:, label]) for label in range(classes)]
-        )
-        index = np.concatenate(
-            [np.resize(part, total) for part, total in zip(parts, counts.sum(axis=0), strict=True)]
-        )
+        owners = [np.repeat(np.arange(devices), label_counts) for label_counts in counts.T]
+        pieces = []
+        for part, total in zip(parts, counts.sum(axis=0), strict=True):
+            pieces.append(np.resize(part, total))  # repeats a class that is used up
+        owner = np.concatenate(owners)
+        index = np.concatenate(pieces)
         test = deal_evenly(dataset.test, devices, streams.generator("world/data/test"))
         truth = counts.argmax(axis=1) if self.classes_per_device == 1 else None
         return federated(dataset, gather(owner, index, devices), test, truth)
 
     def _counts(self, majority: Floats, generator: np.random.Generator) -> Ints:
+        """One device's number of samples of each class, int64 [C], by chances ``majority`` [C]."""
         classes = len(majority)
-        chosen = generator.choice(classes, p=majority)
-        others = generator.choice(
-            np.delete(np.arange(classes), chosen), self.classes_per_device - 1, replace=False
-        )
+        major = generator.choice(classes, p=majority)
+        candidates = np.delete(np.arange(classes), major)
+        minor = generator.choice(candidates, self.classes_per_device - 1, replace=False)
         amounts: Ints = np.zeros(self.classes_per_device, dtype=np.int64)
         while not amounts.any():
             amounts = generator.integers(0, self.largest, self.classes_per_device, endpoint=True)
         most = int(amounts.argmax())
         amounts[0], amounts[most] = amounts[most], amounts[0]
         counts = np.zeros(classes, dtype=np.int64)
-        counts[[chosen, *others]] = amounts
+        counts[[major, *minor]] = amounts
         return counts

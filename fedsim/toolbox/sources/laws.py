@@ -1,4 +1,4 @@
-"""Sources that need no files of the user's: characters of a text, and a linear law."""
+"""Sources that need no user files: characters of a text, and a linear law."""
 
 from pathlib import Path
 from typing import Literal
@@ -14,12 +14,11 @@ from fedsim.learning.data.sources import Source, every_fifth
 
 
 class Text(Source):
-    """Characters of a text as tokens, each sample a window of one speaker's lines; labels are
-    the speakers.
+    """Characters of a text as tokens; a sample is a window of one speaker's lines.
 
-    Windows overlap in one character, the last to predict and the first to see. Every fifth one of
-    each speaker is a test sample. The embedded text has 14 speakers of *The Winter's Tale* and
-    *Measure for Measure*: 48,966 characters.
+    Labels are the speakers. Windows overlap in one character, the last target of one window and the
+    first input of the next. Every fifth window of each speaker is a test sample. The embedded text
+    has 14 speakers of *The Winter's Tale* and *Measure for Measure*: 48,966 characters.
     """
 
     kind: Literal["text"] = "text"
@@ -31,21 +30,19 @@ class Text(Source):
     """characters that a model sees of a window, T; samples are int64 [n, T + 1]."""
 
     def load(self, root: Path | None) -> Raw:
-        path = (
-            Path(__file__).parent / "shakespeare.txt"
-            if self.path is None
-            else sought(self.path, root)
-        )
+        path = Path(__file__).parent / "shakespeare.txt"
+        if self.path is not None:
+            path = sought(self.path, root)
         with reading(path, "data.source.path", "a text in UTF-8"):
             text = read_text(path)
-        said: dict[str, list[str]] = {}
+        speeches: dict[str, list[str]] = {}
         for block in text.split("\n\n"):
             speaker, lines = _speech(block)
-            said.setdefault(speaker, []).append(lines)
+            speeches.setdefault(speaker, []).append(lines)
         characters = np.array(sorted({*text}))
         parts = []
-        for speeches in said.values():
-            tokens = np.searchsorted(characters, np.array([*"\n".join(speeches)]))
+        for speaker_lines in speeches.values():
+            tokens = np.searchsorted(characters, np.array([*"\n".join(speaker_lines)]))
             if len(tokens) > self.length:
                 windows = np.lib.stride_tricks.sliding_window_view(tokens, self.length + 1)
                 parts.append(windows[:: self.length])
@@ -61,13 +58,11 @@ class Text(Source):
 
 
 def _speech(block: str) -> tuple[str, str]:
-    """The speaker of a block, who is named in its first line with a colon at its end, and the
-    other lines.
-    """
-    first, newline, others = block.lstrip().partition("\n")
+    """The speaker and the lines of a block; "" without a first line ``NAME:``."""
+    first, newline, lines = block.lstrip().partition("\n")
     speaker = first.removesuffix(":")
     is_named = newline and speaker and speaker != first and ":" not in speaker
-    return (speaker, others) if is_named else ("", block)
+    return (speaker, lines) if is_named else ("", block)
 
 
 class LinearLaw(Source):
@@ -101,6 +96,13 @@ class LinearLaw(Source):
         samples = x.astype(np.float32)
         targets = y.astype(np.float32)
         test = every_fifth(group)
-        groups = np.concatenate([group[~test], group[test]])
-        parts = samples[~test], targets[~test], samples[test], targets[test]
-        return Raw("linear", *parts, 1, 1.0, columns={"group": groups})
+        return Raw(
+            "linear",
+            samples[~test],
+            targets[~test],
+            samples[test],
+            targets[test],
+            classes=1,
+            peak=1.0,
+            columns={"group": np.concatenate([group[~test], group[test]])},
+        )

@@ -1,5 +1,6 @@
-"""Local training by any optimiser of ``torch.optim``. torch is imported on demand: reading most
-scenarios needs none.
+"""Local training by any optimiser of ``torch.optim``.
+
+torch is imported on demand, because reading most scenarios does not need torch.
 """
 
 import inspect
@@ -19,14 +20,12 @@ if TYPE_CHECKING:
 
     from fedsim.learning.solvers.context import LocalData, TrainingContext
 
-_LENGTHS = ("T_max", "total_steps")  # of schedules: how many steps they take to their end
-_SAID_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
+_LENGTHS = ("T_max", "total_steps")  # arguments of schedules: number of steps to the end
+_SET_ELSEWHERE = ("params", "lr", "optimizer", "last_epoch")
 
 
 class LearningRateSchedule(Spec):
-    """A schedule of ``torch.optim.lr_scheduler``: the learning rate changes from ``training.lr``
-    on.
-    """
+    """A schedule of ``torch.optim.lr_scheduler``, which starts from ``training.lr``."""
 
     name: str
     """its class, such as ``CosineAnnealingLR``."""
@@ -44,27 +43,34 @@ class LearningRateSchedule(Spec):
     def build(
         self, optimiser: "torch.optim.Optimizer", length: int, number: int = 0
     ) -> "torch.optim.lr_scheduler.LRScheduler":
-        """The schedule of an optimiser, for a local training of so many of its steps in the
-        round of this number.
+        """Make the schedule of an optimiser for a local training.
+
+        Args:
+            optimiser: the optimiser.
+            length: number of the schedule's steps in the training.
+            number: number of the round, from 0.
         """
         from torch.optim import lr_scheduler
 
-        found = getattr(lr_scheduler, self.name)
-        asked = () if self.every == "round" else _LENGTHS
-        usual = {
-            name: max(length, 1) for name in asked if name in inspect.signature(found).parameters
-        }
-        made: lr_scheduler.LRScheduler = found(optimiser, **usual | self.args)
+        schedule_class = getattr(lr_scheduler, self.name)
+        arguments: dict[str, Any] = {}
+        if self.every != "round":
+            parameters = inspect.signature(schedule_class).parameters
+            for name in _LENGTHS:
+                if name in parameters:
+                    arguments[name] = max(length, 1)
+        arguments.update(self.args)
+        schedule: lr_scheduler.LRScheduler = schedule_class(optimiser, **arguments)
         if self.every == "round":
-            # without any gradient: torch expects it before the first step of a schedule
+            # torch expects a step of the optimiser before the schedule's; no gradient, no effect
             optimiser.step()
             for _ in range(number):
-                made.step()
-        return made
+                schedule.step()
+        return schedule
 
 
 class ParameterGroup(Spec):
-    """Parameters with arguments of their own, such as no weight decay."""
+    """Parameters with special arguments of the optimiser, such as no weight decay."""
 
     match: list[str] = Field(min_length=1)
     """patterns of their names in the model, such as ``*.bias``."""
@@ -73,11 +79,11 @@ class ParameterGroup(Spec):
 
 
 class TorchTrainer(Trainer):
-    """Local training by an optimiser of ``torch.optim``, as a plain loop in torch: loss,
-    backward, clipping, step.
+    """Local training by an optimiser of ``torch.optim``.
 
-    The loss has all terms of the strategy. A gradient is the mean over the samples of
-    ``accumulate`` batches, fewer at the end of an epoch.
+    A step computes the loss and its gradient, clips the gradient, and calls the optimiser. The loss
+    has all terms of the strategy. A gradient is the mean over the samples of ``accumulate``
+    batches, or fewer at the end of an epoch.
     """
 
     kind: Literal["torch"] = "torch"
@@ -102,29 +108,22 @@ class TorchTrainer(Trainer):
 
     @model_validator(mode="after")
     def _torch_takes_it(self) -> Self:
-        """Refuse names and arguments that torch does not take, also by steps on small
-        parameters.
-        """
+        """Refuse names and arguments that torch does not take, also by a trial of two steps."""
         import torch
         from torch.optim import lr_scheduler
 
         optimisers = _classes(torch.optim, torch.optim.Optimizer)
-        for key, args in [
-            ("args", self.args),
-            *(("groups.args", group.args) for group in self.groups),
-        ]:
-            _refuse_unknown("optimiser", self.optimiser, key, args, optimisers)
+        _refuse_unknown("optimiser", self.optimiser, "args", self.args, optimisers)
+        for group in self.groups:
+            _refuse_unknown("optimiser", self.optimiser, "groups.args", group.args, optimisers)
         if self.schedule is not None:
             schedules = _classes(lr_scheduler, lr_scheduler.LRScheduler)
             _refuse_unknown(
                 "schedule.name", self.schedule.name, "schedule.args", self.schedule.args, schedules
             )
-        # each matches itself
-        names = ["", *(pattern for group in self.groups for pattern in group.match)]
-        parameters = {
-            name: torch.nn.Parameter(torch.zeros(2, 2) if name else torch.zeros(2))
-            for name in names
-        }
+        parameters = {"": torch.nn.Parameter(torch.zeros(2))}
+        for pattern in self._patterns:  # a pattern, as a name, matches itself
+            parameters[pattern] = torch.nn.Parameter(torch.zeros(2, 2))
         try:
             optimiser = self.torch_optimiser(parameters, self.lr)
             schedule = None if self.schedule is None else self.schedule.build(optimiser, 2)
@@ -141,9 +140,17 @@ class TorchTrainer(Trainer):
             ) from error
         return self
 
+    @property
+    def _patterns(self) -> list[str]:
+        """The patterns of all groups, in order."""
+        patterns = []
+        for group in self.groups:
+            patterns += group.match
+        return patterns
+
     def check_model(self, model: "nn.Module", *, usual_loss: bool) -> None:
         names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-        for pattern in (pattern for group in self.groups for pattern in group.match):
+        for pattern in self._patterns:
             if not any(fnmatchcase(name, pattern) for name in names):
                 raise ScenarioError(
                     f"training.groups has the pattern {pattern!r}, which matches no parameter "
@@ -162,43 +169,45 @@ class TorchTrainer(Trainer):
     ) -> "torch.optim.Optimizer":
         import torch
 
-        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups] + [
-            {"params": []}
-        ]
+        parts: list[dict[str, Any]] = [{"params": [], **group.args} for group in self.groups]
+        parts.append({"params": []})
         for name, parameter in parameters.items():
-            of = (
-                at
-                for at, group in enumerate(self.groups)
-                if any(fnmatchcase(name, pattern) for pattern in group.match)
-            )
-            parts[next(of, -1)]["params"].append(parameter)
-        chosen = [part for part in parts if part["params"]]
-        return getattr(torch.optim, self.optimiser)(chosen, lr=lr, **self.args)  # type: ignore[no-any-return]
+            parts[self._group_of(name)]["params"].append(parameter)
+        groups = [part for part in parts if part["params"]]
+        return getattr(torch.optim, self.optimiser)(groups, lr=lr, **self.args)  # type: ignore[no-any-return]
+
+    def _group_of(self, name: str) -> int:
+        """The first group that matches a parameter's name; -1 without such a group."""
+        for position, group in enumerate(self.groups):
+            if any(fnmatchcase(name, pattern) for pattern in group.match):
+                return position
+        return -1
 
     @property
     def has_no_state(self) -> bool:
-        momenta = [
-            self.args.get("momentum"),
-            *(group.args.get("momentum") for group in self.groups),
-        ]
-        return self.optimiser == "SGD" and not any(momenta)
+        has_momentum = any(group.args.get("momentum") for group in self.groups)
+        has_momentum |= bool(self.args.get("momentum"))
+        return self.optimiser == "SGD" and not has_momentum
 
     def state_numbers(self, shapes: "Mapping[str, Sequence[int]]") -> int:
         import torch
 
-        parameters = {
-            name: torch.nn.Parameter(torch.empty(*shape, device="meta"))
-            for name, shape in shapes.items()
-        }
+        parameters = {}
+        for name, shape in shapes.items():
+            parameters[name] = torch.nn.Parameter(torch.empty(*shape, device="meta"))
         optimiser = self.torch_optimiser(parameters, self.lr)
         for parameter in parameters.values():
             parameter.grad = torch.empty_like(parameter)
         try:
             optimiser.step()
-        except RuntimeError:  # of one that looks at its numbers
+        except RuntimeError:  # the optimiser needs numbers, which tensors on ``meta`` lack
             return 0
-        values = (value for entry in optimiser.state.values() for value in entry.values())
-        return sum(value.numel() for value in values if isinstance(value, torch.Tensor))
+        count = 0
+        for state in optimiser.state.values():
+            for value in state.values():
+                if isinstance(value, torch.Tensor):
+                    count += value.numel()
+        return count
 
     def train(
         self, model: "nn.Module", data: "LocalData", context: "TrainingContext"
@@ -206,22 +215,23 @@ class TorchTrainer(Trainer):
         import torch
         from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
-        parameters = {
-            name: parameter
-            for name, parameter in model.named_parameters()
-            if parameter.requires_grad
-        }
+        parameters = {}
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameters[name] = parameter
         optimiser = self.torch_optimiser(parameters, context.lr)
         for name, value in context.state.items():
-            owner, _, part = name.rpartition("/")
+            owner, _, key = name.rpartition("/")
             is_number = value.shape == (1,) != parameters[owner].shape
-            optimiser.state[parameters[owner]][part] = value[0] if is_number else value
+            optimiser.state[parameters[owner]][key] = value[0] if is_number else value
         shares = _shares(data.counts, data.ends, self.accumulate)
-        every = None if self.schedule is None else self.schedule.every
-        length = context.epochs if every == "epoch" else sum(is_last for _, is_last in shares)
-        schedule = (
-            None if self.schedule is None else self.schedule.build(optimiser, length, context.round)
-        )
+        schedule = None
+        every = None
+        if self.schedule is not None:
+            every = self.schedule.every
+            steps = sum(is_last for _, is_last in shares)
+            length = context.epochs if every == "epoch" else steps
+            schedule = self.schedule.build(optimiser, length, context.round)
         options = {"label_smoothing": self.label_smoothing} if self.label_smoothing else {}
         for (x, y), (share, is_last), ends in zip(data, shares, data.ends, strict=True):
             torch.autograd.backward(share * context.loss(model(x), y, **options))
@@ -235,14 +245,11 @@ class TorchTrainer(Trainer):
             optimiser.zero_grad()
             if schedule is not None and (every == "step" or (every == "epoch" and ends)):
                 schedule.step()
-        states = (
-            (name, *item)
-            for name, parameter in parameters.items()
-            for item in optimiser.state[parameter].items()
-        )
-        context.state = {
-            f"{name}/{part}": value for name, part, value in states if value is not None
-        }
+        context.state = {}
+        for name, parameter in parameters.items():
+            for key, value in optimiser.state[parameter].items():
+                if value is not None:
+                    context.state[f"{name}/{key}"] = value
         return model.state_dict(), {}
 
     @property
@@ -252,31 +259,33 @@ class TorchTrainer(Trainer):
 
 
 def _shares(counts: "list[int]", ends: "list[bool]", accumulate: int) -> list[tuple[float, bool]]:
-    """The share of each batch in the gradient of its step, by samples, and whether it is the
-    step's last.
+    """The share of each batch in its step's gradient, and whether the batch ends its step.
+
+    Args:
+        counts: number of samples in each batch.
+        ends: whether each batch is the last of its epoch.
+        accumulate: number of batches in a step.
     """
     steps: list[list[int]] = [[]]
     for count, end in zip(counts, ends, strict=True):
         steps[-1].append(count)
         if end or len(steps[-1]) == accumulate:
             steps.append([])
-    return [
-        (count / sum(step), at + 1 == len(step)) for step in steps for at, count in enumerate(step)
-    ]
+    shares = []
+    for step in steps:
+        for number, count in enumerate(step, start=1):
+            shares.append((count / sum(step), number == len(step)))
+    return shares
 
 
 def _classes(module: Any, base: type) -> dict[str, type]:
-    """The subclasses of a base in a module, by name."""
-    found = {
-        name: each
-        for name, each in vars(module).items()
-        if inspect.isclass(each) and issubclass(each, base)
-    }
-    return {
-        name: each
-        for name, each in sorted(found.items())
-        if each is not base and not name.startswith("_")
-    }
+    """The public subclasses of a base in a module, by name, sorted."""
+    classes = {}
+    for name, value in sorted(vars(module).items()):
+        is_private = name.startswith("_") or value is base
+        if not is_private and inspect.isclass(value) and issubclass(value, base):
+            classes[name] = value
+    return classes
 
 
 def _refuse_unknown(
@@ -286,13 +295,12 @@ def _refuse_unknown(
         raise ValueError(
             f"{key!r} is {name!r}; allowed are torch's {', '.join(classes)}{nearest(name, classes)}"
         )
-    known = [
-        each for each in inspect.signature(classes[name]).parameters if each not in _SAID_ELSEWHERE
-    ]
+    parameters = inspect.signature(classes[name]).parameters
+    allowed = [parameter for parameter in parameters if parameter not in _SET_ELSEWHERE]
     for argument in args:
-        if argument not in known:
+        if argument not in allowed:
             why = "is said by training.lr" if argument == "lr" else f"{name} does not take"
             raise ValueError(
                 f"{key_of_args!r} has {argument!r}, which {why}; allowed are "
-                f"{', '.join(known)}{nearest(argument, known)}"
+                f"{', '.join(allowed)}{nearest(argument, allowed)}"
             )

@@ -1,6 +1,4 @@
-"""Processes of the world: outages of links and edge servers, slots for uploads, and throttling
-by heat.
-"""
+"""Processes of the world: outages of links and edge servers, upload slots, throttling by heat."""
 
 import math
 from collections.abc import Generator
@@ -30,35 +28,38 @@ class Outage(Process):
     """whether these are means of exponential times, or constant."""
 
     def fail(self, world: World) -> list[Hold]:
-        """Begin an outage; the holds end with it."""
+        """Begin an outage; the returned holds end with the outage."""
         raise NotImplementedError
 
     def run(self, world: World) -> Generator[Any, Any, Any]:
         state = world.state
         if not state:
-            state |= {"outages": 0, "failed": False, "until": self._after(world, "every", 0)}
+            state["outages"] = 0
+            state["failed"] = False
+            state["until"] = self._after(world, "every", 0)
         while True:
             if not state["failed"]:
                 yield world.until(state["until"])
-                state |= {"failed": True, "until": self._after(world, "lasts", state["outages"])}
-            with ExitStack() as held:
+                state["failed"] = True
+                state["until"] = self._after(world, "lasts", state["outages"])
+            with ExitStack() as holds:
                 for hold in self.fail(world):
-                    held.enter_context(hold)
+                    holds.enter_context(hold)
                 yield world.until(state["until"])
-            number = state["outages"] + 1
-            state |= {
-                "outages": number,
-                "failed": False,
-                "until": self._after(world, "every", number),
-            }
+            state["outages"] += 1
+            state["failed"] = False
+            state["until"] = self._after(world, "every", state["outages"])
 
-    def _after(self, world: World, what: Literal["every", "lasts"], number: int) -> float:
-        mean: float = getattr(self, what)
-        return world.now + (world.rng(what, number).exponential(mean) if self.random else mean)
+    def _after(self, world: World, key: Literal["every", "lasts"], number: int) -> float:
+        """The time (s) after an interval of the key, which is drawn if ``random`` is set."""
+        interval: float = getattr(self, key)
+        if self.random:
+            interval = world.rng(key, number).exponential(interval)
+        return world.now + interval
 
 
 class LinkOutage(Outage):
-    """A link carries nothing, or less, again and again."""
+    """Repeated outages of a link, whose rate is meanwhile 0, or lower."""
 
     kind: Literal["link-outage"] = "link-outage"
     link: str
@@ -76,7 +77,7 @@ class LinkOutage(Outage):
 
 
 class EdgeOutage(Outage):
-    """An edge server fails again and again."""
+    """Repeated outages of an edge server."""
 
     kind: Literal["edge-outage"] = "edge-outage"
     edge: int = Field(ge=0)
@@ -93,13 +94,13 @@ class EdgeOutage(Outage):
     def fail(self, world: World) -> list[Hold]:
         if self.work == "wasted":
             return [world.lose(self.edge)]
-        return [world.limit(f"edge {self.edge} {way}", 0.0) for way in ("receive", "send")]
+        receive = world.limit(f"edge {self.edge} receive", 0.0)
+        send = world.limit(f"edge {self.edge} send", 0.0)
+        return [receive, send]
 
 
 class UploadSlots(Process):
-    """At most ``slots`` uploads are under way at a time; the others wait, first come, first
-    served.
-    """
+    """At most ``slots`` uploads run at a time; others wait, first come, first served."""
 
     restorable: ClassVar[bool] = True
 
@@ -151,7 +152,7 @@ class Heat(Process):
         turns: dict[int, simpy.Event] = {}
         computing: dict[int, bool] = {}
 
-        def hear(record: Record) -> None:
+        def receive(record: Record) -> None:
             device = record.fields["device"]
             step = record.fields["step"]
             if device in turns and step not in _STILL:
@@ -159,7 +160,7 @@ class Heat(Process):
                 if not turns[device].triggered:
                     turns[device].succeed()
 
-        world.simulation.listen(hear, kinds=("step-start", "step-end"))
+        world.simulation.listen(receive, kinds=("step-start", "step-end"))
         for device in range(world.devices) if self.devices is None else self.devices:
             world.env.process(self._life(world, device, turns, computing))
         yield world.env.event()
@@ -190,10 +191,12 @@ class Heat(Process):
                 hold = None
 
     def _course(self, state: dict[str, Any]) -> tuple[float, float]:
-        """The heat that a device goes towards, and when it will cross the next bound (s)."""
-        target = 0.0 if not state["computes"] else self.factor if state["slow"] else 1.0
+        """The heat towards which a device goes, and the time (s) at which it crosses a bound."""
+        target = 0.0
+        if state["computes"]:
+            target = self.factor if state["slow"] else 1.0
         bound = self.fast_at if state["slow"] else self.slow_at
         if state["slow"] == (target >= bound):
             return target, math.inf
-        away = (state["heat"] - target) / (bound - target)
-        return target, float(state["since"]) + self.warms * math.log(max(1.0, away))
+        ratio = (state["heat"] - target) / (bound - target)
+        return target, float(state["since"]) + self.warms * math.log(max(1.0, ratio))
