@@ -9,7 +9,9 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.harmless import clean
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
+from fedsim.lab.compare.answer import Answer
+from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
+from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.compare.table import ComparedTable
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from fedsim.common.errors import shown as overridden
 from fedsim.common.files import flat
 from fedsim.common.imports import from_file, is_allowed
 from fedsim.common.stop import MORE_IS_BETTER
-from fedsim.lab.compare.lines import ComparedLine, short_key, shown
+from fedsim.lab.compare.lines import ComparedLine, format_value, short_key
 from fedsim.lab.compare.published import Published, beside_published
 from fedsim.lab.reading.study_folder import RUNS
 from fedsim.lab.study.search import measure_of
@@ -65,7 +65,7 @@ class Variant:
             [
                 self.name,
                 *(
-                    f"{short_key(key, dict(self.point))}={shown(value)}"
+                    f"{short_key(key, dict(self.point))}={format_value(value)}"
                     for key, value in self.point
                 ),
             ]
@@ -176,7 +176,7 @@ class Study:
             asked.setdefault(key.strip(), []).append(value.strip())
         facts = []
         for variant in self.variants:
-            point = {key: shown(value) for key, value in variant.point}
+            point = {key: format_value(value) for key, value in variant.point}
             said = {
                 "variant": variant.name,
                 "seed": "",

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.lab.compare.lines import short_key, shown
+from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
@@ -283,4 +283,8 @@ def gave_up(folder: Path) -> bool:
 
 
 def _cell(value: Any) -> Cell:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+    return (
+        value
+        if isinstance(value, int | float) and not isinstance(value, bool)
+        else format_value(value)
+    )
