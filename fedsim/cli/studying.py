@@ -86,7 +86,7 @@ def study_command(
     if not quiet:
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
-        for run, state in conductor.wanted_runs:
+        for run, state in conductor.selected_runs:
             say(f"{state:<6}  {run.folder}")
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
@@ -138,7 +138,7 @@ def bench_command(
     """
     from fedsim.lab import bench
     from fedsim.lab.compare.show import print_to
-    from fedsim.lab.study.plan import safe_name
+    from fedsim.lab.study.variant import safe_name
     from fedsim.lab.terminal import Console
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"

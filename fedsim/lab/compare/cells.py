@@ -28,7 +28,7 @@ def worlds_of(lines: Lines) -> list[list[int]]:
     points: dict[tuple[object, ...], list[int]] = {}
     for place, line in enumerate(lines.lines):
         if line.runs:
-            point = () if lines.are_runs else (line.study, line.point)
+            point: tuple[object, ...] = () if lines.are_runs else (line.study, line.point)
             points.setdefault(point, []).append(place)
     if len(points) == 1:
         return [*points.values()]

@@ -330,10 +330,9 @@ def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
 
 def _dropped(run: RunFolder) -> float | None:
     """The share of selected clients without a valid update."""
-    selected = sum(row["selected"] or 0 for row in run.rounds)
-    if not selected:
-        return None
-    return 1 - sum(row["valid"] or 0 for row in run.rounds) / selected
+    selected: int = sum(row["selected"] or 0 for row in run.rounds)
+    valid: int = sum(row["valid"] or 0 for row in run.rounds)
+    return 1 - valid / selected if selected else None
 
 
 def _batteries(run: RunFolder) -> Values:
