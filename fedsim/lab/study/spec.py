@@ -203,7 +203,7 @@ class Size(Spec):
     base: Base | None = None
     """the base scenario; by default the study's."""
     changes: Changes = Field(default={})
-    """changes of the base, before the changes of a part or a variant."""
+    """changes to the base, before a part's or a variant's own."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
     """replace the study's sets with the same names."""
 
@@ -214,7 +214,7 @@ class StudyPart(Spec):
     base: Base | None = None
     """the base scenario; by default the size's or the study's."""
     changes: Changes = Field(default={})
-    """changes of the base, before the changes of a variant."""
+    """changes to the base, before the variants' own."""
     variants: dict[str, Changes] | None = None
     """names of the variants to run, or a table of further changes by name; by default all."""
     grid: Grid = Field(default={})
