@@ -9,6 +9,7 @@ logarithms. Reference lines are not ranked.
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from fedsim.common.harmless import clean
 from fedsim.lab.compare.cells import cells_of, name_cells, name_world, varying_keys, worlds_of
@@ -77,7 +78,7 @@ class Answer:
         for measure, mean in self.bill[1:]:
             cost = f"{measure.words.verb} {measure.show(mean)}"
             if measure.unit in ("%", "devices"):
-                cost += f" {measure.words.what}"
+                cost += f" {measure.words.noun}"
             costs.append(cost)
         return f"There it {', '.join(costs)}."
 
@@ -141,7 +142,7 @@ def answers(
             target that no line reaches.
     """
     worlds = worlds_of(lines)
-    keys = varying_keys(lines, [place for places in worlds for place in places])
+    keys = varying_keys(lines, list(chain.from_iterable(worlds)))
     for places in worlds:
         world = "" if len(worlds) == 1 else clean(name_world(lines, places, keys))
         yield _answer(lines, figures, targets, places, world, is_requested)

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from fedsim.lab.compare.lines import Lines, format_value, short_key
 
@@ -72,7 +73,7 @@ def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
     points = []
     for place in places:
         points.append({key: format_value(value) for key, value in lines.lines[place].point})
-    keys = dict.fromkeys(key for point in points for key in point)
+    keys = dict.fromkeys(chain.from_iterable(points))
     return [key for key in keys if len({point.get(key) for point in points}) > 1]
 
 

@@ -171,14 +171,10 @@ def _front(first: Ranking, other: Ranking) -> ParetoFront:
         front = [point for point in points if point.factor == 1]
         factor = 1.0
         if front and other_cost >= front[-1].other:
-            factor = min(
-                (
-                    max(cost / point.first, other_cost / point.other)
-                    for point in front
-                    if point.first and point.other
-                ),
-                default=math.inf,
-            )
+            factor = math.inf
+            for point in front:
+                if point.first and point.other:
+                    factor = min(factor, max(cost / point.first, other_cost / point.other))
         points.append(CostPoint(line, cost, other_cost, factor))
     return ParetoFront(first, other, tuple(points))
 

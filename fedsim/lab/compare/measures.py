@@ -1,4 +1,4 @@
-"""The figures of one run, computed from its folder, and the goals by which comparisons rank.
+"""The figures of a run, computed from its folder, and the goals by which comparisons rank.
 
 A figure that a run lacks is None.
 """
@@ -39,7 +39,7 @@ class CostWords(NamedTuple):
     """Words for a cost: a line "takes the least time", or "takes 1.5 times as long"."""
 
     verb: str
-    what: str
+    noun: str
     as_much: str
     show: Callable[[float], str]
 
@@ -79,7 +79,7 @@ class Measure:
 
     @property
     def most(self) -> float:
-        """Its greatest possible value; the least is 0."""
+        """The greatest possible value; the least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property

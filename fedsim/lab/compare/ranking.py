@@ -1,4 +1,4 @@
-"""Rankings of lines by one figure, with the certainty of the best line's lead."""
+"""Rankings of lines by a figure, with the certainty of the best line's lead."""
 
 import math
 from collections.abc import Mapping
@@ -44,8 +44,8 @@ class Ranking:
 
     Attributes:
         measure: the figure.
-        entries: first the lines that have the figure in all their runs, the best first, then
-            lines that have it in fewer runs.
+        entries: first the lines with the figure in all their runs, the best first, then lines
+            with the figure in fewer runs.
         baseline: place of the best line's baseline among all lines, if it has one.
     """
 
@@ -119,7 +119,7 @@ class Ranking:
         measure = self.measure
         if measure.is_cost:
             cost = measure.words
-            return f"{cost.verb} the least {cost.what}, {self.show(first.mean.mean)}"
+            return f"{cost.verb} the least {cost.noun}, {self.show(first.mean.mean)}"
         most = "lowest" if measure.best == "least" else "highest"
         figure = measure.name.removeprefix("final ")
         verb = "reaches" if figure == measure.name else "ends with"

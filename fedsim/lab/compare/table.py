@@ -343,7 +343,9 @@ class Comparison:
     @cached_property
     def _heads(self) -> dict[str, str]:
         """Heads of the columns of the grid's keys: short names, if no other column has them."""
-        keys = dict.fromkeys(key for line in self.lines.lines for key, _ in line.point)
+        keys: dict[str, None] = {}
+        for line in self.lines.lines:
+            keys.update(dict.fromkeys(key for key, _ in line.point))
         heads = {}
         for key in keys:
             short = short_key(key, keys)
