@@ -1,4 +1,4 @@
-"""Verbs of the command line besides ``run`` (``fedsim.cli``), and the options that verbs share."""
+"""Options and arguments that several verbs of the command line share."""
 
 from collections.abc import Callable
 from pathlib import Path

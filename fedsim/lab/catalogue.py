@@ -247,7 +247,7 @@ def keys_of(spec: type[Spec]) -> list[Key]:
 
 
 def _resolve(schema: dict[str, Any], tables: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A schema with the definition that it refers to, of ``tables`` or of its own."""
+    """A schema with the definition that it refers to, in ``tables`` or in its ``$defs``."""
     if "$ref" not in schema:
         return schema
     if tables is None:

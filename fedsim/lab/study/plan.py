@@ -162,7 +162,8 @@ class Study:
         for text in texts:
             key, equals, value = text.partition("=")
             if not equals:
-                key, value = "variant", text
+                key = "variant"
+                value = text
             request.setdefault(key.strip(), []).append(value.strip())
         facts = list(self._facts())
         for key, values in request.items():

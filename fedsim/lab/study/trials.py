@@ -2,8 +2,8 @@
 
 Results are read from the run folders, in the order of the trials. A search whose process was
 killed is planned again from the beginning, which gives the same trials as far as their runs are
-done. A trial is over when its runs are done, or failed by an error of their own. A run whose
-process was lost is repeated.
+done. A trial is over when each of its runs is done, or ended with an error. A run whose process
+was lost is repeated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -315,7 +315,7 @@ class Trials:
 
 
 def gave_up(folder: Path) -> bool:
-    """Whether the run in a folder failed by an error of its own; such runs are not repeated."""
+    """Whether the run in a folder ended with an error; such runs are not repeated."""
     return bool(files.summarised_status(folder) == "failed")
 
 
