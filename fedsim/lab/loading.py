@@ -288,7 +288,8 @@ class Result(LoadedRun):
     """
 
     def __init__(self, ended: "EndedRun") -> None:
-        super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)
+        reader = None if ended.folder is None else RunFolder(ended.folder)
+        super().__init__(reader, allow_code=True)
         self._summary = ended.summary
         self.rows = ended.rows
         self.folder = ended.folder

@@ -373,9 +373,8 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     ]
     late = len(path.late)
     if path.deadline:
-        devices = (
-            f"device{'s' if late > 1 else ''} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
-        )
+        plural = "s" if late > 1 else ""
+        devices = f"device{plural} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
         if late > _MOST_DEVICES:
             devices += " and others"
         words.append(
@@ -426,10 +425,13 @@ def path_table(path: RoundPath) -> ComparedTable:
     """The steps of a round's path; their times sum to the round's time."""
     rows: list[dict[str, Cell]] = []
     for step in path.steps:
+        name = step.step
+        if step.outcome != "done":
+            name += f" ({step.outcome})"
         device = None if step.device is None else f"device {step.device}"
         rows.append(
             {
-                "step": step.step if step.outcome == "done" else f"{step.step} ({step.outcome})",
+                "step": name,
                 "of": step.label or device,
                 "after": show_seconds(step.start - path.start),
                 "took": show_seconds(step.seconds),

@@ -138,7 +138,9 @@ class Reading(Spec):
             return values.get(self.rounds - 1)
         if self.take in _OF_VALUES:
             return self._summarise(values)
-        return self._measure_target(run, values, target if self.target is None else self.target)
+        if self.target is not None:
+            target = self.target
+        return self._measure_target(run, values, target)
 
     def _values(self, run: RunFolder) -> "pd.Series[float]":
         """The column's scaled values by the places of their rounds, without missing values."""
@@ -157,8 +159,9 @@ class Reading(Spec):
             return float(values[values.index < end].iloc[-1])
         if self.take == "count":
             return float(len(rounds))
-        has_event = self.number <= len(rounds)
-        return float(rounds[self.number - 1] if has_event else len(run.rounds))
+        if self.number > len(rounds):
+            return float(len(run.rounds))
+        return float(rounds[self.number - 1])
 
     def _summarise(self, values: "pd.Series[float]") -> float:
         if self.last is not None:
@@ -170,5 +173,7 @@ class Reading(Spec):
         reached = values.index[values >= target]
         if self.take == "missed":
             return float(reached.empty)
-        row = run.rounds[-1 if reached.empty else reached[0]]
+        row = run.rounds[-1]
+        if not reached.empty:
+            row = run.rounds[reached[0]]
         return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)

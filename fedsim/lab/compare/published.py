@@ -279,7 +279,8 @@ def _print(table: ComparedTable) -> ComparedTable:
     for row, figure, published, ours, _, tolerance, within in zip(*columns, strict=True):
         cell = None
         if isinstance(ours, Estimate):
-            cell = Beside(ours, published, None if within is None else within == "yes")
+            is_within = None if within is None else within == "yes"
+            cell = Beside(ours, published, is_within)
         cells.setdefault(str(figure), {})[str(row)] = cell
         tolerances.setdefault(str(figure), {})[str(row)] = tolerance
     usual = {}

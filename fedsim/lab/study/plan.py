@@ -419,7 +419,8 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             origin = ("--set", change.text)
             is_reached[origin] = is_reached.get(origin, False) or change.holds_in(tables)
         for place, layer in layers.items():
-            for key in _strange_keys(layer) if place == "base" else flat(layer):
+            keys = _strange_keys(layer) if place == "base" else flat(layer)
+            for key in keys:
                 holds = key.endswith("kind") or at(tables, key.split(".")) is not None
                 is_reached[place, key] = is_reached.get((place, key), False) or holds
     for (place, key), is_known in is_reached.items():
@@ -427,8 +428,9 @@ def _refuse_lost(spec: StudySpec, changes: Sequence[SetChange]) -> None:
             continue
         *above, last = key.partition("=")[0].split(".")
         scenario = planned(variant, spec, spec.seeds[0]).scenario
-        keys = at(scenario.model_dump(), above) or {}
-        reason = "another 'kind' drops it, or the variants say something else" + nearest(last, keys)
+        siblings = at(scenario.model_dump(), above) or {}
+        reason = "another 'kind' drops it, or the variants say something else"
+        reason += nearest(last, siblings)
         hint = "; the study's 'seeds' count" if key.startswith("seed") else ""
         raise ScenarioError(f"{place} says {key!r}, which reaches no run: {reason}{hint}")
 
