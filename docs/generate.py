@@ -163,7 +163,7 @@ def _definition(key: Key, anchor: str, see: str, has_kinds: bool = False) -> str
         else ""
     )
     usual = usual or ("defaults below" if key.default else "by default not given")
-    told = f"\n\n  {quoted(key.told[0].upper() + key.told[1:])}" if key.told else ""
+    told = f"\n\n  {quoted(key.meaning[0].upper() + key.meaning[1:])}" if key.meaning else ""
     told += (
         f"\n\n  Such as `{example}`."
         if (example := _example(anchor, key.name) or _made_up(key, has_kinds))
@@ -307,7 +307,7 @@ def _scenario() -> Iterator[tuple[str, str]]:
         *(_definition(keys[name], f"key-{name}", "") for name in keys if not tables[name]),
         "Each of the other keys is a table, and has a page.",
         *(
-            f"[`[{name}]`](/generated/scenario/{name}.md)\n: {quoted(keys[name].told)}"
+            f"[`[{name}]`](/generated/scenario/{name}.md)\n: {quoted(keys[name].meaning)}"
             for name in pages
         ),
         "[`[strategy]`](/generated/strategies/index.md)\n: which strategy, and its keys: a "

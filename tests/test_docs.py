@@ -86,7 +86,7 @@ def test_a_page_has_the_keys_of_its_section_and_no_key_twice(pages: dict[str, st
 def test_a_strategy_has_its_source_and_all_of_its_keys(kind: str, pages: dict[str, str]) -> None:
     page = pages[f"strategies/{kind}"]
     for key in keys_of(STRATEGIES.spec(kind)):
-        assert key.name == "kind" or (key.told and f"\n`{key.name}`\n: " in page), (
+        assert key.name == "kind" or (key.meaning and f"\n`{key.name}`\n: " in page), (
             f"{kind}: {key.name}"
         )
     about = page.partition("\n## Keys")[0]

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, join, plain
 from fedsim.lab.compare import explore
-from fedsim.lab.compare.answer import Answer, RankedLine, Ranking
+from fedsim.lab.compare.answer import Answer
 from fedsim.lab.compare.explore import CostPoint, HeatMap, ParetoFront
+from fedsim.lab.compare.ranking import RankedLine, Ranking
 
 _MOST_WORLDS = 6
 _UNLIKE = 12  # values further apart than this factor do not fit on one linear axis

@@ -10,7 +10,7 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import plain
 from fedsim.analysis.style import Series
 from fedsim.common.errors import RunFolderError
-from fedsim.lab.compare.answer import cell_names
+from fedsim.lab.compare.cells import cell_names
 from fedsim.lab.compare.lines import ComparedLine, read_lines, title_of
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.reading.study_folder import is_study, read_index

@@ -9,7 +9,7 @@ from fedsim.analysis import style
 from fedsim.analysis.report.markup import Markup, el, plain
 from fedsim.common.files import flat
 from fedsim.common.units import show_bytes, show_joules, show_seconds
-from fedsim.lab.compare.show import by_topic, shown
+from fedsim.lab.compare.show import by_topic, format_cell
 from fedsim.lab.compare.table import ComparedColumn, ComparedTable
 from fedsim.lab.reading.history import History
 from fedsim.records.folder import TRANSFERS
@@ -94,7 +94,7 @@ def of_columns(columns: Sequence[ComparedColumn], order: Sequence[int]) -> Marku
         cell = column.cells[row]
         mean = getattr(cell, "mean", cell)
         value = float(mean) if isinstance(mean, int | float) else None
-        return TableCell(plain(shown(cell, column)), value, row in column.best_cells)
+        return TableCell(plain(format_cell(cell, column)), value, row in column.best_cells)
 
     rows = [[told(column, row) for column in columns] for row in order]
     return grid([column.head for column in columns], rows, [column.is_text for column in columns])

@@ -1,8 +1,8 @@
-"""The command line: each verb parses its options, calls the library, and prints. No other room
-imports it.
+"""The command line: each verb parses its options, calls the library, and prints.
 
-Exit status: 0 done; 1 failed; 2 a mistake in the scenario or on the command line; 130
-interrupted, and what there was is kept.
+No other room imports the command line. The exit status is 0 for success, 1 for a failure, 2 for a
+mistake in the scenario or on the command line, and 130 for an interrupted command, whose results
+until then are kept.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ from fedsim.running.mistakes import INTERRUPTED
 from fedsim.running.signals import end_at_once, interrupted_once, let_go, signals
 from fedsim.version import __version__
 
-_WATCHED_S = 2.0  # of real time, between two pictures of a run that is watched
+_WATCHED_S = 2.0  # real time between two pictures of a watched run
 
 
 class _Group(click.Group):
@@ -50,14 +50,13 @@ def main() -> None:
     # SIGTERM and SIGHUP end a command as Ctrl-C does
     if threading.current_thread() is threading.main_thread():
         for number in signals()[1:]:
-            click.get_current_context().call_on_close(
-                partial(signal.signal, number, signal.signal(number, _end))
-            )
-    before = gc.get_threshold()
-    click.get_current_context().call_on_close(lambda: gc.set_threshold(*before))
-    # libraries make many objects when they are loaded, and none of them is garbage
+            previous = signal.signal(number, _end)
+            click.get_current_context().call_on_close(partial(signal.signal, number, previous))
+    threshold = gc.get_threshold()
+    click.get_current_context().call_on_close(lambda: gc.set_threshold(*threshold))
+    # loading libraries makes many objects, and none of them is garbage
     gc.set_threshold(100_000)
-    atexit.register(gc.freeze)  # nor need they be looked through when the process ends
+    atexit.register(gc.freeze)  # spares a search through all objects when the process ends
 
 
 def _end(number: int, frame: Any) -> None:
@@ -99,7 +98,7 @@ def run_command(
     watch: bool,
     port: int | None,
     quiet: bool,
-    **given: Any,
+    **settings: Any,
 ) -> int:
     """Run SCENARIO and write a run folder."""
     from fedsim.clock.executors import make_executor
@@ -109,33 +108,32 @@ def run_command(
     from fedsim.running.runner import Job, end_soon
     from fedsim.running.scenario import load
 
-    at_port = options.port_of(watch, port)
+    served_port = options.port_of(watch, port)
     if watch:
-        from fedsim.analysis.watch import watching  # loads what draws
-    read = load(
+        from fedsim.analysis.watch import watching  # loads matplotlib
+    loaded = load(
         scenario,
-        given["changes"],
-        given["seed"],
+        settings["changes"],
+        settings["seed"],
         allow_code=allow_code,
         tell=options.tell_dropped(quiet),
     )
-    with closing(
-        make_executor(given["executor"], given["workers"], given["address"], read.training.device)
-    ) as where:
-        job = Job(
-            read, out, where, resume=given["resume"], live_every_s=_WATCHED_S if watch else EVERY_S
-        )
+    executor = make_executor(
+        settings["executor"], settings["workers"], settings["address"], loaded.training.device
+    )
+    with closing(executor):
+        live_every_s = _WATCHED_S if watch else EVERY_S
+        job = Job(loaded, out, executor, resume=settings["resume"], live_every_s=live_every_s)
         if not quiet:
-            say(*read.stop.notes, *read.strategy.notes, err=True)
-            progress = RunProgress(
-                read.strategy.horizon(read.stop), Console(stderr=True), job.run.strategy.facts
-            )
+            say(*loaded.stop.notes, *loaded.strategy.notes, err=True)
+            horizon = loaded.strategy.horizon(loaded.stop)
+            progress = RunProgress(horizon, Console(stderr=True), job.run.strategy.facts)
             job.simulation.listen(progress.take, kinds=("round", "task-end"))
             job.simulation.at_close(progress.close)
             if job.checkpointer is not None:
                 job.checkpointer.tell = progress.saved
         with (
-            watching(out, at_port) if watch else nullcontext(),
+            watching(out, served_port) if watch else nullcontext(),
             interrupted_once(partial(end_soon, job), again=end_at_once),
         ):
             result = asyncio.run(job.execute())
@@ -143,9 +141,8 @@ def run_command(
     if not quiet:
         say(*summary_lines(result.summary), f"written to {out}")
         if job.checkpointer is not None and interrupted:
-            code = " --allow-code" if allow_code else ""
-            again = (
-                f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume{code}"
-            )
-            say(f"interrupted; to go on: {again}", err=True)
+            command = f"fedsim run {quote(str(out / SCENARIO))} --out {quote(str(out))} --resume"
+            if allow_code:
+                command += " --allow-code"
+            say(f"interrupted; to go on: {command}", err=True)
     return INTERRUPTED if interrupted else 0

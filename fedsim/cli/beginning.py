@@ -1,6 +1,4 @@
-"""The verbs that help to begin: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``
-and ``data fetch``.
-"""
+"""Verbs before a run: ``new``, ``describe``, ``list``, ``init``, ``schema``, ``check``, ``data``."""
 
 from contextlib import closing
 from pathlib import Path
@@ -34,7 +32,7 @@ from fedsim.common.harmless import say
 @click.option("--target", type=float, help="The accuracy to reach: 0.9.")
 @click.option("--deadline", help="Of a round: a time, or 'try' for several.")
 @one_message
-def new_command(file: Path, **given: Any) -> None:
+def new_command(file: Path, **answers: Any) -> None:
     """Ask five things and write FILE, a commented study that answers: which deadline, which
     strategy, at what cost?
 
@@ -44,11 +42,10 @@ def new_command(file: Path, **given: Any) -> None:
     from fedsim.lab.newcomer import QUESTIONS, write_study
 
     for name, (question, usual) in QUESTIONS.items():
-        if given[name] is None:
-            given[name] = click.prompt(
-                question, default=usual, type=float if name == "target" else str
-            )
-    line = write_study(file, **given)
+        if answers[name] is None:
+            kind = float if name == "target" else str
+            answers[name] = click.prompt(question, default=usual, type=kind)
+    line = write_study(file, **answers)
     say(
         f"written {line}",
         "run it:",
@@ -79,16 +76,11 @@ def list_command(name: str | None) -> None:
     """List what a scenario can name; with NAME the same as ``describe``."""
     from fedsim.lab.catalogue import about, catalogue, entry_lines
 
-    if name is None:
-        say(
-            *(
-                line
-                for title, entries in catalogue().items()
-                for line in entry_lines(title, entries)
-            )
-        )
-    else:
+    if name is not None:
         say(*about(name))
+        return
+    for title, entries in catalogue().items():
+        say(*entry_lines(title, entries))
 
 
 @click.command("init", short_help="Copy a scenario or study that comes with fedsim.")
@@ -140,11 +132,12 @@ def check_command(
     from fedsim.lab.forecast import PATIENCE_S, forecast_lines
     from fedsim.running.scenario import load
 
-    read = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
-    with closing(make_executor("threads", device=read.training.device)) as executor:
-        lines = forecast_lines(read, executor, 0.0 if no_trial else PATIENCE_S)
+    loaded = load(scenario, changes, seed, allow_code=allow_code, tell=tell_dropped())
+    patience_s = 0.0 if no_trial else PATIENCE_S
+    with closing(make_executor("threads", device=loaded.training.device)) as executor:
+        lines = forecast_lines(loaded, executor, patience_s)
     if toml:
-        say(*(f"# {line}" for line in lines), *read.to_toml().split("\n"))
+        say(*(f"# {line}" for line in lines), *loaded.to_toml().split("\n"))
     else:
         say(*lines, "it is valid; --toml prints it with every default")
 

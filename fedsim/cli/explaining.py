@@ -1,4 +1,4 @@
-"""The verbs that explain runs that are there: ``compare``, ``why`` and ``whatif``."""
+"""Verbs that explain finished runs: ``compare``, ``why`` and ``whatif``."""
 
 import math
 from collections.abc import Mapping
@@ -65,7 +65,7 @@ from fedsim.running.mistakes import INTERRUPTED
 )
 @one_message
 def compare_command(
-    runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **how: Any
+    runs: Any, form: Any, whole: bool, published: str | None, goal: str | None, **options: Any
 ) -> None:
     """Put RUNS side by side: run folders, and folders of studies."""
     from fedsim.lab.compare.lines import read_lines
@@ -74,50 +74,48 @@ def compare_command(
     from fedsim.lab.compare.table import Comparison
     from fedsim.lab.terminal import Console
 
-    aim, budget = read_goal(goal, how["budget"])
-    _refuse_unused(published, form, whole, goal, how)
-    if published is None and form is None and not whole:
-        lines = read_lines(runs, how["baseline"], aim, budget).begun()
-        print_short(Console(), Comparison(lines, how["targets"], how["ledger"]))
-        say("All figures: --all, --markdown and --csv print them.")
-        return
-    if published is not None and len(runs) > 1:
-        raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
-    if published is None:
-        lines = read_lines(runs, how["baseline"], aim, budget).begun()
-        tables = Comparison(lines, how["targets"], how["ledger"]).tables()
-    else:
+    criterion, budget = read_goal(goal, options["budget"])
+    if published is not None:
+        _refuse_unused(goal, options)
+    elif goal is not None and (whole or form is not None):
+        option = "--all" if form is None else f"--{form}"
+        raise ScenarioError(
+            f"--goal {goal} ranks lines, but {option} prints all figures unranked; give one of "
+            "the two"
+        )
+    if published is not None:
+        if len(runs) > 1:
+            raise ScenarioError(f"--published is of one study, but {len(runs)} folders are given")
         tables = compare_published(runs[0], published)
+    else:
+        lines = read_lines(runs, options["baseline"], criterion, budget).begun()
+        comparison = Comparison(lines, options["targets"], options["ledger"])
+        if form is None and not whole:
+            print_short(Console(), comparison)
+            say("All figures: --all, --markdown and --csv print them.")
+            return
+        tables = comparison.tables()
     if form is None:
         print_to(Console(), tables)
     else:
         say(*as_text(tables, form).removesuffix("\n").split("\n"))
 
 
-def _refuse_unused(
-    published: str | None, form: str | None, whole: bool, goal: str | None, how: Mapping[str, Any]
-) -> None:
-    """Refuse options that would change nothing that is printed."""
-    if published is not None:
-        given = {
-            "--target": how["targets"],
-            "--budget": how["budget"],
-            "--baseline": how["baseline"],
-            "--goal": goal,
-        }
-        given["--ledger paper"] = how["ledger"] == "paper"
-        unused = [name for name, value in given.items() if value]
-        if unused:
+def _refuse_unused(goal: str | None, options: Mapping[str, Any]) -> None:
+    """Reject options that have no effect with ``--published``."""
+    values = {
+        "--target": options["targets"],
+        "--budget": options["budget"],
+        "--baseline": options["baseline"],
+        "--goal": goal,
+        "--ledger paper": options["ledger"] == "paper",
+    }
+    for name, value in values.items():
+        if value:
             raise ScenarioError(
-                f"{unused[0]} changes nothing with --published, whose file says what is shown; "
+                f"{name} changes nothing with --published, whose file says what is shown; "
                 "leave it out"
             )
-    elif goal is not None and (whole or form is not None):
-        every = "--all" if form is None else f"--{form}"
-        raise ScenarioError(
-            f"--goal {goal} ranks lines, but {every} prints all figures unranked; give one of "
-            "the two"
-        )
 
 
 @click.command("why", short_help="Explain how long the rounds of a run took.")
@@ -181,18 +179,24 @@ def whatif_command(
     from fedsim.running.scenario import load
 
     before = RunFolder(run)
-    after = out or run.resolve().with_name(f"{run.resolve().name}.whatif")
-    read = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped())
-    result = run_scenario(read, after, workers=workers)
+    path = run.resolve()
+    after = out or path.with_name(f"{path.name}.whatif")
+    scenario = load(run / SCENARIO, changes, allow_code=allow_code, tell=tell_dropped())
+    result = run_scenario(scenario, after, workers=workers)
     if result.summary["status"] == "interrupted":
         return INTERRUPTED
     say(f"what if {', '.join(changes)}:")
-    both = before, RunFolder(after)
-    found = [one.summary["accuracy"]["best"] for one in both]
-    # a target that both reach
-    common = math.floor(min(found) * 20) / 20 if None not in found else 0.0
-    print_short(Console(), Comparison(read_lines([run, after]), [common] if common else []))
-    print_to(Console(), [totals_table({one.path.name: CriticalPaths(one) for one in both})])
+    folders = (before, RunFolder(after))
+    accuracies = [folder.summary["accuracy"]["best"] for folder in folders]
+    targets = []
+    if None not in accuracies:
+        # the highest multiple of 0.05 that both runs reach
+        common = math.floor(min(accuracies) * 20) / 20
+        if common:
+            targets.append(common)
+    print_short(Console(), Comparison(read_lines([run, after]), targets))
+    paths = {folder.path.name: CriticalPaths(folder) for folder in folders}
+    print_to(Console(), [totals_table(paths)])
     page = write_report([run, after], after.with_name(f"{after.name}.report.html"))
     say(f"written to {after}; both timelines are in {page}")
     return 0

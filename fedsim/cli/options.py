@@ -1,4 +1,4 @@
-"""Verbs of the command line besides ``run`` (``fedsim.cli``), and the options that verbs share."""
+"""Options and arguments that several verbs of the command line share."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -44,20 +44,28 @@ WORKERS = click.option(
 )
 
 
-def out(told: str, *, required: bool = False, kind: click.Path = FOLDER) -> Callable[[Any], Any]:
-    """The option ``--out``."""
-    return click.option("--out", type=kind, required=required, help=told)
+def out(text: str, *, required: bool = False, kind: click.Path = FOLDER) -> Callable[[Any], Any]:
+    """The option ``--out``, with a text for its help."""
+    return click.option("--out", type=kind, required=required, help=text)
 
 
-def changes(told: str, *, required: bool = False) -> Callable[[Any], Any]:
-    """The option ``--set``."""
-    how: Any = {"multiple": True, "metavar": "KEY.PATH=VALUE", "required": required}
-    return click.option("--set", "changes", help=f"{told}; may be repeated.", **how)
+def changes(text: str, *, required: bool = False) -> Callable[[Any], Any]:
+    """The option ``--set``, with a text for its help."""
+    return click.option(
+        "--set",
+        "changes",
+        multiple=True,
+        required=required,
+        metavar="KEY.PATH=VALUE",
+        help=f"{text}; may be repeated.",
+    )
 
 
 def port_of(watch: bool, port: int | None) -> int:
-    """The port to serve at, 0 for any that is free; ``ScenarioError`` for one that nothing would
-    be served at.
+    """The port to serve at; 0 for any free port.
+
+    Raises:
+        ScenarioError: there is a port, but no ``--watch``.
     """
     if port is not None and not watch:
         raise ScenarioError(f"--port is {port}, but nothing is served without --watch")
@@ -68,5 +76,10 @@ CHANGES = changes("Override a key, or without VALUE take it away")
 
 
 def tell_dropped(quiet: bool = False) -> Callable[[str], object]:
-    """Prints a line for each key that ``--set`` of a kind drops."""
-    return (lambda _: None) if quiet else lambda line: say(f"fedsim: {line}", err=True)
+    """A function that prints a note about a key that ``--set`` drops; silent if ``quiet``."""
+
+    def tell(line: str) -> None:
+        if not quiet:
+            say(f"fedsim: {line}", err=True)
+
+    return tell

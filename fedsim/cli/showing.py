@@ -1,4 +1,4 @@
-"""The verbs that audit runs, show and export them, and fit worlds to logs."""
+"""Verbs that audit, show and export runs, and fit worlds to logs."""
 
 import threading
 from pathlib import Path
@@ -40,7 +40,8 @@ def audit_command(run: Path, allow_code: bool, unchecked: bool) -> int:
     if RunFolder(run).summary["status"] == "failed":
         say("the run failed: its records end at the error, and are checked up to there")
     for name, problems in findings.items():
-        say(f"{'ok  ' if not problems else 'FAIL'} {name}")
+        verdict = "FAIL" if problems else "ok  "
+        say(f"{verdict} {name}")
         say(*(f"       {problem}" for problem in problems[:5]))
         if len(problems) > 5:
             say(f"       and {len(problems) - 5} more")
@@ -59,7 +60,8 @@ def trace_command(run: Path, out: Path | None) -> None:
     from fedsim.lab.trackers.trace import write_trace
     from fedsim.records.reading import RunFolder
 
-    path = out or run.resolve().with_name(run.resolve().name + ".trace.json")
+    folder = run.resolve()
+    path = out or folder.with_name(f"{folder.name}.trace.json")
     count = write_trace(RunFolder(run), path)
     say(f"written {count} trace events to {path}")
 
@@ -97,9 +99,10 @@ def calibrate_command(
     from fedsim.lab.calibrate import calibrate
     from fedsim.lab.calibrate.log import LogDefaults
 
-    sized = None if size is None else read_quantity("--bytes", size, Bytes)
+    message_bytes = None if size is None else read_quantity("--bytes", size, Bytes)
     latency_s = None if latency is None else read_quantity("--latency", latency, Seconds)
-    say(*calibrate(log, out, LogDefaults(sized, samples, epochs), latency=latency_s, **fit))
+    defaults = LogDefaults(message_bytes, samples, epochs)
+    say(*calibrate(log, out, defaults, latency=latency_s, **fit))
 
 
 @click.command("report", short_help="Write runs and studies as one HTML page.")
@@ -117,19 +120,18 @@ def report_command(runs: tuple[Path, ...], out: Path | None, watch: bool, port: 
     from fedsim.analysis.report import write_report
     from fedsim.analysis.watch import watch as serve
 
-    at_port = port_of(watch, port)
-    if watch:
-        if out is not None:
-            raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
-        serve(
-            runs,
-            lambda address: say(f"watch it at {address} (Ctrl-C ends this)", err=True),
-            threading.Event(),
-            at_port,
-        )
-    else:
+    served_port = port_of(watch, port)
+    if not watch:
         path = write_report(runs, out)
         say(f"written {path.stat().st_size / 1e6:.1f} MB to {path}")
+        return
+    if out is not None:
+        raise ScenarioError(f"--out is {str(out)!r}, but --watch writes no file")
+
+    def announce(address: str) -> None:
+        say(f"watch it at {address} (Ctrl-C ends this)", err=True)
+
+    serve(runs, announce, threading.Event(), served_port)
 
 
 @click.command("tensorboard", short_help="Write the rounds of runs for TensorBoard.")

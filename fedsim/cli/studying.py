@@ -1,4 +1,4 @@
-"""The verbs that run many scenarios: ``study``, and ``bench`` for strategies."""
+"""Verbs that run many scenarios: ``study``, and ``bench`` for strategies."""
 
 from contextlib import closing
 from pathlib import Path
@@ -61,7 +61,7 @@ from fedsim.running.signals import interrupted_once
 @QUIET
 @one_message
 def study_command(
-    study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **given: Any
+    study: str, out: Path, changes: Any, only: Any, dry_run: bool, quiet: bool, **settings: Any
 ) -> int:
     """Run all strategies of STUDY in the same worlds, and compare them; called again, go on
     where it was left.
@@ -76,17 +76,19 @@ def study_command(
     from fedsim.lab.study.pool import StudyProgress
     from fedsim.lab.terminal import Console
 
-    executor, workers, address = (given.pop(name) for name in ("executor", "workers", "address"))
+    executor = settings.pop("executor")
+    workers = settings.pop("workers")
+    address = settings.pop("address")
     if dry_run and quiet:
         raise ScenarioError(
             "--quiet prints nothing, but --dry-run only prints; give one of the two"
         )
-    read = read_study(study, changes, **given, tell=tell_dropped(quiet))
-    conductor = Conductor(read, out, workers, executor, address, only, tried=not dry_run)
+    plan = read_study(study, changes, **settings, tell=tell_dropped(quiet))
+    conductor = Conductor(plan, out, workers, executor, address, only, tried=not dry_run)
     if not quiet:
         say(*(f"fedsim: {note}" for note in conductor.notes), err=True)
     if dry_run:
-        for run, state in conductor.wanted_runs:
+        for run, state in conductor.selected_runs:
             say(f"{state:<6}  {run.folder}")
         if conductor.trials is not None and not conductor.trials.is_over:
             say("more trials follow from what these come to")
@@ -107,9 +109,10 @@ def study_command(
     elif trials is not None:
         print_to(Console(), [trials.table(5)])
         say(*trials.lines_of_text(), f"written to {out}")
-    elif read.spec.published is not None:
-        beside = compare_published(out, out / PUBLISHED)
-        print_to(Console(), [table for table in beside if table.title == CLAIMS] or beside)
+    elif plan.spec.published is not None:
+        tables = compare_published(out, out / PUBLISHED)
+        claims = [table for table in tables if table.title == CLAIMS]
+        print_to(Console(), claims or tables)
         say(f"written to {out}: compare.md and published.md have all figures")
     else:
         print_short(Console(), Comparison(read_lines([out]).begun()))
@@ -129,7 +132,7 @@ def study_command(
 @ALLOW_CODE
 @one_message
 def bench_command(
-    strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **how: Any
+    strategies: tuple[str, ...], out: Path | None, changes: Any, keep: Path | None, **settings: Any
 ) -> None:
     """Run strategies in six frozen worlds, and place them on the kept board.
 
@@ -138,14 +141,15 @@ def bench_command(
     """
     from fedsim.lab import bench
     from fedsim.lab.compare.show import print_to
-    from fedsim.lab.study.plan import safe_name
+    from fedsim.lab.study.variant import safe_name
     from fedsim.lab.terminal import Console
 
     target = out or Path("runs") / f"bench-{safe_name(strategies[0])}"
-    lines = bench.bench(strategies, target, changes, **how)
+    lines = bench.bench(strategies, target, changes, **settings)
     print_to(Console(), [bench.table_of(lines, bench.read_board())])
     tables = bench.tables_of(target)
-    if changed := bench.changed_tables(tables):
+    changed = bench.changed_tables(tables)
+    if changed:
         say(
             f"these are not the board's worlds, so places mean nothing: {'; '.join(changed)} "
             "differ",
@@ -153,10 +157,9 @@ def bench_command(
         )
     if keep is not None:
         bench.keep(lines, keep, tables)
-    say(
-        f"runs are in {target}: fedsim report {target}",
-        *([] if keep is None else [f"kept in {keep}"]),
-    )
+    say(f"runs are in {target}: fedsim report {target}")
+    if keep is not None:
+        say(f"kept in {keep}")
 
 
 STUDYING = (study_command, bench_command)

@@ -1,8 +1,8 @@
-"""``fedsim bench``: strategies in six frozen worlds, and their places on the kept board.
+"""``fedsim bench``: strategies in six frozen worlds, and their places on a board.
 
-The worlds are the shipped scenarios ``worlds/...``, the board's strategies the variants of the
-shipped study ``bench``. A line of the board has the digest of its world's file, and another file
-beside the board has digests of the drawn tables by seed.
+The worlds are the shipped scenarios ``worlds/...``, and the board's strategies are the variants of
+the shipped study ``bench``. A line of the board has the digest of its world's file. Another file
+beside the board has the digests of the drawn tables, by seed.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from fedsim.running.shipped import shipped
 from fedsim.version import __version__
 
 WorldDigests = dict[tuple[str, int, str], str]
-"""A digest by a world, a seed, and the name of a table."""
+"""Digests by world, seed and name of a table."""
 
 BOARD = Path(__file__).parents[1] / "running" / "scenarios" / "worlds" / "board.csv"
 ALL = "all"
@@ -50,32 +50,44 @@ _DRAWN = (
     "arrival",
     "departure",
 )
-# without ``data``: it states losses
-_HAPPENED = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
+# without ``data``, which has losses
+_EVENT_COLUMNS = ("time", "kind", "device", "round", "group", "task", "step", "outcome")
 _DIGITS = "%.12g"  # logarithms differ in the last bits between processors
 _MOST_NAMED = 6
-_SEEN_S = 60.0  # of availability: runs differ in length
+_COMPARED_S = 60.0  # of availability, since runs differ in length
 
 
 @dataclass(frozen=True)
 class BoardLine:
-    """A strategy in a world: means over its seeds, those to the target None unless all seeds
-    reached it.
+    """A strategy in a world, with means over its seeds.
+
+    Attributes:
+        strategy: name of a variant of the study ``bench``.
+        world: name of a part of that study.
+        seeds: number of seeds.
+        reached: number of seeds that reached the target.
+        time_s: simulated time (s) to the target; like all costs to the target, None unless all
+            seeds reached it.
+        time_low, time_high: ends of its 95 % interval over seeds (Student's t).
+        bytes: sent and received until the target.
+        joules: until the target.
+        accuracy: at the end, 0..1.
+        file: digest of the world's file.
+        version: of fedsim, with the commit if it runs from a checkout.
     """
 
-    strategy: str  # a variant of the study ``bench``, and a part of it:
+    strategy: str
     world: str
     seeds: int
-    reached: int  # of these seeds
-    # simulated, to the target, with its 95 % interval over seeds (Student's t):
+    reached: int
     time_s: float | None
     time_low: float | None
     time_high: float | None
     bytes: float | None
     joules: float | None
-    accuracy: float | None  # at the end, 0..1
-    file: str  # digest of the world's
-    version: str  # of fedsim, with the commit where it runs from a checkout
+    accuracy: float | None
+    file: str
+    version: str
 
 
 def bench(
@@ -87,79 +99,83 @@ def bench(
     workers: int | None = None,
     allow_code: bool = False,
 ) -> list[BoardLine]:
-    """Run strategies in all worlds, or resume that in the same folder. Raises as ``run_study``.
+    """Run strategies in all worlds, or resume this in the same folder.
 
-    ``strategies``: names of the board, kinds, import paths, or ``all`` of the board.
-    ``changes``: of those not on the board.
+    Args:
+        strategies: names of the board, kinds, import paths, or ``all`` for the board's.
+        out: folder of the runs.
+        changes: ``key.path=value`` texts for the strategies that are not on the board.
+        seeds: number of seeds, from 1; by default the study's.
+        workers: number of parallel runs; by default one per core.
+        allow_code: whether code may be imported that is named by import path.
+
+    Returns:
+        One line per strategy and world.
+
+    Raises:
+        ScenarioError: ``changes`` would change no strategy.
+        FedsimError: see ``run_study``.
     """
     tables = read_toml(shipped()[_STUDY])
-    known = tables["variants"]
-    own = {".".join(change.keys): change.value for change in map(read_change, changes)}
-    names = [*known] if ALL in strategies else list(dict.fromkeys(strategies))
-    if own and not set(names) - set(known):
+    on_board = tables["variants"]
+    overrides = {".".join(change.keys): change.value for change in map(read_change, changes)}
+    names = [*on_board] if ALL in strategies else list(dict.fromkeys(strategies))
+    if overrides and not set(names) - set(on_board):
         raise ScenarioError(
             f"--set {changes[0]} has no effect: {', '.join(names)} of the board are what they are"
         )
-    called = {name: name.rpartition(":")[2] for name in names}  # an import path by its class
-    tables["variants"] = {
-        called[name]: known.get(name, {"strategy.kind": name} | own) for name in names
-    }
+    # a strategy with an import path has the name of its class
+    variants = {name: name.rpartition(":")[2] for name in names}
+    tables["variants"] = {}
+    for name, variant in variants.items():
+        usual = {"strategy.kind": name} | overrides
+        tables["variants"][variant] = on_board.get(name, usual)
     for part in tables["parts"].values():
-        part["variants"] = {called[name]: part["variants"].get(name, {}) for name in names}
-    tables["baseline"] = called[names[0]]
+        part["variants"] = {
+            variant: part["variants"].get(name, {}) for name, variant in variants.items()
+        }
+    tables["baseline"] = variants[names[0]]
     run_study(tables, out, seeds=seeds, workers=workers, allow_code=allow_code)
     return lines_of(out, tables["target"])
 
 
 def lines_of(out: Path, target: float) -> list[BoardLine]:
-    """The lines of a study ``bench`` that was run in ``out``."""
-    to = f"to target {target:g}"
+    """The lines of a study ``bench`` that was run in ``out``, with costs to a target accuracy."""
     version = _version()
-    found = []
-    table = load_study(out).table
-    time = f"time {to} (s)"
+    time = f"time to target {target:g}"
     heads = [
-        time,
-        f"{time} low",
-        f"{time} high",
-        f"traffic {to} (bytes)",
-        f"energy {to} (J)",
+        f"{time} (s)",
+        f"{time} (s) low",
+        f"{time} (s) high",
+        f"traffic to target {target:g} (bytes)",
+        f"energy to target {target:g} (J)",
         FINAL.head,
     ]
-    figures = table[heads].astype(object)
-    for line, own in zip(
-        read_lines([out]).lines,
-        figures.where(figures.notna(), None).to_numpy().tolist(),
-        strict=True,
-    ):
-        reached = len(
-            [run for run in line.runs if costs_until(run, target)[f"time {to}"] is not None]
-        )
+    figures = load_study(out).table[heads].astype(object)
+    rows = figures.where(figures.notna(), None).to_numpy().tolist()
+    lines = []
+    for line, row in zip(read_lines([out]).lines, rows, strict=True):
+        times = [costs_until(run, target)[time] for run in line.runs]
+        reached = len(times) - times.count(None)
         world = str(dict(line.point)["part"])
-        cells: list[Any] = [
-            line.name,
-            world,
-            line.planned,
-            reached,
-            *own,
-            digest_of(world),
-            version,
-        ]
-        found.append(BoardLine(*cells))
-    return found
+        lines.append(
+            BoardLine(line.name, world, line.planned, reached, *row, digest_of(world), version)
+        )
+    return lines
 
 
 def _version() -> str:
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return __version__
-    said = subprocess.run(
+    git = subprocess.run(
         ["git", "-C", str(root), "rev-parse", "--short", "HEAD"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return "+".join(filter(None, (__version__, said.stdout.strip())))
+    commit = git.stdout.strip()
+    return f"{__version__}+{commit}" if commit else __version__
 
 
 def digest_of(world: str) -> str:
@@ -168,41 +184,38 @@ def digest_of(world: str) -> str:
 
 
 def tables_of(out: Path) -> WorldDigests:
-    """Digests of the worlds of a study ``bench`` in ``out``, and of each strategy's events; the
-    same on any processor.
+    """Digests of the worlds of a study ``bench`` in ``out``, and of each strategy's events.
 
-    A world's tables: devices and links as drawn, availability in the first minute, each device's
-    data. Events count without figures of models, numbers without their last digits.
+    The tables of a world are the devices and links as drawn, the availability in the first
+    minute, and each device's data. Events are compared without figures of models, and numbers
+    without their last digits, so that digests are the same on every processor.
     """
-    found: WorldDigests = {}
+    digests: WorldDigests = {}
     for line in read_lines([out]).lines:
         world = str(dict(line.point)["part"])
         for run in line.runs:
             seed = int(run.summary["seed"])
             tables = {"devices": run.table(DEVICES).select(_DRAWN).to_pandas()}
-            tables[f"events of {line.name}"] = run.table(EVENTS).select(_HAPPENED).to_pandas()
-            if run.summary["simulated_s"] >= _SEEN_S:
+            events = run.table(EVENTS).select(_EVENT_COLUMNS).to_pandas()
+            tables[f"events of {line.name}"] = events
+            if run.summary["simulated_s"] >= _COMPARED_S:
                 phases = run.table(AVAILABILITY).to_pandas().sort_values(["device", "time"])
-                tables["availability"] = phases[phases["time"] <= _SEEN_S]
-            texts = {
-                name: table.to_csv(index=False, float_format=_DIGITS)
-                for name, table in tables.items()
-            }
-            found |= {(world, seed, name): _digest(text.encode()) for name, text in texts.items()}
-            found[world, seed, "data"] = _digest_of_data(world, seed)
-    return found
+                tables["availability"] = phases[phases["time"] <= _COMPARED_S]
+            for name, table in tables.items():
+                text = table.to_csv(index=False, float_format=_DIGITS)
+                digests[world, seed, name] = _digest(text.encode())
+            digests[world, seed, "data"] = _digest_of_data(world, seed)
+    return digests
 
 
 @cache
 def _digest_of_data(world: str, seed: int) -> str:
     scenario = load(shipped()[f"worlds/{world}"])
     data = scenario.data.build(scenario.population.devices, Streams(seed))
-    parts = [
-        array
-        for shard in data.shards
-        for samples in (data.train_samples, data.test_samples)
-        for array in samples(shard)
-    ]
+    parts: list[Any] = []
+    for shard in data.shards:
+        parts += data.train_samples(shard)
+        parts += data.test_samples(shard)
     return _digest(b"".join(np.ascontiguousarray(array).tobytes() for array in parts))
 
 
@@ -210,32 +223,35 @@ def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:12]
 
 
-def changed_tables(found: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
-    """The tables that differ from those kept beside a board; a table of which none is kept does
-    not.
+def changed_tables(digests: Mapping[tuple[str, int, str], str], board: Path = BOARD) -> list[str]:
+    """Names of the tables whose digests differ from the digests beside a board.
+
+    A table without a digest there does not differ.
     """
-    kept = _kept_tables(board)
-    return [
-        f"{' seed '.join(map(str, key[:2]))}: {key[2]}"
-        for key, own in found.items()
-        if kept.get(key, own) != own
-    ]
+    recorded = _read_digests(board)
+    names = []
+    for (world, seed, table), digest in digests.items():
+        if recorded.get((world, seed, table), digest) != digest:
+            names.append(f"{world} seed {seed}: {table}")
+    return names
 
 
-def _kept_tables(board: Path) -> WorldDigests:
+def _read_digests(board: Path) -> WorldDigests:
     path = board.with_name(_TABLES)
-    rows = (
-        pd.read_csv(regular(path), dtype={"sha256": str}).itertuples(index=False)
-        if path.exists()
-        else ()
-    )
-    return {(str(world), int(seed), str(table)): str(digest) for world, seed, table, digest in rows}
+    if not path.exists():
+        return {}
+    digests = {}
+    rows = pd.read_csv(regular(path), dtype={"sha256": str}).itertuples(index=False)
+    for world, seed, table, digest in rows:
+        digests[str(world), int(seed), str(table)] = str(digest)
+    return digests
 
 
 def read_board(path: Path = BOARD) -> list[BoardLine]:
-    """The lines of a board, without those of worlds that have changed since; none without a file.
+    """The lines of a board whose worlds have not changed since; none without a file.
 
-    ``DataError``: no board.
+    Raises:
+        DataError: the file is no board.
     """
     if not path.exists():
         return []
@@ -248,21 +264,28 @@ def read_board(path: Path = BOARD) -> list[BoardLine]:
         raise DataError(
             f"{str(path)!r} is no board of fedsim bench: {str(error).splitlines()[0]}"
         ) from None
-    return [
-        line
-        for line in lines
-        if f"worlds/{line.world}" in shipped() and line.file == digest_of(line.world)
-    ]
+    return [line for line in lines if _is_current(line)]
+
+
+def _is_current(line: BoardLine) -> bool:
+    return f"worlds/{line.world}" in shipped() and line.file == digest_of(line.world)
 
 
 def keep(
     lines: Sequence[BoardLine], path: Path, tables: Mapping[tuple[str, int, str], str]
 ) -> None:
-    """Replace or add lines of the board in a file, and digests beside it.
+    """Update the board file with lines, and the file beside it with digests of their worlds.
 
-    ``DataError``: digests of some ``tables`` differ.
+    Args:
+        lines: replace the board's lines of the same strategy and world.
+        path: of the board, which may be new.
+        tables: digests, see ``tables_of``.
+
+    Raises:
+        DataError: a digest differs from the digest beside the board.
     """
-    if changed := changed_tables(tables, path):
+    changed = changed_tables(tables, path)
+    if changed:
         raise DataError(
             f"nothing is kept in {str(path)!r}, whose worlds are others: "
             f"{'; '.join(changed[:_MOST_NAMED])}"
@@ -271,53 +294,61 @@ def keep(
     board = {(line.strategy, line.world): line for line in (*read_board(path), *lines)}
     rows = pd.DataFrame([asdict(line) for _, line in sorted(board.items())])
     write_text(path, rows.to_csv(index=False, float_format="%.6g", lineterminator="\n"))
-    known = sorted((_kept_tables(path) | dict(tables)).items())
+    updated = sorted((_read_digests(path) | dict(tables)).items())
     digests = pd.DataFrame(
-        [(*key, digest) for key, digest in known], columns=["world", "seed", "table", "sha256"]
+        [(*key, digest) for key, digest in updated], columns=["world", "seed", "table", "sha256"]
     )
     write_text(path.with_name(_TABLES), digests.to_csv(index=False, lineterminator="\n"))
 
 
 def places(lines: Sequence[BoardLine]) -> dict[tuple[str, str], int]:
-    """The place (from 1) of each strategy in each world, by its time to the target; those that
-    missed it have none.
+    """The place (from 1) of each strategy in each world, by its time to the target.
+
+    Returns:
+        Places by strategy and world, without the lines that missed the target.
     """
     times = pd.Series({(line.strategy, line.world): line.time_s for line in lines}, dtype=float)
     return times.groupby(level=1).rank(method="first").dropna().astype(int).to_dict()  # type: ignore[return-value]
 
 
 def table_of(lines: Sequence[BoardLine], board: Sequence[BoardLine]) -> ComparedTable:
-    """The lines with their places among those of the board and their own."""
-    every = [*{(line.strategy, line.world): line for line in (*board, *lines)}.values()]
-    ranked = places(every)
-    rows = list[dict[str, Cell]]()
+    """A table of lines, with their places among the board's lines and their own."""
+    by_name = {(line.strategy, line.world): line for line in (*board, *lines)}
+    ranked = places([*by_name.values()])
+    worlds = [line.world for line in by_name.values()]
+    rows: list[dict[str, Cell]] = []
     for line in lines:
         place = ranked.get((line.strategy, line.world))
-        among = f"{place} of {sum(other.world == line.world for other in every)}"
-        placed = (
-            f"missed in {line.seeds - line.reached} of {line.seeds}" if place is None else among
+        text = f"{place} of {worlds.count(line.world)}"
+        if place is None:
+            text = f"missed in {line.seeds - line.reached} of {line.seeds}"
+        rows.append(
+            {
+                "strategy": line.strategy,
+                "world": line.world,
+                "place": text,
+                "time to target": interval_of(line),
+                "bytes": None if line.bytes is None else show_bytes(line.bytes),
+                "energy": None if line.joules is None else show_joules(line.joules),
+            }
         )
-        moved = None if line.bytes is None else show_bytes(line.bytes)
-        joules = None if line.joules is None else show_joules(line.joules)
-        row: dict[str, Cell] = {"strategy": line.strategy, "world": line.world, "place": placed}
-        rows.append(row | {"time to target": interval_of(line), "bytes": moved, "energy": joules})
-    found = ComparedTable.of([*rows[0]], rows)
+    table = ComparedTable.of([*rows[0]], rows)
     fewest = min(line.seeds for line in lines)
-    kept = max((line.seeds for line in board), default=0)
-    few = (
-        f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {kept}: places may change with "
-        f"--seeds {kept}."
+    most = max((line.seeds for line in board), default=0)
+    if fewest >= most:
+        return table
+    note = (
+        f"These are {fewest} seed{'s' * (fewest > 1)}, the board's {most}: places may change with "
+        f"--seeds {most}."
     )
-    return replace(found, notes=(few,)) if fewest < kept else found
+    return replace(table, notes=(note,))
 
 
 def interval_of(line: BoardLine) -> str | None:
-    """Time to the target with its interval, in words; None where some seed missed it."""
+    """Time to the target with its interval, in words; None if a seed missed the target."""
     if line.time_s is None:
         return None
     if line.time_low is None or line.time_high is None:
         return show_seconds(line.time_s)
-    return (
-        f"{show_seconds(line.time_s)} ({show_seconds(line.time_low)} to "
-        f"{show_seconds(line.time_high)})"
-    )
+    interval = f"{show_seconds(line.time_low)} to {show_seconds(line.time_high)}"
+    return f"{show_seconds(line.time_s)} ({interval})"

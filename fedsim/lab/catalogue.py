@@ -1,6 +1,4 @@
-"""The language of scenarios, read off the code: all names with a title each, the keys of each
-table, the JSON schema.
-"""
+"""The catalogue of all names and keys that scenarios and studies take, and their JSON schemas."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -24,15 +22,21 @@ TitledNames = list[tuple[str, str]]
 
 
 class Key(NamedTuple):
-    """A key of a table: its default as TOML (empty for none), type, unit and bounds in words,
-    and its meaning.
+    """A key of a table.
+
+    Attributes:
+        name: of the key.
+        default: as TOML; empty without one.
+        required: whether a table needs the key.
+        allowed: type, unit and bounds in words.
+        meaning: in words.
     """
 
     name: str
     default: str
     required: bool
     allowed: str
-    told: str
+    meaning: str
 
 
 _REGISTRIES: dict[str, Registry] = {
@@ -75,122 +79,142 @@ _NAMES_FOR = {
     "network.device": "links",
     "network.of": "regions of clouds",
 }
-"""Keys whose values are names of a title of the catalogue, or may be copied from there."""
+"""Keys whose values are names under a title of the catalogue, or are copied from there."""
 _FIGURES: dict[str, Callable[[str], Mapping[str, Figure]]] = {
     "kinds of devices": lambda kind: figures(kind, "name"),
     "energy presets": preset_figures,
     "links": lambda kind: figures(kind, "link", LINKS),
     "regions of clouds": lambda region: cloud_facts().figures_of(region),
 }
-_MOST_FOUND = 30
+_MOST_MENTIONS = 30
 
 
 @cache
 def catalogue() -> dict[str, TitledNames]:
-    """Title -> (name, one line) of everything with a ``kind``."""
-    return {
-        **{
-            title: [*registry.titles.items()] for title, registry in _REGISTRIES.items() if registry
-        },
-        "kinds of devices": [*kinds_of_devices().items()],
-        "energy presets": [*TITLES.items()],
-        "links": [*kinds_of_devices(LINKS).items()],
-        "regions of clouds": [(name, site[0]) for name, site in cloud_facts().sites.items()],
-        "scenarios": shipped_titles(studies=False),
-        "studies": shipped_titles(studies=True),
-        "executors": [*EXECUTORS.items()],
-        "references of studies": [
-            (name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()
-        ],
-    }
+    """Names of everything with a ``kind``, and a line about each, by title."""
+    titled = {}
+    for title, registry in _REGISTRIES.items():
+        if registry:
+            titled[title] = [*registry.titles.items()]
+    titled["kinds of devices"] = [*kinds_of_devices().items()]
+    titled["energy presets"] = [*TITLES.items()]
+    titled["links"] = [*kinds_of_devices(LINKS).items()]
+    titled["regions of clouds"] = [(name, site[0]) for name, site in cloud_facts().sites.items()]
+    titled["scenarios"] = shipped_titles(studies=False)
+    titled["studies"] = shipped_titles(studies=True)
+    titled["executors"] = [*EXECUTORS.items()]
+    titled["references of studies"] = [
+        (name, (make.__doc__ or "").partition("\n")[0]) for name, make in REFERENCES.items()
+    ]
+    return titled
 
 
 def specs_titled(title: str) -> dict[str, type[Spec]]:
-    """The tables of the kinds under a title of the catalogue, by kind; empty for a title of mere
-    names.
-    """
+    """The tables under a title of the catalogue, by kind; empty if its names have no tables."""
     return {kind: _REGISTRIES[title].spec(kind) for kind in _REGISTRIES.get(title, ())}
 
 
 def about(name: str) -> list[str]:
-    """Lines about a kind, a key or table of a scenario or study (``network.server``,
-    ``study.parts``), or a title of a list.
+    """Explain a name of the language of scenarios.
 
-    Kinds of devices, energy presets, links and regions have their figures, with sources. Other
-    words are searched for.
+    Args:
+        name: a kind, a key or table of a scenario or study (``network.server``,
+            ``study.parts``), or a title of the catalogue. Other words are searched for in names
+            and meanings.
+
+    Returns:
+        Lines for people; for a kind of device, an energy preset, a link or a region also its
+        figures with sources.
 
     Raises:
-        ScenarioError: there is none of that name, and nothing says these words.
+        ScenarioError: there is no such name, and the words occur nowhere.
     """
-    listed = catalogue()
-    paths = _every_path()
-    lines = entry_lines(name, listed[name]) if name in listed else []
-    for title, entries in listed.items():
-        if name in (known := dict(entries)):
-            lines += [f"{name}, one of the {title}: {known[name]}"]
-            lines += _key_lines(specs_titled(title)[name]) if name in specs_titled(title) else []
-            found = _FIGURES[title](name) if title in _FIGURES else {}
-            lines += [
-                f"  {key} = {as_toml(figure.value)}  # {figure.source} ({figure.date})"
-                for key, figure in found.items()
-            ]
-    tables = {file: spec for file, spec in _FILES.items() if file == name}
-    keys: dict[tuple[str, ...], list[str]] = {}
-    for path, owner, key in [way for way in paths if way[0] == name] or [
-        way for way in paths if way[0].endswith(f".{name}")
-    ]:
-        if "" in (specs := specs_of(owner.model_fields[key])):
-            tables[path] = specs[""]
-        else:
-            kind = owner.model_fields.get("kind")
-            keys.setdefault((path, *_key_lines(owner, key)), []).append(
-                "" if kind is None else str(kind.default)
-            )
-    for path, spec in tables.items():
-        lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
-    for (path, *said), kinds in keys.items():
-        lines += [f"{path} of {', '.join(kinds)}:" if any(kinds) else f"{path}:", *said]
-    for path in {**tables, **dict.fromkeys(path for path, *_ in keys)}:
-        lines += (
-            entry_lines(_NAMES_FOR[path], listed[_NAMES_FOR[path]]) if path in _NAMES_FOR else []
-        )
-    if lines or (lines := _mentioned(name.lower().split())):
+    lines = []
+    if name in catalogue():
+        lines += entry_lines(name, catalogue()[name])
+    for title, entries in catalogue().items():
+        if name in dict(entries):
+            lines += _kind_lines(name, title)
+    lines += _path_lines(name)
+    if not lines:
+        lines = _search(name.lower().split())
+    if lines:
         return lines
-    names = [
-        *_FILES,
-        *(path for path, *_ in paths),
-        *listed,
-        *(kind for entries in listed.values() for kind, _ in entries),
-    ]
+    names = [*_FILES, *(path for path, _, _ in _every_path()), *catalogue()]
+    for entries in catalogue().values():
+        names += [kind for kind, _ in entries]
     raise ScenarioError(
         f"there is nothing called {name!r}; 'fedsim list' lists all kinds{nearest(name, names)}"
     )
 
 
-def _mentioned(words: list[str]) -> list[str]:
+def _kind_lines(name: str, title: str) -> list[str]:
+    """The line about a name under a title, then its keys, or its figures with their sources."""
+    lines = [f"{name}, one of the {title}: {dict(catalogue()[title])[name]}"]
+    specs = specs_titled(title)
+    if name in specs:
+        lines += _key_lines(specs[name])
+    if title in _FIGURES:
+        for key, figure in _FIGURES[title](name).items():
+            value = as_toml(figure.value)
+            lines.append(f"  {key} = {value}  # {figure.source} ({figure.date})")
+    return lines
+
+
+def _path_lines(name: str) -> list[str]:
+    """The tables and keys at a path, or at all paths that end so if there are none."""
+    matches = [entry for entry in _every_path() if entry[0] == name]
+    if not matches:
+        matches = [entry for entry in _every_path() if entry[0].endswith(f".{name}")]
+    tables = {file: spec for file, spec in _FILES.items() if file == name}
+    # kinds of the owners of a key, by its path and what there is to say about it
+    keys: dict[tuple[str, ...], list[str]] = {}
+    for path, owner, key in matches:
+        specs = specs_of(owner.model_fields[key])
+        if "" in specs:
+            tables[path] = specs[""]
+        else:
+            kind = owner.model_fields.get("kind")
+            kinds = keys.setdefault((path, *_key_lines(owner, key)), [])
+            kinds.append("" if kind is None else str(kind.default))
+    lines = []
+    for path, spec in tables.items():
+        lines += [f"{path}: {summary(spec)}", *_key_lines(spec)]
+    for (path, *text), kinds in keys.items():
+        owners = f" of {', '.join(kinds)}" if any(kinds) else ""
+        lines += [f"{path}{owners}:", *text]
+    for path in dict.fromkeys([*tables, *(path for path, *_ in keys)]):
+        if path in _NAMES_FOR:
+            title = _NAMES_FOR[path]
+            lines += entry_lines(title, catalogue()[title])
+    return lines
+
+
+def _search(words: list[str]) -> list[str]:
     """Kinds and keys with all of these words in their name or meaning."""
-    told = {
-        f"{name}, one of the {title}": line
-        for title, entries in catalogue().items()
-        for name, line in entries
-    }
-    told |= {
-        path: told_of(owner).get(key, "")
-        for path, owner, key in _every_path()
-        if not path.startswith("study.base")
-    }
+    meanings = {}
+    for title, entries in catalogue().items():
+        for name, line in entries:
+            meanings[f"{name}, one of the {title}"] = line
+    for path, owner, key in _every_path():
+        if not path.startswith("study.base"):
+            meanings[path] = told_of(owner).get(key, "")
     stems = [word.removesuffix("s") if len(word) > 3 else word for word in words]
-    found = [
-        f"  {name}: {line}"
-        for name, line in told.items()
-        if all(stem in f"{name} {line}".lower() for stem in stems)
-    ]
-    more = [f"  and {len(found) - _MOST_FOUND} more"] if len(found) > _MOST_FOUND else []
-    return [f"what says {' '.join(words)}:", *found[:_MOST_FOUND], *more] if found else []
+    lines = []
+    for name, meaning in meanings.items():
+        text = f"{name} {meaning}".lower()
+        if all(stem in text for stem in stems):
+            lines.append(f"  {name}: {meaning}")
+    if not lines:
+        return []
+    more = []
+    if len(lines) > _MOST_MENTIONS:
+        more = [f"  and {len(lines) - _MOST_MENTIONS} more"]
+    return [f"what says {' '.join(words)}:", *lines[:_MOST_MENTIONS], *more]
 
 
 def entry_lines(title: str, entries: TitledNames) -> list[str]:
-    """Names and titles, for people."""
+    """A title, then its names with a line about each, for people."""
     width = max(len(name) for name, _ in entries)
     return [f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in entries)]
 
@@ -201,7 +225,7 @@ def _every_path() -> list[tuple[str, type[Spec], str]]:
 
 
 def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec], str]]:
-    """Every key under a spec: the dotted path, the owning spec, and the key there."""
+    """Every key under a spec: the dotted path, the owning spec, and its key."""
     for key in spec.model_fields:
         if key in spec.takes():
             yield above + key, spec, key
@@ -211,25 +235,25 @@ def _paths(spec: type[Spec], above: str = "") -> Iterator[tuple[str, type[Spec],
 
 @cache
 def keys_of(spec: type[Spec]) -> list[Key]:
-    """The keys that a table takes, its ``kind`` included where it has one."""
-    schema = spec.model_json_schema()
-    schema = (
-        schema["$defs"][schema["$ref"].rpartition("/")[2]] | schema if "$ref" in schema else schema
-    )
+    """The keys that a table takes, including its ``kind``."""
+    schema = _resolve(spec.model_json_schema())
+    required = schema.get("required", ())
     keys = []
-    for name, said in schema["properties"].items():
-        default = as_toml(said["default"]) if "default" in said else ""
-        allowed = _in_words(said, schema.get("$defs", {}))
-        keys.append(
-            Key(
-                name,
-                default,
-                name in schema.get("required", ()),
-                allowed,
-                said.get("description", ""),
-            )
-        )
+    for name, described in schema["properties"].items():
+        default = as_toml(described["default"]) if "default" in described else ""
+        allowed = _in_words(described, schema.get("$defs", {}))
+        keys.append(Key(name, default, name in required, allowed, described.get("description", "")))
     return keys
+
+
+def _resolve(schema: dict[str, Any], tables: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A schema with the definition that it refers to, in ``tables`` or in its ``$defs``."""
+    if "$ref" not in schema:
+        return schema
+    if tables is None:
+        tables = schema["$defs"]
+    definition: dict[str, Any] = tables[schema["$ref"].rpartition("/")[2]]
+    return definition | schema
 
 
 def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
@@ -237,87 +261,95 @@ def _key_lines(spec: type[Spec], only: str = "") -> list[str]:
     lines = []
     for key in keys_of(spec):
         if key.name == only or (not only and key.name != "kind"):
-            usual = (
-                f"= {key.default}"
-                if key.default
-                else "(required)"
-                if key.required
-                else "(not given)"
-            )
-            lines += [
-                f"  {key.name} {usual}  # {key.allowed}",
-                *([f"      {key.told}"] if key.told else []),
-            ]
+            lines.append(f"  {key.name} {_default_in_words(key)}  # {key.allowed}")
+            if key.meaning:
+                lines.append(f"      {key.meaning}")
     return lines or ["  it takes no keys"]
 
 
-def _in_words(said: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    ways = said.get("anyOf", [said])
-    kinds = [
-        str(name)
-        for way in ways
-        for name in way.get("enum", [way["const"]] if "const" in way else ())
-    ]
-    others = []
-    for way in ways:
-        way = tables[way["$ref"].rpartition("/")[2]] | way if "$ref" in way else way
-        kind = way.get("properties", {}).get("kind") or {}
+def _default_in_words(key: Key) -> str:
+    if key.default:
+        return f"= {key.default}"
+    return "(required)" if key.required else "(not given)"
+
+
+def _in_words(described: dict[str, Any], tables: Mapping[str, Any]) -> str:
+    """The values that a key allows, by its schema."""
+    alternatives = described.get("anyOf", [described])
+    kinds: list[str] = []
+    for schema in alternatives:
+        constants = [schema["const"]] if "const" in schema else []
+        kinds += map(str, schema.get("enum", constants))
+    types = []
+    for schema in alternatives:
+        schema = _resolve(schema, tables)
+        kind = schema.get("properties", {}).get("kind") or {}
         if "const" in kind:
             kinds.append(kind["const"])
-        elif (
-            "enum" not in way
-            and "const" not in way
-            and way.get("pattern") != ":"
-            and "pattern" not in kind
-        ):
-            others.append(_one_in_words(way, tables))
-    words = [f"one of {', '.join(dict.fromkeys(kinds))}"] if kinds else []
-    words += dict.fromkeys(word for word in others if not kinds or word != "a table")
-    words += (
-        ["your own as 'package.module:Class'"]
-        if any(way.get("pattern") == ":" for way in ways)
-        else []
-    )
+            continue
+        is_constant = "enum" in schema or "const" in schema
+        is_path = schema.get("pattern") == ":" or "pattern" in kind
+        if not is_constant and not is_path:
+            types.append(_type_in_words(schema, tables))
+    words = []
+    if kinds:
+        words.append(f"one of {', '.join(dict.fromkeys(kinds))}")
+    words += dict.fromkeys(word for word in types if not kinds or word != "a table")
+    if any(schema.get("pattern") == ":" for schema in alternatives):
+        words.append("your own as 'package.module:Class'")
     return ", or ".join(words)
 
 
-def _one_in_words(way: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
-    if "pattern" in way:
-        return str(way.get("title"))
-    if way.get("type") == "array":
-        return f"a list: each {_in_words(way.get('items', {}), tables)}"
-    bounds = [said.format(f"{way[key]:,.10g}") for key, said in _BOUNDS.items() if key in way]
-    return ", ".join([_TYPES[way.get("type")], *bounds])
+def _type_in_words(schema: Mapping[str, Any], tables: Mapping[str, Any]) -> str:
+    if "pattern" in schema:
+        return str(schema.get("title"))
+    if schema.get("type") == "array":
+        return f"a list: each {_in_words(schema.get('items', {}), tables)}"
+    words = [_TYPES[schema.get("type")]]
+    for key, bound in _BOUNDS.items():
+        if key in schema:
+            words.append(bound.format(f"{schema[key]:,.10g}"))
+    return ", ".join(words)
 
 
-_BOUNDS = {"minimum": "{} or more", "exclusiveMinimum": "more than {}"}
-_BOUNDS |= {"maximum": "at most {}", "exclusiveMaximum": "less than {}"}
+_BOUNDS = {
+    "minimum": "{} or more",
+    "exclusiveMinimum": "more than {}",
+    "maximum": "at most {}",
+    "exclusiveMaximum": "less than {}",
+}
 _TYPES: dict[str | None, str] = {
     "integer": "a whole number",
     "number": "a number",
     "string": "text",
     None: "anything",
+    "boolean": "true or false",
+    "object": "a table",
 }
-_TYPES |= {"boolean": "true or false", "object": "a table"}
 
 
 def as_toml(value: Any) -> str:
-    """A value on one line; a table with a kind alone as that name."""
+    """A value as TOML on one line; a table that has only a ``kind`` is the name of the kind."""
     if isinstance(value, Mapping):
-        inner = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
-        return (
-            as_toml(value["kind"]) if [*value] == ["kind"] else f"{{ {inner} }}" if inner else "{}"
-        )
-    return f"[{', '.join(map(as_toml, value))}]" if isinstance(value, list) else json.dumps(value)
+        if [*value] == ["kind"]:
+            return as_toml(value["kind"])
+        items = ", ".join(f"{key} = {as_toml(item)}" for key, item in value.items())
+        return f"{{ {items} }}" if items else "{}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_toml, value))}]"
+    return json.dumps(value)
 
 
 def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
     """The JSON schema of a file.
 
-    In a study, keys may have dots and none is required; one with ``extends`` is not checked.
+    Keys of a study may have dots, and only its base is required. A file with ``extends`` is not
+    checked.
     """
     whole = _FILES[file].model_json_schema()
-    whole = _loosened(whole) | {"required": ["base"]} if file == "study" else whole
+    if file == "study":
+        whole = _loosen(whole)
+        whole["required"] = ["base"]
     for table in (whole, whole["$defs"].get("StudyPart", whole)):
         table["properties"]["extends"] = {
             "type": "string",
@@ -331,20 +363,18 @@ def schema(file: Literal["scenario", "study"]) -> dict[str, Any]:
     }
 
 
-def _loosened(schema: Any) -> Any:
+def _loosen(schema: Any) -> Any:
+    """A schema in which no key is required, keys may have dots, and kinds may be mixed."""
     if isinstance(schema, list):
-        return [_loosened(item) for item in schema]
+        return [_loosen(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {
-        key: _loosened(item)
-        for key, item in schema.items()
-        if not (key == "required" and isinstance(item, list))
-    }
-    if "kind" in kept.get("properties", ()):  # a table may hold keys of several kinds
-        kept["additionalProperties"] = True
-    return kept | (
-        {"patternProperties": {r"^[^.]+\.": {}}}
-        if kept.get("additionalProperties") is False
-        else {}
-    )
+    loose = {}
+    for key, item in schema.items():
+        if key != "required" or not isinstance(item, list):
+            loose[key] = _loosen(item)
+    if "kind" in loose.get("properties", ()):  # a table may have keys of several kinds
+        loose["additionalProperties"] = True
+    if loose.get("additionalProperties") is False:
+        loose["patternProperties"] = {r"^[^.]+\.": {}}
+    return loose

@@ -1,4 +1,4 @@
-"""Small worlds and the contract that every strategy keeps: the inside of ``fedsim.testing``."""
+"""Small worlds, and the contract that every strategy must pass; published as ``fedsim.testing``."""
 
 import asyncio
 import copy
@@ -36,7 +36,7 @@ TABLES = (
     "availability.parquet",
     "scenario.toml",
 )
-"""Files of a run folder that two equal runs have alike, byte for byte."""
+"""Files of a run folder that are byte for byte the same for two equal runs."""
 
 FIGURES = (
     "events_sha256",
@@ -49,7 +49,7 @@ FIGURES = (
     "stopped",
     "status",
 )
-"""Entries of ``summary.json`` that two equal runs have alike."""
+"""Entries of ``summary.json`` that are the same for two equal runs."""
 
 _STAR = {
     "kind": "star",
@@ -59,8 +59,24 @@ _STAR = {
 
 
 def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) -> ScenarioTables:
-    """A scenario's sections: 24 devices of unequal speed that are always there, four rotations
-    of digits.
+    """A small scenario in which no device drops out.
+
+    It has 24 devices of unequal speed that are always online. Their data are digits in four
+    rotations.
+
+    Args:
+        strategy: the table ``[strategy]``.
+        seed: of the run.
+        rounds: after which the run ends.
+
+    Returns:
+        The tables of the scenario. The caller may change them.
+
+    Examples:
+        >>> from fedsim.testing import quiet_world, run
+        >>> summary = run(quiet_world({"kind": "fedavg", "clients_per_round": 5}, rounds=2))
+        >>> summary["rounds"]
+        2
     """
     return {
         "seed": seed,
@@ -80,8 +96,18 @@ def quiet_world(strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 5) 
 def eventful_world(
     strategy: Mapping[str, Any], *, seed: int = 3, rounds: int = 8
 ) -> ScenarioTables:
-    """The same with all that can happen: lost devices, newcomers, leavers, shifts of data,
-    jitter, checkpoints.
+    """A small scenario with every kind of event.
+
+    It is ``quiet_world`` with devices that drop out, arrive and leave, with data that drift, and
+    with checkpoints.
+
+    Args:
+        strategy: the table ``[strategy]``.
+        seed: of the run.
+        rounds: after which the run ends.
+
+    Returns:
+        The tables of the scenario. The caller may change them.
     """
     sections = quiet_world(strategy, seed=seed, rounds=rounds)
     sections["population"] |= {
@@ -96,46 +122,88 @@ def eventful_world(
 
 
 class Delayed(Threads):
-    """Threads with random real delays.
+    """An executor of threads that start each function after a random real delay.
 
-    The randomness is real on purpose: a run must not depend on it.
+    The delay is at most 3 ms and no seed determines it, because no run may depend on it.
     """
 
     def submit(self, function: Any, *args: Any) -> "Future[Any]":
-        """Carry out ``function(*args)`` some time."""
+        """Call ``function(*args)`` in a thread after a delay; returns its future result."""
 
-        def late() -> Any:
+        def call_late() -> Any:
             time.sleep(random.SystemRandom().random() * 0.003)
             return function(*args)
 
-        return super().submit(late)
+        return super().submit(call_late)
 
 
 def run(
     sections: ScenarioTables, folder: Path | None = None, executor: Executor | None = None
 ) -> dict[str, Any]:
-    """Run a scenario to its end; its summary."""
-    job = Job(fedsim.Scenario(**sections), folder, Inline() if executor is None else executor)
+    """Run a scenario to its end.
+
+    Args:
+        sections: the tables of the scenario.
+        folder: of the run; None writes none.
+        executor: of the learning; by default ``Inline()``.
+
+    Returns:
+        The summary of the run.
+
+    Raises:
+        ScenarioError: the scenario is invalid.
+    """
+    if executor is None:
+        executor = Inline()
+    job = Job(fedsim.Scenario(**sections), folder, executor)
     return asyncio.run(job.execute()).summary
 
 
 def run_until(sections: ScenarioTables, folder: Path, records: int, *, resume: bool = False) -> str:
-    """Run or resume a scenario, and interrupt it after ``records`` records; its status."""
+    """Run or resume a scenario, and interrupt it after a number of records.
+
+    Args:
+        sections: the tables of the scenario.
+        folder: of the run.
+        records: number of records after which the run is interrupted, from this call on.
+        resume: whether to resume the run in ``folder``.
+
+    Returns:
+        The status of the run: ``"interrupted"``, or ``"done"`` if it ended before.
+    """
     job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=resume)
-    seen = count(1)
-    job.simulation.listen(lambda record: job.interrupt() if next(seen) == records else None)
+    numbers = count(1)
+
+    def interrupt_at_last(_: object) -> None:
+        if next(numbers) == records:
+            job.interrupt()
+
+    job.simulation.listen(interrupt_at_last)
     return str(asyncio.run(job.execute()).summary["status"])
 
 
 def go_on(sections: ScenarioTables, folder: Path) -> dict[str, Any]:
-    """Resume a run and let it come to its end; its summary."""
-    return asyncio.run(
-        Job(fedsim.Scenario(**sections), folder, Inline(), resume=True).execute()
-    ).summary
+    """Resume an interrupted run, and run it to its end.
+
+    Args:
+        sections: the tables of the scenario.
+        folder: of the interrupted run.
+
+    Returns:
+        The summary of the whole run.
+    """
+    job = Job(fedsim.Scenario(**sections), folder, Inline(), resume=True)
+    return asyncio.run(job.execute()).summary
 
 
 def give_other_tests(data: FederatedData) -> None:
-    """Device d is tested on 1 + d test samples at most, all of class d mod C."""
+    """Replace the test samples of every device.
+
+    Device d is tested with at most 1 + d test samples, all of class d mod C, for C classes.
+
+    Args:
+        data: changed in place.
+    """
     tests = np.unique(np.concatenate([shard.test for shard in data.shards]))
     for device, shard in enumerate(data.shards):
         of_one_class = tests[data.pool.y[tests] == device % data.pool.classes]
@@ -146,48 +214,51 @@ _ADVICE = {
     "every valid update was aggregated once": (
         "pass each update that went into a model to 'Server.finish_round(number, models, "
         'updates=[Measured(message["update"], weight)])\', or name its task in a record '
-        "'aggregate' of your own "
-        "('Synchronous.record_aggregate', 'Server.emit'); ask a device without 'round' for "
-        "anything that is no update "
-        "of the round, and name a task in one aggregation only"
+        "'aggregate' of your own ('Synchronous.record_aggregate', 'Server.emit'); ask a device "
+        "without 'round' for anything that is no update of the round, and name a task in one "
+        "aggregation only"
     ),
     "rounds agree with their tasks": (
-        "the counts of 'Server.finish_round' are of the tasks asked with its 'round': "
-        "'selected' all of them, 'valid' "
-        "those that are done with a finished epoch, 'slow' those that are late or done without "
-        "one, 'disconnected' those "
-        "that are lost; leave all four out, or ask probes without 'round'; finish a round when "
-        "all its tasks have ended"
+        "the counts of 'Server.finish_round' are of the tasks asked with its 'round': 'selected' "
+        "all of them, 'valid' those that are done with a finished epoch, 'slow' those that are "
+        "late or done without one, 'disconnected' those that are lost; leave all four out, or ask "
+        "probes without 'round'; finish a round when all its tasks have ended"
     ),
     "deadlines held": (
         "end open tasks by 'Server.end(task)' at the 'deadline' that your record 'round-start' "
         "names, or do not name one"
     ),
-    "no device does two things at once": "ask only devices for which 'Server.clients.idle(device)' is true",
+    "no device does two things at once": (
+        "ask only devices for which 'Server.clients.idle(device)' is true"
+    ),
     "meters agree with the records": (
         "a meter counts from its arguments alone: no time of the clock, no random numbers, "
         "nothing kept outside of 'self'"
     ),
 }
-"""Check of the audit -> advice to the author of a strategy or a part whose run fails it."""
+"""Advice to the author of a strategy or a part whose run fails a check of the audit."""
 
 
 def assert_sound(folder: Path) -> RunFolder:
-    """A run folder that passes its audit; the error has the problems of each check, and what to
-    do.
+    """Assert that a run folder passes its audit.
+
+    Args:
+        folder: of a finished run.
+
+    Returns:
+        The run folder, for reading.
+
+    Raises:
+        AssertionError: with the first problems of each failed check, and what to do.
     """
-    problems = {name: found for name, found in audit_run(folder).findings.items() if found}
-    lines = [
-        line
-        for name, found in problems.items()
-        for line in (f"{name}? {len(found)} problems:", *found[:5], *_advice(name))
-    ]
-    assert not problems, "the run folder fails its audit\n" + "\n".join(lines)
+    lines = []
+    for name, problems in audit_run(folder).findings.items():
+        if problems:
+            lines += [f"{name}? {len(problems)} problems:", *problems[:5]]
+            if name in _ADVICE:
+                lines.append(f"What to do: {_ADVICE[name]}.")
+    assert not lines, "the run folder fails its audit\n" + "\n".join(lines)
     return RunFolder(folder)
-
-
-def _advice(check: str) -> list[str]:
-    return [f"What to do: {_ADVICE[check]}."] if check in _ADVICE else []
 
 
 def _sound_run(sections: ScenarioTables, folder: Path) -> RunFolder:
@@ -202,8 +273,17 @@ _LASTS = (
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """Two run folders hold the same run, to the bit."""
-    first, second = (json.loads((folder / "summary.json").read_text()) for folder in (one, other))
+    """Assert that two run folders hold the same run, bit for bit.
+
+    Args:
+        one: folder of a run.
+        other: folder of another run.
+
+    Raises:
+        AssertionError: with the first of ``FIGURES`` and ``TABLES`` that differs.
+    """
+    first = json.loads((one / "summary.json").read_text())
+    second = json.loads((other / "summary.json").read_text())
     for name in FIGURES:
         assert first[name] == second[name], f"{name}: {first[name]} and {second[name]}; {_LASTS}"
     for name in TABLES:
@@ -211,26 +291,38 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 class StrategyContract:
-    """The checks, as a class for pytest.
+    """The checks of a strategy, as a class of tests for pytest.
 
-    A subclass says which ``strategy``: the table ``[strategy]`` of a scenario.
+    A subclass sets ``strategy``.
+
+    Attributes:
+        strategy: the table ``[strategy]`` of a scenario.
+        sections: tables that replace the scenario's, such as ``messages`` with a codec, a network
+            or a source of data.
+        goes_by_tests: whether the strategy depends on ``ServerModels.test`` by design, like the
+            credits of TiFL.
+
+    Examples:
+        ::
+
+            class TestMine(StrategyContract):
+                strategy = {"kind": "mypackage.mine:Mine", "clients_per_round": 5}
     """
 
     strategy: Mapping[str, Any]
-    # replaces others of the scenario: a codec in ``messages``, a network, a source of data
     sections: Mapping[str, Any] = {}
-    goes_by_tests: bool = False  # depends on ``ServerModels.test`` by design, as TiFL's credits do
+    goes_by_tests: bool = False
 
-    def quiet(self, **how: Any) -> ScenarioTables:
-        """``quiet_world`` with this strategy and these sections."""
-        return quiet_world(self.strategy, **how) | copy.deepcopy(dict(self.sections))
+    def quiet(self, **options: Any) -> ScenarioTables:
+        """``quiet_world`` of this strategy, with these sections; options: ``seed``, ``rounds``."""
+        return quiet_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
-    def eventful(self, **how: Any) -> ScenarioTables:
-        """``eventful_world`` with this strategy and these sections."""
-        return eventful_world(self.strategy, **how) | copy.deepcopy(dict(self.sections))
+    def eventful(self, **options: Any) -> ScenarioTables:
+        """``eventful_world`` of this strategy, with these sections; options: ``seed``, ``rounds``."""
+        return eventful_world(self.strategy, **options) | copy.deepcopy(dict(self.sections))
 
     def test_workers_executors_and_real_delays_change_nothing(self) -> None:
-        """The events and the models are the same to the bit, however the learning is computed."""
+        """Events and models are bitwise equal, however the learning is computed."""
         sections = self.quiet()
         reference = run(sections)
         assert reference["status"] == "done", (
@@ -241,21 +333,19 @@ class StrategyContract:
             differing = [name for name in FIGURES if summary[name] != reference[name]]
             assert not differing, (
                 f"{', '.join(differing)} depend on when real work is done; draw from "
-                "'Server.rng', keep what lasts in "
-                "'state', and read no clock but 'Server.now'"
+                "'Server.rng', keep what lasts in 'state', and read no clock but 'Server.now'"
             )
 
     def test_it_goes_on_as_if_it_had_not_been_stopped(self, tmp_path: Path) -> None:
-        """Stopped at any two instants and continued, a run is the run that was never stopped."""
+        """A run that is interrupted twice and resumed equals the uninterrupted run."""
         sections = self.eventful(seed=5)
         events = run(sections, tmp_path / "whole")["events"]
         assert_sound(tmp_path / "whole")
         draw = random.Random(str(sorted(self.strategy.items())))
         for resume in (False, True):
-            if (
-                run_until(sections, tmp_path / "cut", draw.randrange(1, events), resume=resume)
-                == "done"
-            ):
+            records = draw.randrange(1, events)
+            status = run_until(sections, tmp_path / "cut", records, resume=resume)
+            if status == "done":
                 break
         else:
             go_on(sections, tmp_path / "cut")
@@ -263,27 +353,28 @@ class StrategyContract:
 
     def test_no_test_sample_steers_it(self, tmp_path: Path) -> None:
         """Other and fewer test samples change no message, no time and no model."""
-        seen = []
+        outcomes = []
         for name in ("as-they-are", "others"):
             job = Job(fedsim.Scenario(**self.eventful(seed=9, rounds=5)), tmp_path / name, Inline())
             if name == "others":
                 assert job.run.data is not None
                 give_other_tests(job.run.data)
             if self.goes_by_tests:
-                job.run.evaluator.test = _the_same_for_all  # type: ignore[method-assign]
+                job.run.evaluator.test = _test_equally  # type: ignore[method-assign]
             models = asyncio.run(job.execute()).summary["models_sha256"]
-            seen.append((models, RunFolder(tmp_path / name)))
-        (models, one), (other_models, other) = seen
-        assert [row["accuracy"] for row in one.rounds] != [row["accuracy"] for row in other.rounds]
-        told = (
+            outcomes.append((models, RunFolder(tmp_path / name)))
+        (models, folder), (other_models, other_folder) = outcomes
+        accuracies = [row["accuracy"] for row in folder.rounds]
+        assert accuracies != [row["accuracy"] for row in other_folder.rounds]
+        advice = (
             "the strategy goes by test samples (if it is meant to, by 'server.models.test', say "
             "'goes_by_tests = True')"
         )
-        assert one.transfers == other.transfers, told
-        assert models == other_models, told
+        assert folder.transfers == other_folder.transfers, advice
+        assert models == other_models, advice
 
     def test_newcomers_and_leavers(self, tmp_path: Path) -> None:
-        """Early newcomers take part; a device that has left fails one task at most."""
+        """Early newcomers take part; a device that has departed fails at most one task."""
         sections = self.eventful(seed=7, rounds=15)
         sections["population"] |= {
             "availability": {"kind": "always"},
@@ -295,34 +386,31 @@ class StrategyContract:
             },
         }
         folder = _sound_run(sections, tmp_path / "run")
-        asked = {event["device"] for event in folder.events if event["kind"] == "task-start"}
-        assert asked & {3, 8, 13, 18}, (
+        participants = set()
+        for event in folder.events:
+            if event["kind"] == "task-start":
+                participants.add(event["device"])
+        assert participants & {3, 8, 13, 18}, (
             "no newcomer was ever asked for anything; choose anew among 'Server.clients' in "
-            "each round, or act in "
-            "'Strategy.on_arrival'"
+            "each round, or act in 'Strategy.on_arrival'"
         )
-        assert any(event["kind"] == "departure" for event in folder.events), (
-            "nobody left while it ran"
-        )
-        left = [
-            event["device"]
-            for event in folder.events
-            if event["kind"] == "task-end" and event["outcome"] == "left"
-        ]
-        assert len(left) == len(set(left)), (
-            f"devices {left} were asked again although an answer had failed: they had left; "
-            "ask those for which "
-            "'Server.clients.idle(device)' is true"
+        departures = [event for event in folder.events if event["kind"] == "departure"]
+        assert departures, "nobody left while it ran"
+        departed = []
+        for event in folder.events:
+            if event["kind"] == "task-end" and event["outcome"] == "left":
+                departed.append(event["device"])
+        assert len(departed) == len(set(departed)), (
+            f"devices {departed} were asked again although an answer had failed: they had left; "
+            "ask those for which 'Server.clients.idle(device)' is true"
         )
 
     def test_devices_vanish_at_any_instant(self, tmp_path: Path) -> None:
-        """With phases shorter than a task no run falls asleep, and no book is left out of
-        balance.
-        """
-        for seed, (on, off, most) in enumerate([("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]):
-            sections = self.eventful(seed=seed, rounds=6) | {
-                "stop": {"rounds": 6, "simulated_time": most}
-            }
+        """Runs pass the audit and do not stall, even if devices are online for less than a task."""
+        phases = [("1 s", "5 s", "10 min"), ("10 s", "30 s", "2 h")]
+        for seed, (on, off, most) in enumerate(phases):
+            sections = self.eventful(seed=seed, rounds=6)
+            sections["stop"] = {"rounds": 6, "simulated_time": most}
             sections["population"]["availability"] = {
                 "kind": "renewal",
                 "mean_on": on,
@@ -331,31 +419,29 @@ class StrategyContract:
             summary = _sound_run(sections, tmp_path / str(seed)).summary
         assert summary["stopped"] != "simulated time", (
             "where devices stay for 10 s at a time, it made no 6 rounds in 2 h; "
-            "'Strategy.on_task_end' comes with the outcome "
-            "'lost' too, and 'Server.look_again' sets a timer while nobody is there"
+            "'Strategy.on_task_end' comes with the outcome 'lost' too, and 'Server.look_again' "
+            "sets a timer while nobody is there"
         )
 
     def test_an_hour_with_nobody(self, tmp_path: Path) -> None:
-        """A population that is empty for its first hour: the run waits, and then goes on."""
+        """A run waits for the first device, which arrives after an hour."""
         sections = self.quiet(rounds=2)
-        late = [f"{3600 + device} s" for device in range(24)]
         sections["population"]["arrivals"] = {
             "kind": "schedule",
-            "times": late,
+            "times": [f"{3600 + device} s" for device in range(24)],
             "devices": list(range(24)),
         }
         summary = _sound_run(sections, tmp_path / "run").summary
         assert summary["rounds"] == 2, (
             f"it ended after {summary['rounds']} of 2 rounds: {summary['stopped']}; with "
-            "nobody to ask, call "
-            "'Server.look_again'"
+            "nobody to ask, call 'Server.look_again'"
         )
         assert summary["simulated_s"] > 3600, (
             "it was over before anybody had come; with nobody to ask, call 'Server.look_again'"
         )
 
     def test_everybody_leaves(self, tmp_path: Path) -> None:
-        """A run without any device left ends before its time, and the summary says so."""
+        """A run ends early once all devices have departed, and its summary has the reason."""
         sections = self.quiet(rounds=100_000)
         sections["population"]["departures"] = {"kind": "exponential", "mean_stay": "5 s"}
         summary = _sound_run(sections, tmp_path / "run").summary
@@ -365,32 +451,27 @@ class StrategyContract:
         )
 
     def test_time_and_bytes_without_learning(self, tmp_path: Path) -> None:
-        """``learning = "off"`` works, moves bytes if devices share a model, and measures
-        nothing.
-        """
-        job = Job(
-            fedsim.Scenario(**self.eventful() | {"learning": "off"}), tmp_path / "run", Inline()
-        )
+        """With ``learning = "off"``, shared models cost bytes, and nothing is measured."""
+        scenario = fedsim.Scenario(**self.eventful() | {"learning": "off"})
+        job = Job(scenario, tmp_path / "run", Inline())
         summary = asyncio.run(job.execute()).summary
         assert_sound(tmp_path / "run")
-        shared = [
-            name
-            for name, (_, served) in job.run.strategy.models().items()
-            if served is None or len(served) > 1
-        ]
-        moved = max(
-            min(summary["bytes"]["down"], summary["bytes"]["up"]), summary["bytes"].get("peer", 0.0)
-        )
-        assert moved > 0 or not shared, (
+        shared = []
+        for name, (_, devices) in job.run.strategy.models().items():
+            if devices is None or len(devices) > 1:
+                shared.append(name)
+        traffic = summary["bytes"]
+        sent = max(min(traffic["down"], traffic["up"]), traffic.get("peer", 0.0))
+        assert sent > 0 or not shared, (
             f"devices share the model {shared[0]!r}, but nothing was sent for it: a 'Header' "
-            "costs no bytes; send models as "
-            "contents themselves"
+            "costs no bytes; send models as contents themselves"
         )
         assert summary["accuracy"] == {"final": None, "best": None}
 
     def test_training_that_diverges(self, tmp_path: Path) -> None:
-        """Updates that are not finite are never averaged in: the run goes on, or ends with an
-        error that names the cause.
+        """Updates that are not finite are never averaged into a model.
+
+        The run continues without them, or ends with an error that names the cause.
         """
         sections = self.quiet(rounds=6)
         sections["training"] |= {"lr": 1e6, "weight_decay": 1e3}
@@ -405,11 +486,10 @@ class StrategyContract:
             for name, values in tensors.items():
                 assert np.isfinite(values).all(), (
                     f"{name} has values that are not finite; 'Server.models.mix' leaves such "
-                    "updates out, 'apply' with "
-                    "'leave_out' or 'otherwise' too"
+                    "updates out, 'apply' with 'leave_out' or 'otherwise' too"
                 )
 
 
-# in place of ``Evaluator.test``
-async def _the_same_for_all(model: object, devices: object) -> float:
+# replaces ``Evaluator.test``
+async def _test_equally(model: object, devices: object) -> float:
     return 0.5

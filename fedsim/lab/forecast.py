@@ -1,8 +1,8 @@
-"""Forecasts of a scenario before it is run: its cost in the simulated world, and on this machine.
+"""Forecasts of the cost of a scenario, in the simulated world and on this machine.
 
-Sizes, and times of devices alone on their links, need no simulation (``nominal_lines``). The cost
-on this machine is extrapolated from a trial: the beginning of a run without learning, then a part
-of its training.
+Sizes, and the times of a device alone on its link, need no simulation (``nominal_lines``). The
+cost on this machine is extrapolated from a trial: the beginning of a run without learning, then a
+part of its training.
 """
 
 import asyncio
@@ -41,176 +41,186 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 2.0
 _PILOT_STEPS = 3
-_SHOWN = 100_000  # sample of devices for estimates of large populations
+_SAMPLED = 100_000  # greatest sample of devices for estimates of large populations
 
 
 def nominal_lines(run: Run) -> list[str]:
-    """Facts of a run that has been built and not begun, and estimates of its times, in words."""
+    """Describe a run that has been built and not begun, with estimates of its times."""
     dispatch = run.dispatch
     learner = run.learner
     scenario = run.scenario
     params = scenario.strategy
-    stop = scenario.stop
     devices = scenario.population.devices
-    step = 1 if run.tells_all_devices else devices // _SHOWN
-    looked_at = range(0, devices, step)
+    step = 1 if run.tells_all_devices else devices // _SAMPLED
+    sampled = range(0, devices, step)
     samples = run.samples[::step]
     epoch_s = run.population.epochs_s(slice(0, devices, step))
-    down_bytes, up_bytes = (
-        wire.model_bytes + learner.state_bytes for wire in (dispatch.down, dispatch.up)
-    )
-
-    def nominal(direction: Literal["down", "up"], count: float) -> Floats:
-        return np.array(
-            [
-                run.network.nominal_s(device, direction, count, near=params.at_edges)
-                for device in looked_at
-            ]
-        )
-
-    down = nominal("down", down_bytes)
-    up = nominal("up", up_bytes)
+    down_bytes = dispatch.down.model_bytes + learner.state_bytes
+    up_bytes = dispatch.up.model_bytes + learner.state_bytes
+    down = _transfers_s(run, sampled, "down", down_bytes)
+    up = _transfers_s(run, sampled, "up", up_bytes)
     lines = [
         f"{devices} devices with {int(run.samples.sum())} training samples "
         f"({int(run.samples.min())} to {int(run.samples.max())} a device, median "
-        f"{int(np.median(samples))})",
-        *([f"of these {len(looked_at)} were looked at for the times below"] if step > 1 else []),
-        f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, "
-        f"{show_bytes(up_bytes)} up",
-        *(
-            [f"and {show_bytes(base)} of frozen tensors, once to each device"]
-            if (base := learner.base_bytes)
-            else []
-        ),
-        f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}",
-        f"an epoch takes it {_range(epoch_s)}",
+        f"{int(np.median(samples))})"
     ]
+    if step > 1:
+        lines.append(f"of these {len(sampled)} were looked at for the times below")
+    lines.append(
+        f"a model of {learner.parameters} parameters; {show_bytes(down_bytes)} down, "
+        f"{show_bytes(up_bytes)} up"
+    )
+    if learner.base_bytes:
+        base = show_bytes(learner.base_bytes)
+        lines.append(f"and {base} of frozen tensors, once to each device")
+    lines.append(f"alone on its link a device downloads in {_range(down)}, uploads in {_range(up)}")
+    lines.append(f"an epoch takes it {_range(epoch_s)}")
     if scenario.population.host is not None:
         lines.append("these and the times below are those of a device that has its host to itself")
-    lines += [f"this {guessed}"] if (guessed := run.estimates) else []
+    if run.estimates:
+        lines.append(f"this {run.estimates}")
     lines += run.rules
     lines += outside_lines(run.outside_of_rules, most=20)
-    fitted = scenario.population.fitted_at_once
-    here = run.at_once
-    if fitted not in (None, here):  # the log that the world was fitted to had another number
-        unknown = (
-            "whether a link that they share carries so much"
-            if here > fitted
-            else "own links that a shared one hid"
-        )
-        lines.append(
-            f"links were fitted to {fitted} clients at a time, and {here} work here: the log "
-            f"does not tell {unknown}"
-        )
-    if isinstance(params, RoundParams) and stop.rounds is not None:
-        limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
-        training = params.local_epochs * epoch_s
-        bounded = (
-            training if limit is None or not params.bounds_training else np.minimum(training, limit)
-        )
-        task_s = down + bounded + up
-        task_s = task_s if limit is None or params.bounds_training else np.minimum(task_s, limit)
-        lines += _round_lines(
-            run, params, stop.rounds, task_s + dispatch.down.model_s + dispatch.up.model_s, samples
-        )
-    return lines + stop.notes
+    lines += _fitting_lines(run)
+    if isinstance(params, RoundParams) and scenario.stop.rounds is not None:
+        task_s = _tasks_s(run, params, down, epoch_s, up)
+        lines += _round_lines(run, params, scenario.stop.rounds, task_s, samples)
+    return lines + scenario.stop.notes
+
+
+def _transfers_s(run: Run, devices: range, direction: Literal["down", "up"], size: float) -> Floats:
+    """Time (s) that each device needs alone on its link to transfer ``size`` bytes."""
+    near = run.scenario.strategy.at_edges
+    times = [run.network.nominal_s(device, direction, size, near=near) for device in devices]
+    return np.array(times)
+
+
+def _fitting_lines(run: Run) -> list[str]:
+    """A warning if the links were fitted to a log with another number of clients at a time."""
+    fitted = run.scenario.population.fitted_at_once
+    if fitted is None or fitted == run.at_once:
+        return []
+    unknown = "own links that a shared one hid"
+    if run.at_once > fitted:
+        unknown = "whether a link that they share carries so much"
+    return [
+        f"links were fitted to {fitted} clients at a time, and {run.at_once} work here: the log "
+        f"does not tell {unknown}"
+    ]
+
+
+def _tasks_s(run: Run, params: RoundParams, down: Floats, epoch_s: Floats, up: Floats) -> Floats:
+    """Time (s) of a task of each device, up to the deadline of a round."""
+    limit = params.deadline_s(run.strategy.setting.mean_epoch_s)
+    training_s = params.local_epochs * epoch_s
+    if limit is not None and params.bounds_training:
+        training_s = np.minimum(training_s, limit)
+    task_s = down + training_s + up
+    if limit is not None and not params.bounds_training:
+        task_s = np.minimum(task_s, limit)
+    return task_s + run.dispatch.down.model_s + run.dispatch.up.model_s
 
 
 def data_lines(run: Run) -> list[str]:
-    """Samples as they were understood, in words; none if no data are read."""
+    """Describe the samples as fedsim reads them; no lines if the run reads no data."""
     if run.data is None:
         return []
     pool = run.data.pool
     train = np.unique(np.concatenate([shard.train for shard in run.data.shards]))
     test = np.unique(np.concatenate([shard.test for shard in run.data.shards]))
-    samples = [f"{len(train)} samples for training, {len(test)} for tests"]
+    facts = [f"{len(train)} samples for training, {len(test)} for tests"]
     if pool.vocabulary:
-        samples.append(f"each is {pool.shape[0]} tokens of {pool.vocabulary}")
+        facts.append(f"each is {pool.shape[0]} tokens of {pool.vocabulary}")
     elif len(pool.shape) == 3:
         channels, height, width = pool.shape
         plural = "" if channels == 1 else "s"
-        samples.append(
+        facts.append(
             f"each is an image of {channels} channel{plural}, {height} x {width} pixels "
             f"({pool.x.dtype})"
         )
     else:
-        samples.append(f"each has {' x '.join(map(str, pool.shape))} features ({pool.x.dtype})")
+        facts.append(f"each has {' x '.join(map(str, pool.shape))} features ({pool.x.dtype})")
     if pool.targets is not None:
-        samples.append(f"targets are {pool.targets.dtype} of shape {pool.targets.shape[1:]}")
+        facts.append(f"targets are {pool.targets.dtype} of shape {pool.targets.shape[1:]}")
     if pool.labelled:
-        held = np.count_nonzero(np.bincount(pool.y[train], minlength=pool.classes))
-        missing = (
-            ""
-            if held == pool.classes
-            else f", of which {pool.classes - held} have no training sample"
-        )
-        samples.append(f"{pool.classes} classes{missing}")
-    return [f"data: {'; '.join(samples)}"]
+        trained = np.count_nonzero(np.bincount(pool.y[train], minlength=pool.classes))
+        classes = f"{pool.classes} classes"
+        if trained < pool.classes:
+            classes += f", of which {pool.classes - trained} have no training sample"
+        facts.append(classes)
+    return [f"data: {'; '.join(facts)}"]
 
 
 def _round_lines(
     run: Run, params: RoundParams, rounds: int, task_s: Floats, samples: Ints
 ) -> list[str]:
+    """Estimates of the cost of a round and of all rounds; ``task_s`` has each device's task (s)."""
     scenario = run.scenario
     learner = run.learner
     dispatch = run.dispatch
-    asked = params.cohort_size(scenario.population.devices)
-    round_s = expected_maximum(task_s, min(asked, len(task_s))) * params.turns
-    trained = asked * params.turns
-    apart_s = round_s if params.every is None else math.ceil(round_s / params.every) * params.every
-    messages = trained + (min(asked, scenario.network.edge_servers) if params.at_edges else 0)
-    traffic = messages * (
-        dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes
-    )
-    once = learner.base_bytes * min(scenario.population.devices, rounds * messages)
-    steps = (
-        np.mean([scenario.training.batching.count(count) for count in samples.tolist()])
-        * params.local_epochs
-        * trained
-    )
-    gigaflops = run.samples.mean() * params.local_epochs * trained * learner.flops_per_sample / 1e9
+    devices = scenario.population.devices
+    cohort = params.cohort_size(devices)
+    tasks = cohort * params.turns
+    round_s = expected_maximum(task_s, min(cohort, len(task_s))) * params.turns
+    interval_s = round_s
+    if params.every is not None:
+        interval_s = math.ceil(round_s / params.every) * params.every
+    messages = tasks
+    if params.at_edges:
+        messages += min(cohort, scenario.network.edge_servers)
+    model_bytes = dispatch.down.model_bytes + dispatch.up.model_bytes + 2 * learner.state_bytes
+    traffic = messages * model_bytes
+    base_bytes = learner.base_bytes * min(devices, rounds * messages)
+    batching = scenario.training.batching
+    batches = np.mean([batching.count(count) for count in samples.tolist()])
+    steps = batches * params.local_epochs * tasks
+    passes = run.samples.mean() * params.local_epochs * tasks
+    gigaflops = passes * learner.flops_per_sample / 1e9
     return [
-        f"a round asks {asked}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} "
+        f"a round asks {cohort}: at most {show_bytes(traffic)}, about {show_seconds(round_s)} "
         "of simulated time, "
         f"{steps:.0f} steps of SGD ({gigaflops:.3g} GFLOP)",
-        f"{rounds} rounds: at most {show_bytes(rounds * traffic + once)}, "
-        f"about {show_seconds(rounds * apart_s)} of simulated time",
+        f"{rounds} rounds: at most {show_bytes(rounds * traffic + base_bytes)}, "
+        f"about {show_seconds(rounds * interval_s)} of simulated time",
     ]
 
 
 def expected_maximum(values: Floats, drawn: int) -> float:
-    """The mean of the largest of ``drawn`` values, drawn uniformly without replacement out of
-    ``values``.
+    """The expected maximum of a uniform sample without replacement.
 
-    All of them lie among the i smallest with probability C(i, drawn) / C(n, drawn).
+    All drawn values are among the i smallest of n values with probability
+    C(i, drawn) / C(n, drawn).
+
+    Args:
+        values: float64 [n].
+        drawn: size of the sample, 1 to n.
     """
     from scipy.special import gammaln
 
     n = len(values)
     smallest = np.arange(drawn, n + 1)
-    log_share = (
-        gammaln(smallest + 1)
-        - gammaln(smallest - drawn + 1)
-        - gammaln(n + 1)
-        + gammaln(n - drawn + 1)
-    )
+    log_share = gammaln(smallest + 1) - gammaln(smallest - drawn + 1)
+    log_share = log_share - gammaln(n + 1) + gammaln(n - drawn + 1)
     return float(np.diff(np.exp(log_share), prepend=0.0) @ np.sort(values)[drawn - 1 :])
 
 
 def _range(seconds: Floats) -> str:
-    low, middle, high = (
-        show_seconds(float(value)) for value in (seconds.min(), np.median(seconds), seconds.max())
-    )
+    low = show_seconds(float(seconds.min()))
+    middle = show_seconds(float(np.median(seconds)))
+    high = show_seconds(float(seconds.max()))
     return f"{middle} (median; {low} to {high})"
 
 
-# a device and its local training, whose result a run would have used
 UsedTraining = tuple[int, Training]
+"""A device, and a training of it whose result the run uses."""
 
 
 class Tally(Learner):
-    """Learns nothing; records the trainings whose results were used, and the number of tests of
-    models.
+    """A learner that computes nothing, and counts.
+
+    Attributes:
+        trainings: whose results the run uses.
+        tests: number of tests of models.
     """
 
     def __init__(self, *args: Any) -> None:
@@ -219,9 +229,9 @@ class Tally(Learner):
         self.tests = 0
 
     @override
-    def train(self, training: Training, device: int, **others: Any) -> "Ref":
+    def train(self, training: Training, device: int, **options: Any) -> "Ref":
         self.trainings.append((device, training))
-        return super().train(training, device, **others)
+        return super().train(training, device, **options)
 
     @override
     async def evaluate(self, models: "Mapping[str, tuple[Ref, Sequence[int] | None]]") -> None:
@@ -229,20 +239,37 @@ class Tally(Learner):
 
 
 class Beginning:
-    """The beginning of a run whose learning ``executor`` computes, and its measured cost."""
+    """The beginning of a run, and its measured cost.
 
-    core: "Learning | None" = None  # the learning engine; None without learning
-    real_s = 0.0  # real seconds that the simulation and its records took
-    share = 0.0  # tried part of the run, 0..1
-    # reached within the trial
+    Args:
+        scenario: of the run.
+        executor: which computes the learning.
+
+    Attributes:
+        run: of the scenario, without learning.
+        tally: the learner of the run, which counts trainings and tests.
+        core: the learning engine; None without learning.
+        build_s: real time (s) until the run could begin.
+        real_s: real time (s) of the simulation and its records.
+        share: part of the run that was tried, 0..1.
+        simulated_s, rounds: simulated time (s) and rounds that the trial reached.
+        events: number of records.
+        growing_bytes, fixed_bytes: size on disk that grows with the run, and the other size.
+        stopped: the reason why the trial ended.
+    """
+
+    core: "Learning | None" = None
+    real_s = 0.0
+    share = 0.0
     simulated_s = 0.0
     rounds = 0
-    # records written; the part on disk that grows with the run, and the rest
-    events = growing_bytes = fixed_bytes = 0
-    stopped = ""  # why it ended
+    events = 0
+    growing_bytes = 0
+    fixed_bytes = 0
+    stopped = ""
 
     def __init__(self, scenario: "Scenario", executor: Executor) -> None:
-        began = time.perf_counter()
+        start = time.perf_counter()
         self.run = assemble(scenario, Simulation(executor=Inline()), Tally)
         assert isinstance(self.run.learner, Tally)
         self.tally = self.run.learner
@@ -261,75 +288,76 @@ class Beginning:
             )
             self.core = Learning(Simulation(executor=executor), *parts)
             self.run.check_sizes(self.core)
-        self.build_s = time.perf_counter() - began  # real seconds until it could begin
+        self.build_s = time.perf_counter() - start
 
     @property
     def futile(self) -> str | None:
-        """Why the run ends, if it does so within the trial and without a single round."""
+        """The reason why the run ends, if it ends within the trial and without a round."""
         return self.stopped if self.share == 1.0 and not self.rounds else None
 
     def go(self, patience_s: float) -> None:
-        """Run for ``patience_s`` real seconds, or to the end, and write a run folder that is not
-        kept.
-        """
+        """Run for ``patience_s`` real seconds or to the end, into a temporary run folder."""
         with tempfile.TemporaryDirectory(prefix="fedsim-check-") as name:
             path = Path(name)
             simulation = self.run.simulation
             recorder = Recorder(path, self.run.meters)
             simulation.listen(recorder.take)
-            began = time.perf_counter()
+            start = time.perf_counter()
 
             def watch(record: Record) -> None:
                 if record.kind == "round":
                     self.rounds = record.fields["round"] + 1
                 self.simulated_s = record.time
-                if time.perf_counter() - began >= patience_s:
+                if time.perf_counter() - start >= patience_s:
                     simulation.interrupt()
 
             simulation.listen(watch)
             self.stopped = asyncio.run(simulation.run())
             recorder.close()
-            self.real_s = time.perf_counter() - began
+            self.real_s = time.perf_counter() - start
             self.events = recorder.chain.count
-            self.growing_bytes = sum(
-                (path / name).stat().st_size
-                for name in (files.EVENTS, files.TRANSFERS, files.ROUNDS)
-            )
+            growing = (files.EVENTS, files.TRANSFERS, files.ROUNDS)
+            self.growing_bytes = sum((path / name).stat().st_size for name in growing)
             parquet.write_devices(path, self.run.device_columns(), self.run.meters)
             self.fixed_bytes = (path / files.DEVICES).stat().st_size
-        stopped_early = self.stopped == "interrupted"
-        self.share = (
-            share_done(self.run.scenario.stop, self.rounds, self.simulated_s)
-            if stopped_early
-            else 1.0
-        )
+        self.share = 1.0
+        if self.stopped == "interrupted":
+            self.share = share_done(self.run.scenario.stop, self.rounds, self.simulated_s)
 
-    def steps_of(self, trained: UsedTraining) -> int:
-        device, training = trained
-        return training.sgd_steps(
-            int(self.run.samples[device]), self.run.scenario.training.batching
-        )
+    def steps_of(self, used: UsedTraining) -> int:
+        """Number of SGD steps of a training."""
+        device, training = used
+        samples = int(self.run.samples[device])
+        return training.sgd_steps(samples, self.run.scenario.training.batching)
 
     async def costs(self, core: "Learning", patience_s: float) -> tuple[float, float]:
-        """Real seconds for a step of SGD of one device, and for a test of the models.
+        """Measure the learning: train the devices between two tests, then test twice.
 
-        Trains the devices between two tests in the middle of the trial, as many as fit into the
-        patience (s), and tests twice.
+        The two tests are in the middle of the trial.
+
+        Args:
+            core: the learning engine.
+            patience_s: real time (s) that the trainings may take; further devices are skipped.
+
+        Returns:
+            Real times (s) of a step of SGD of one device, and of a test of the models.
         """
         tests = max(1, self.tally.tests)
         together = max(1, round(len(self.tally.trainings) / tests))
         middle = tests // 2 * together
-        at_once = (
-            self.tally.trainings[middle : middle + together] or self.tally.trainings[-together:]
-        )
-        trainings = [each for each in at_once if self.steps_of(each)]
-        step_s = await self._step_s(core, trainings, patience_s) if trainings else 0.0
+        cohort = self.tally.trainings[middle : middle + together]
+        if not cohort:
+            cohort = self.tally.trainings[-together:]
+        trainings = [training for training in cohort if self.steps_of(training)]
+        step_s = 0.0
+        if trainings:
+            step_s = await self._step_s(core, trainings, patience_s)
         model = core.initial()
         test_s = 0.0
-        for _ in range(2):  # the first time, images are made that are kept for later
-            began = time.perf_counter()
+        for _ in range(2):  # the first test also makes images, which later tests use
+            start = time.perf_counter()
             await core.evaluate({"all": (model, None)})
-            test_s = time.perf_counter() - began
+            test_s = time.perf_counter() - start
             if test_s > patience_s:
                 break
         return step_s, test_s
@@ -338,45 +366,53 @@ class Beginning:
         self, core: "Learning", trainings: list[UsedTraining], patience_s: float
     ) -> float:
         first = trainings[:1]
-        await _train_s(core, first, 1)  # work of the first time only is not to be counted
+        await _train_s(core, first, 1)  # also does work that only the first training needs
         pilot = min(_PILOT_STEPS, self.steps_of(first[0]))
         guess = await _train_s(core, first, pilot) / pilot
         most = max(_PILOT_STEPS, int(patience_s / guess))
-        if self.steps_of(first[0]) > most:  # even one device is too much
+        if self.steps_of(first[0]) > most:  # a single device takes longer than the patience
             return await _train_s(core, first, most) / most
-        totals = np.cumsum([self.steps_of(each) for each in trainings])
-        chosen = max(1, int(np.searchsorted(totals * guess, patience_s, side="right")))
-        return await _train_s(core, trainings[:chosen], None) / float(totals[chosen - 1])
+        totals = np.cumsum([self.steps_of(training) for training in trainings])
+        count = max(1, int(np.searchsorted(totals * guess, patience_s, side="right")))
+        return await _train_s(core, trainings[:count], None) / float(totals[count - 1])
 
 
 async def _train_s(
     core: "Learning", trainings: list[UsedTraining], most_steps: int | None
 ) -> float:
-    """Real seconds that the trainings take from the initial model, each for ``most_steps`` steps
-    or all of its own.
-    """
-    start = core.initial()
-    await core.value(start)
-    began = time.perf_counter()
+    """Real time (s) of trainings from the initial model, of all or of ``most_steps`` steps each."""
+    model = core.initial()
+    await core.value(model)
+    start = time.perf_counter()
     updates = []
     for number, (device, training) in enumerate(trainings):
-        whole = replace(training, start=start, anchor=None, linear=None)
-        part = whole if most_steps is None else replace(whole, epochs=1, steps=most_steps)
-        updates.append(core.train(part, device, key=number))
+        training = replace(training, start=model, anchor=None, linear=None)
+        if most_steps is not None:
+            training = replace(training, epochs=1, steps=most_steps)
+        updates.append(core.train(training, device, key=number))
     await core.values(updates)
-    return time.perf_counter() - began
+    return time.perf_counter() - start
 
 
 def forecast_lines(
     scenario: "Scenario", executor: Executor, patience_s: float = PATIENCE_S
 ) -> list[str]:
-    """Build the scenario, try its beginning with ``executor``, and describe its cost.
+    """Build a scenario, try its beginning, and describe its cost.
 
-    ``patience_s``: real seconds for each part of the trial; 0 for no trial. ``ScenarioError``,
-    ``DataError``: it cannot be run.
+    Args:
+        scenario: to forecast.
+        executor: which computes the learning of the trial.
+        patience_s: real time (s) for each part of the trial; 0 for no trial.
+
+    Returns:
+        Lines for people.
+
+    Raises:
+        ScenarioError: the scenario is invalid.
+        DataError: its data cannot be read.
     """
     if scenario.strategy.brings_learning:
-        Simulation(scenario, executor=executor)  # refuses invalid scenarios
+        Simulation(scenario, executor=executor)  # rejects invalid scenarios
         about = f"what they compute, send and learn is for {scenario.strategy.called} to say"
         return [
             f"{scenario.population.devices} devices; {about}",
@@ -386,29 +422,30 @@ def forecast_lines(
     with collected_notes() as notes:
         trial = Beginning(scenario, executor)
     lines = [*data_lines(trial.run), *notes, *nominal_lines(trial.run)]
-    if not patience_s:
-        return lines
-    found = forecast(trial, patience_s)
+    if patience_s:
+        lines += _trial_lines(trial, patience_s)
+    return lines
+
+
+def _trial_lines(trial: Beginning, patience_s: float) -> list[str]:
+    scenario = trial.run.scenario
+    costs = forecast(trial, patience_s)
     if not trial.share:
-        return [
-            *lines,
-            "what a run takes here cannot be told: not one round ended within the trial",
-        ]
-    parts = [f"{show_seconds(found['simulation_s'])} to simulate {found['events']:.0f} events"]
+        return ["what a run takes here cannot be told: not one round ended within the trial"]
+    parts = [f"{show_seconds(costs['simulation_s'])} to simulate {costs['events']:.0f} events"]
     if scenario.learning == "on":
-        parts.append(
-            f"{show_seconds(found['training_s'])} for {found['trained_steps']:.0f} steps of SGD"
-        )
-        parts.append(f"{show_seconds(found['testing_s'])} for {found['tests']:.0f} tests")
+        training = show_seconds(costs["training_s"])
+        testing = show_seconds(costs["testing_s"])
+        parts.append(f"{training} for {costs['trained_steps']:.0f} steps of SGD")
+        parts.append(f"{testing} for {costs['tests']:.0f} tests")
     most = "at most " if scenario.stop.accuracy is not None else ""
-    real_s = trial.build_s + found["simulation_s"] + found["training_s"] + found["testing_s"]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
-    lines.append(f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}")
-    lines.append(
-        f"it needs about {show_bytes(peak)} of memory and {show_bytes(found['disk_bytes'])} on disk"
-    )
+    real_s = trial.build_s + costs["simulation_s"] + costs["training_s"] + costs["testing_s"]
+    memory = show_bytes(_peak_memory())
+    disk = show_bytes(costs["disk_bytes"])
+    lines = [
+        f"here a run takes {most}about {show_seconds(real_s)}: {', '.join(parts)}",
+        f"it needs about {memory} of memory and {disk} on disk",
+    ]
     if trial.futile is not None:
         lines.append(
             f"it makes not one round ({trial.futile}): devices, deadline and strategy do not "
@@ -417,33 +454,47 @@ def forecast_lines(
     return lines
 
 
-def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
-    """Try a run that has been built, and extrapolate to its whole: real seconds, counts, and
-    bytes of the run folder.
+def _peak_memory() -> int:
+    """The greatest memory (bytes) that this process has used."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts kibibytes
 
-    Other computations of a strategy than training, such as a clustering, and checkpoints are not
-    counted.
+
+def forecast(trial: Beginning, patience_s: float = PATIENCE_S) -> dict[str, float]:
+    """Try the beginning of a run, and extrapolate its cost to the whole run.
+
+    Checkpoints are not counted, nor a strategy's computations besides training, such as a
+    clustering.
+
+    Args:
+        trial: built and not begun.
+        patience_s: real time (s) for each part of the trial.
+
+    Returns:
+        Real times ``simulation_s``, ``training_s`` and ``testing_s`` (s), the numbers of
+        ``events``, ``trained_steps`` and ``tests``, and the size ``disk_bytes`` of the run folder.
     """
     trial.go(patience_s)
     run = trial.run
-    tally = trial.tally
-    scenario = trial.run.scenario
-    times = 1 / trial.share if trial.share else 0.0
-    step_s, test_s = (
-        (0.0, 0.0) if trial.core is None else asyncio.run(trial.costs(trial.core, patience_s))
-    )
-    tests = times * tally.tests
-    steps = times * sum(map(trial.steps_of, tally.trainings))
+    scenario = run.scenario
+    factor = 1 / trial.share if trial.share else 0.0
+    step_s = 0.0
+    test_s = 0.0
+    model_bytes = 0.0
+    if trial.core is not None:
+        step_s, test_s = asyncio.run(trial.costs(trial.core, patience_s))
+        model_bytes = len(run.strategy.models()) * run.learner.bytes
+    tests = factor * trial.tally.tests
+    steps = factor * sum(map(trial.steps_of, trial.tally.trainings))
     # the trial may end before the first test
     if trial.share < 1.0 and scenario.stop.rounds is not None:
         tests = max(tests, scenario.evaluation.tests(scenario.stop.rounds))
-    models = 0.0 if trial.core is None else len(run.strategy.models()) * run.learner.bytes
-    seconds = {
-        "simulation_s": trial.real_s * times,
+    return {
+        "simulation_s": trial.real_s * factor,
         "training_s": steps * step_s,
         "testing_s": tests * test_s,
+        "events": trial.events * factor,
+        "trained_steps": steps,
+        "tests": tests,
+        "disk_bytes": trial.growing_bytes * factor + trial.fixed_bytes + model_bytes,
     }
-    counts = {"events": trial.events * times, "trained_steps": steps, "tests": tests}
-    return (
-        seconds | counts | {"disk_bytes": trial.growing_bytes * times + trial.fixed_bytes + models}
-    )

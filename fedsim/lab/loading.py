@@ -1,4 +1,4 @@
-"""Runs in Python and notebooks: run, load, tables as pandas frames, figures."""
+"""Runs in Python and notebooks: run and load them, with tables as pandas frames and figures."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
@@ -42,15 +42,18 @@ async def run_async(
     address: str | None = None,
     resume: bool = False,
 ) -> "Result":
-    """Run a scenario within a running event loop (a notebook, a server); see ``run``."""
+    """Run a scenario to its end, in a running event loop (of a notebook, or a server).
+
+    Arguments, result and errors are the same as of ``run``.
+    """
     from fedsim.clock.executors import make_executor
     from fedsim.running.runner import Job
 
-    read = scenario if isinstance(scenario, Scenario) else load(scenario)
-    with closing(make_executor(executor, workers, address, read.training.device)) as where:
-        return Result(
-            await Job(read, None if out is None else Path(out), where, resume=resume).execute()
-        )
+    if not isinstance(scenario, Scenario):
+        scenario = load(scenario)
+    folder = None if out is None else Path(out)
+    with closing(make_executor(executor, workers, address, scenario.training.device)) as engine:
+        return Result(await Job(scenario, folder, engine, resume=resume).execute())
 
 
 def run(
@@ -62,161 +65,194 @@ def run(
     address: str | None = None,
     resume: bool = False,
 ) -> "Result":
-    """Run a scenario to its end; a running event loop (a notebook) waits meanwhile.
+    """Run a scenario to its end; a running event loop (of a notebook) is blocked meanwhile.
 
     Args:
-        scenario: the scenario, the path of its file, or the name of a shipped one
+        scenario: the scenario, the path of its file, or the name of a shipped scenario
             (``"quickstart"``).
         out: the run folder to make; None writes nothing.
-        executor: ``inline``, ``threads`` or ``ray``: where the learning is computed, without
-            influence on the result.
+        executor: ``inline``, ``threads`` or ``ray``, which computes the learning. The executor
+            does not influence the result.
         workers: number of threads or processes; by default one per core.
-        address: the Ray cluster to use, ``HOST:PORT`` or ``auto``; by default Ray is started on
-            this machine.
-        resume: continue the run in ``out`` from its newest checkpoint; the result equals that of
-            an uninterrupted run.
+        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started on this
+            machine.
+        resume: continue the run in ``out`` from its newest checkpoint. The result equals the
+            result of an uninterrupted run.
+
+    Returns:
+        The summary and the tables of the run.
 
     Raises:
-        ScenarioError, DataError, RunFolderError: nothing was written.
-        CheckpointError: there is nothing to resume.
-        SimulationError: the run cannot go on; the folder holds the records until then.
+        ScenarioError, DataError, RunFolderError: the run is invalid; nothing was written.
+        CheckpointError: there is no checkpoint to resume.
+        SimulationError: the run failed; the folder has its records until then.
+
+    Examples:
+        >>> import fedsim
+        >>> result = fedsim.run("quickstart")  # doctest: +SKIP
+        >>> result.summary["accuracy"]["final"]  # doctest: +SKIP
     """
-    running = run_async(
+    coroutine = run_async(
         scenario, out, executor=executor, workers=workers, address=address, resume=resume
     )
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(running)
-    return _run_aside(running)
+        return asyncio.run(coroutine)
+    return _run_in_thread(coroutine)
 
 
-def _run_aside(running: "Coroutine[Any, Any, Result]") -> "Result":
-    """Run a coroutine in another thread, since an event loop runs in this one; Ctrl-C cancels
-    it.
-    """
+def _run_in_thread(coroutine: "Coroutine[Any, Any, Result]") -> "Result":
+    """Run a coroutine in another thread, beside this thread's event loop; Ctrl-C cancels it."""
     loop = asyncio.new_event_loop()
-    task = loop.create_task(running, context=copy_context())
+    task = loop.create_task(coroutine, context=copy_context())
     with closing(loop), ThreadPoolExecutor(1) as thread:
-        done = thread.submit(loop.run_until_complete, task)
+        future = thread.submit(loop.run_until_complete, task)
         try:
-            return done.result()
+            return future.result()
         except KeyboardInterrupt:
             loop.call_soon_threadsafe(task.cancel)
             raise
 
 
 def load_run(path: str | Path, *, allow_code: bool = False) -> "LoadedRun":
-    """Load a run folder; ``RunFolderError`` if there is no run, or at first use for a missing or
-    damaged file.
+    """Load a run folder.
 
-    ``allow_code``: whether ``scenario`` may import code that is named by import path.
+    Args:
+        path: of the run folder.
+        allow_code: whether ``scenario`` may import code that it names by import path.
+
+    Returns:
+        The run. A missing or damaged file raises ``RunFolderError`` when it is first used.
+
+    Raises:
+        RunFolderError: there is no run in the folder.
     """
     return LoadedRun(RunFolder(path), allow_code)
 
 
 class LoadedRun:
-    """A run folder. Tables are pandas frames; times in s, sizes in bytes."""
+    """A run folder, with its tables as pandas frames. Times are in s, and sizes in bytes."""
 
-    def __init__(self, files_of: RunFolder | None, allow_code: bool = False) -> None:
-        self._files_of = files_of
+    def __init__(self, reader: RunFolder | None, allow_code: bool = False) -> None:
+        self._reader = reader
         self._allow_code = allow_code
 
     @property
-    def _read(self) -> RunFolder:
-        if self._files_of is None:
+    def _folder(self) -> RunFolder:
+        if self._reader is None:
             raise RunFolderError(
                 "the run was kept in no folder: fedsim.run(scenario, 'runs/NAME') keeps its tables"
             )
-        return self._files_of
+        return self._reader
 
     @property
     def path(self) -> Path:
         """The run folder."""
-        return self._read.path
+        return self._folder.path
 
     @property
     def summary(self) -> dict[str, Any]:
         """The content of ``summary.json``."""
-        return self._read.summary
+        return self._folder.summary
 
     @property
     def sections(self) -> dict[str, Any]:
         """The scenario as the plain tables of ``scenario.toml``."""
-        return self._read.scenario
+        return self._folder.scenario
 
     @cached_property
     def scenario(self) -> Scenario:
-        """The scenario; running it gives the same run."""
+        """The scenario; running it repeats the run.
+
+        Raises:
+            RunFolderError: the scenario is invalid in this version, or names code by import path.
+        """
         try:
             with from_file(self._allow_code):
                 return Scenario(**self.sections)
         except ScenarioError as error:
-            where = f"{files.SCENARIO} of {str(self.path)!r}"
             raise RunFolderError(
-                f"{where} cannot be used here: {error}; .sections has its plain tables"
+                f"{files.SCENARIO} of {str(self.path)!r} cannot be used here: {error}; "
+                ".sections has its plain tables"
             ) from None
 
     @cached_property
     def rounds(self) -> "pd.DataFrame":
-        """One row per aggregation: accuracy and loss on test data, selected and completed
-        clients, bytes.
+        """One row per aggregation.
+
+        Columns include accuracy and loss on test data, selected and completed clients, and bytes.
         """
         return self._frame(files.ROUNDS)
 
     @cached_property
     def devices(self) -> "pd.DataFrame":
-        """One row per device: speed, links, samples, arrival and departure, group, times
-        selected, accuracy.
+        """One row per device.
+
+        Columns include speed, links, samples, arrival and departure, group, number of selections
+        and accuracy.
         """
         return self._frame(files.DEVICES)
 
     @cached_property
     def availability(self) -> "pd.DataFrame":
-        """One row per change of a device's availability: ``device``, ``time``, ``on``; runs of
-        older versions lack it.
+        """One row per change of a device's availability: ``device``, ``time`` and ``on``.
+
+        Runs of older versions do not have this table.
         """
         return self._frame(files.AVAILABILITY)
 
     @cached_property
     def energy(self) -> "pd.DataFrame":
-        """One row per device: power and energy by phase, battery, carbon; only in runs that
-        count energy.
+        """One row per device: power and energy by phase, battery and carbon.
+
+        Only runs that count energy have this table.
         """
         return self._frame(ENERGY)
 
     @cached_property
     def events(self) -> "pd.DataFrame":
-        """One row per record; ``data`` holds the fields of a record that have no column, as a
-        dict.
-        """
-        return self._frame(files.EVENTS, parsed="data")
+        """One row per record; ``data`` is a dict of its fields that have no column."""
+        return self._frame(files.EVENTS, json_column="data")
 
     @cached_property
     def transfers(self) -> "pd.DataFrame":
-        """One row per message; ``payloads`` are its parts, [purpose, bytes] each."""
-        return self._frame(files.TRANSFERS, parsed="payloads")
+        """One row per message; ``payloads`` lists its parts as [purpose, bytes]."""
+        return self._frame(files.TRANSFERS, json_column="payloads")
 
     def models(self) -> "dict[str, dict[str, NDArray[np.float32]]]":
-        """Every model file's tensors, by file name without its ending and tensor name."""
-        return self._read.models()
+        """All saved models: tensors by name, by the name of the file without its ending."""
+        return self._folder.models()
 
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
-        """Costs until a test had an accuracy (0..1) or ``"perplexity=8"``: rounds, time (s),
-        bytes, joules, grams (or nan).
+        """Costs until a test first reached a target.
+
+        Args:
+            accuracy: the target: an accuracy (0..1), or another metric as ``"perplexity=8"``.
+
+        Returns:
+            ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``; NaN for costs
+            that were not counted, or if no test reached the target.
         """
-        return costs_to(self._read.rounds, accuracy, self.summary)
+        return costs_to(self._folder.rounds, accuracy, self.summary)
 
     def figure(self, kind: str = "accuracy", **options: Any) -> "Figure":
-        """A picture of the run (``timeline``), with options (see ``fedsim.analysis``).
+        """Draw a picture of the run.
 
-        ``FedsimError``: there is none.
+        Args:
+            kind: of the picture, such as ``timeline``.
+            options: of the picture, see ``fedsim.analysis``.
+
+        Raises:
+            FedsimError: there is no such picture.
         """
         from fedsim.analysis.pictures import OF_ONE, OF_SEVERAL
 
         draw = drawing(OF_ONE | OF_SEVERAL, kind)
         with making_sense([self.path]):
-            return draw([self._read] if kind in OF_SEVERAL else self._read, **options)
+            if kind in OF_SEVERAL:
+                return draw([self._folder], **options)
+            return draw(self._folder, **options)
 
     def __repr__(self) -> str:
         return as_line(f"run {str(self.path)!r}", self._facts())
@@ -228,24 +264,32 @@ class LoadedRun:
         with making_sense([self.path]):
             return facts_of(self.summary)
 
-    def _frame(self, name: str, parsed: str = "") -> "pd.DataFrame":
-        """A table, of which a column holds JSON."""
+    def _frame(self, name: str, json_column: str = "") -> "pd.DataFrame":
+        """A table of the folder; an empty cell of the column with JSON becomes {}."""
         with making_sense([self.path]):
-            frame = as_frame(self._read.table(name))
-            if parsed:
-                frame[parsed] = [
-                    parse_json(text) if isinstance(text, str) else {} for text in frame[parsed]
-                ]
+            frame = as_frame(self._folder.table(name))
+            if json_column:
+                values = []
+                for text in frame[json_column]:
+                    values.append(parse_json(text) if isinstance(text, str) else {})
+                frame[json_column] = values
             return frame
 
 
 class Result(LoadedRun):
-    """A run that has just ended, as ``load_run`` gives it; without a ``folder`` its summary and
-    ``rows``, a dict a round.
+    """A run that has just ended.
+
+    A run that wrote a folder has everything that a loaded run has. Other runs have ``summary``,
+    ``rows``, ``rounds`` and ``costs_to``.
+
+    Attributes:
+        rows: one dict per round.
+        folder: of the run; None if it wrote none.
     """
 
     def __init__(self, ended: "EndedRun") -> None:
-        super().__init__(None if ended.folder is None else RunFolder(ended.folder), allow_code=True)
+        reader = None if ended.folder is None else RunFolder(ended.folder)
+        super().__init__(reader, allow_code=True)
         self._summary = ended.summary
         self.rows = ended.rows
         self.folder = ended.folder
@@ -260,13 +304,11 @@ class Result(LoadedRun):
     def rounds(self) -> "pd.DataFrame":
         import pyarrow as pa
 
-        own = [
-            Column(name, "", "")
-            for row in self.rows[:1]
-            for name in row
-            if name not in ROUNDS.names
-        ]
-        return as_frame(pa.Table.from_pylist(self.rows, schema=with_columns(ROUNDS, own)))
+        extra_names = []
+        if self.rows:
+            extra_names = [name for name in self.rows[0] if name not in ROUNDS.names]
+        columns = with_columns(ROUNDS, [Column(name, "", "") for name in extra_names])
+        return as_frame(pa.Table.from_pylist(self.rows, schema=columns))
 
     @override
     def costs_to(self, accuracy: float | str) -> dict[str, float]:
@@ -276,15 +318,18 @@ class Result(LoadedRun):
         return as_line("result", facts_of(self.summary))
 
     def _repr_html_(self) -> str:
-        return as_html(
-            "result" if self.folder is None else f"result in {self.folder}", facts_of(self.summary)
-        )
+        title = "result" if self.folder is None else f"result in {self.folder}"
+        return as_html(title, facts_of(self.summary))
 
 
-def drawing(known: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
-    """The function that draws a kind of picture."""
-    if kind not in known:
+def drawing(kinds: "Mapping[str, PictureKind]", kind: str) -> "Callable[..., Figure]":
+    """The function that draws a kind of picture.
+
+    Raises:
+        FedsimError: ``kinds`` have no such kind.
+    """
+    if kind not in kinds:
         raise FedsimError(
-            f"there is no figure {kind!r}; allowed are {', '.join(known)}{nearest(kind, known)}"
+            f"there is no figure {kind!r}; allowed are {', '.join(kinds)}{nearest(kind, kinds)}"
         )
-    return known[kind].draw
+    return kinds[kind].draw

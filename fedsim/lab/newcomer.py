@@ -1,6 +1,4 @@
-"""``fedsim new``: writes a commented study from five answers, which compares deadlines,
-strategies and costs.
-"""
+"""``fedsim new``: a commented study of deadlines, strategies and costs, made of five answers."""
 
 import math
 import re
@@ -19,10 +17,10 @@ _DIGITS = 1437
 _FEATURES = 64
 _CLASSES = 10
 _MOST_DEVICES = _DIGITS // 2  # each needs two samples
-_WIDEST = 2048  # of one hidden layer; a larger model has two
-# bytes: of larger models only messages have the size, or a study would compute for hours
+_WIDEST = 2048  # width of a single hidden layer; a larger model has two layers
+# bytes; a larger model is replaced by a small one, and only messages have its size
 _LARGEST = 8e6
-_STAND_IN = 6e5
+_STAND_IN = 6e5  # bytes of the small model
 _EPOCHS = 2
 _FACTORS = (0.7, 1.0, 1.5, 3.0)  # deadlines to try, as multiples of the median time of a task
 _RATE = re.compile(r"\s*([0-9.]+)\s*/\s*([0-9.]+)\s*Mbit/s\s*")
@@ -44,16 +42,23 @@ QUESTIONS = {
     "target": ("Which accuracy is the goal?", "0.9"),
     "deadline": ("Which deadline has a round? (a time, or 'try' for several)", "try"),
 }
-"""Each question, with the answer that Enter gives."""
+"""Questions by name, each with its default answer."""
 
 
 def write_study(
     file: Path, devices: str, link: str, model: str, target: float, deadline: str
 ) -> str:
-    """Write a study of the answers to ``QUESTIONS``; returns one line on it.
+    """Write a study that is made of the answers to ``QUESTIONS``.
+
+    Args:
+        file: of the study, which must be new.
+        devices, link, model, target, deadline: the answers.
+
+    Returns:
+        A line about the study, for people.
 
     Raises:
-        ScenarioError: an answer is not allowed, or there is such a file.
+        ScenarioError: an answer is not allowed, or the file exists.
     """
     if file.suffix != ".toml":
         raise ScenarioError(f"the file is {str(file)!r}; allowed is a name that ends in .toml")
@@ -63,21 +68,20 @@ def write_study(
         raise ScenarioError(
             f"the target is {target:g}; allowed is an accuracy between 0 and 1, such as 0.9"
         )
-    count, kind, own = _devices(devices)
+    count, kind, hardware = _devices(devices)
     size = read_quantity("model", model, Bytes)
     is_large = size > _LARGEST
     rates, preset, link_s = _link(link, size)
-    task_s = link_s + _EPOCHS * own["epoch"]
+    task_s = link_s + _EPOCHS * hardware["epoch"]
     cohort = max(2, min(count // 2, 20)) if count > 4 else count
-    if deadline.strip().lower() == "try":
-        deadlines = [_round(task_s * by) for by in _FACTORS]
-        note = f"a task takes some {task_s:.0f} s in the median"
-    else:
-        middle = read_quantity("deadline", deadline, PositiveSeconds)
-        deadlines = [_round(middle * by) for by in (0.5, 1.0, 2.0)]
-        note = "yours, its half and its double"
-    # of all devices none is selected
-    in_rounds = ["fedavg", "fedavg-int8", *(["oort"] if cohort < count else [])]
+    deadlines, note = _deadlines(deadline, task_s)
+    in_rounds = ["fedavg", "fedavg-int8"]
+    oort = ""
+    if cohort < count:  # otherwise no selection of devices differs from another
+        in_rounds.append("oort")
+        oort = _OORT.substitute(step=f"{_round(task_s):g}")
+    cells = len(in_rounds) * len(deadlines) + 1
+    parameters = round((_STAND_IN if is_large else size) / 4)
     answers: dict[str, Any] = {
         "devices": f"{count} {kind}",
         "count": count,
@@ -87,35 +91,47 @@ def write_study(
         "percent": f"{100 * target:g} %",
         "file": file.name,
         "stem": file.stem,
-        "about": f"{len(in_rounds) * len(deadlines) + 1} cells of three seeds each; some minutes on two "
-        ""
-        "cores.",
+        "about": f"{cells} cells of three seeds each; some minutes on two cores.",
         "deadlines": ", ".join(f'"{value:g} s"' for value in deadlines),
         "deadline_note": note,
-        "oort": _OORT.substitute(step=f"{_round(task_s):g}") if cohort < count else "",
+        "oort": oort,
         "in_rounds": ", ".join(f'"{name}"' for name in in_rounds),
         "cohort": cohort,
         "buffer": max(1, cohort // 2),
-        "hidden": ", ".join(map(str, hidden_for(round((_STAND_IN if is_large else size) / 4)))),
-        "int8": f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}' if is_large else '"int8"',
-        "messages": _SIZED.substitute(size=model.strip()) if is_large else "",
-        "speed": f"{_DIGITS / count / own['epoch']:.3g}",
-        "speed_spread": own["spread"],
-        "epoch": show_seconds(own["epoch"]),
-        "population": own["population"],
-        "server": own["server"],
+        "hidden": ", ".join(map(str, hidden_for(parameters))),
+        "int8": '"int8"',
+        "messages": "",
+        "speed": f"{_DIGITS / count / hardware['epoch']:.3g}",
+        "speed_spread": hardware["spread"],
+        "epoch": show_seconds(hardware["epoch"]),
+        "population": hardware["population"],
+        "server": hardware["server"],
         "rates": rates,
-        "energy": Template(own["energy"]).substitute(preset=preset),
+        "energy": Template(hardware["energy"]).substitute(preset=preset),
     }
+    if is_large:
+        answers["int8"] = f'{{ kind = "plain", size = "{size / 4e6:g} MB" }}'
+        answers["messages"] = _SIZED.substitute(size=model.strip())
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(Template(read_text(_HERE / "study.txt")).substitute(answers), encoding="utf-8")
-    cells = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
-    return f"{file}: {cells}; a task takes some {show_seconds(task_s)} in the median"
+    counts = f"{len(deadlines)} deadlines, {len(in_rounds) + 1} strategies, 3 seeds"
+    return f"{file}: {counts}; a task takes some {show_seconds(task_s)} in the median"
+
+
+def _deadlines(answer: str, task_s: float) -> tuple[list[float], str]:
+    """The deadlines to try (s), and a note about them."""
+    if answer.strip().lower() == "try":
+        deadlines = [_round(task_s * factor) for factor in _FACTORS]
+        return deadlines, f"a task takes some {task_s:.0f} s in the median"
+    middle = read_quantity("deadline", answer, PositiveSeconds)
+    deadlines = [_round(middle * factor) for factor in (0.5, 1.0, 2.0)]
+    return deadlines, "yours, its half and its double"
 
 
 def hidden_for(parameters: int) -> list[int]:
-    """Widths of a perceptron for digits with about so many parameters: one hidden layer, or two
-    where it would be very wide.
+    """Widths of the hidden layers of a perceptron for digits, with about ``parameters`` weights.
+
+    There is one layer, or two if one layer would be wider than 2048.
     """
     width = (parameters - _CLASSES) / (_FEATURES + 1 + _CLASSES)
     if width <= _WIDEST:
@@ -138,31 +154,33 @@ def _devices(text: str) -> tuple[int, str, dict[str, Any]]:
 
 
 def _link(text: str, size: float) -> tuple[str, str, float]:
-    """Rates and latency of a link in TOML, an energy preset, and the time of ``size`` bytes down
-    and up (s).
+    """Rates and latency of a link in TOML, an energy preset, and the time (s) of a model.
+
+    The time is of ``size`` bytes down and as many bytes up.
     """
-    if found := _RATE.fullmatch(text):
-        said = {
-            "down": f"{found[1]} Mbit/s",
-            "up": f"{found[2]} Mbit/s",
+    match = _RATE.fullmatch(text)
+    if match:
+        link = {
+            "down": f"{match[1]} Mbit/s",
+            "up": f"{match[2]} Mbit/s",
             "latency": "30 ms",
             "spread": "1.5",
         }
     else:
-        said = {
-            key: str(figure.value)
-            for key, figure in figures(text.strip().lower(), "link", LINKS).items()
-        }
-    down, up = (read_quantity("link", said[way], BytesPerSecond) for way in ("down", "up"))
+        catalogued = figures(text.strip().lower(), "link", LINKS)
+        link = {key: str(figure.value) for key, figure in catalogued.items()}
+    down = read_quantity("link", link["down"], BytesPerSecond)
+    up = read_quantity("link", link["up"], BytesPerSecond)
     if not (down and up):
         raise ScenarioError(f"link is {text!r}; allowed are rates above 0")
-    lines = [
-        f'{way} = {{ kind = "lognormal", median = "{said[way]}", spread = '
-        f"{float(said['spread'])} }}"
-        for way in ("down", "up")
-    ]
-    rates = "\n".join([*lines, f'latency = "{said["latency"]}"'])
-    return rates, said.get("preset", "smartphone-wifi"), size / down + size / up
+    lines = []
+    for direction in ("down", "up"):
+        median = f'median = "{link[direction]}"'
+        spread = f"spread = {float(link['spread'])}"
+        lines.append(f'{direction} = {{ kind = "lognormal", {median}, {spread} }}')
+    lines.append(f'latency = "{link["latency"]}"')
+    preset = link.get("preset", "smartphone-wifi")
+    return "\n".join(lines), preset, size / down + size / up
 
 
 def _round(seconds: float) -> float:

@@ -42,17 +42,25 @@ class Console(rich.console.Console):
     ) -> Iterable[Segment]:
         """Replaces unprintable characters in each segment; rich's own control codes stay."""
         for segment in super().render(renderable, options):
-            harmless = segment.control or segment.text.isprintable() or segment.text == "\n"
-            printable = (
-                c if c.isprintable() or c == "\n" else "\N{REPLACEMENT CHARACTER}"
-                for c in segment.text
-            )
-            yield segment if harmless else segment._replace(text="".join(printable))
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
+                yield segment
+            else:
+                yield segment._replace(text="".join(map(_printable, segment.text)))
+
+
+def _printable(character: str) -> str:
+    if character.isprintable() or character == "\n":
+        return character
+    return "\N{REPLACEMENT CHARACTER}"
 
 
 class RunProgress:
-    """A sink that shows simulated time, round, accuracy, real time left, and new ``warnings`` of
-    the strategy's ``facts``.
+    """Shows the progress of a run: simulated time, round, accuracy and remaining real time.
+
+    Args:
+        stop: the end of the run.
+        console: to print to.
+        facts: facts of the strategy; new entries of its ``warnings`` are printed.
     """
 
     def __init__(
@@ -63,35 +71,37 @@ class RunProgress:
         self._facts = facts
         self._warned = 0
         self._began = time.perf_counter()
-        self._shown = 0.0
-        self._said_saved = 0.0
+        self._last_line = 0.0
+        self._last_saved = 0.0
         self._round = 0
         self._accuracy = ""
         self._saved = ""
         self._live: Progress | None = None
         if console.is_terminal:
-            left = (TextColumn("left", markup=False), TimeRemainingColumn())
-            self._live = Progress(*bar(), *left, console=console, transient=True)
+            remaining = (TextColumn("left", markup=False), TimeRemainingColumn())
+            self._live = Progress(*bar(), *remaining, console=console, transient=True)
             self._bar = self._live.add_task("simulated 0 s", total=_TOTAL)
             self._live.start()
 
     def take(self, record: Record) -> None:
+        """Receive a record of the run."""
         if record.kind == "round":
             self._round = record.fields["round"] + 1
             if record.fields["accuracy"] is not None:
                 self._accuracy = f", accuracy {record.fields['accuracy']:.4f}"
             self._warn()
-        real = time.perf_counter()
-        if real - self._shown >= (_LIVE_EVERY_S if self._live else _PLAIN_EVERY_S):
-            self._shown = real
-            self._show(record.time, real - self._began)
+        now = time.perf_counter()
+        interval_s = _LIVE_EVERY_S if self._live else _PLAIN_EVERY_S
+        if now - self._last_line >= interval_s:
+            self._last_line = now
+            self._show(record.time, now - self._began)
 
     def saved(self, rounds: int, simulated_s: float) -> None:
-        """Say that the run can be resumed from here; without a live line at most once a second."""
+        """Show that a checkpoint was saved; without a live line at most once a second."""
         self._saved = f"saved at round {rounds} ({show_seconds(simulated_s)})"
-        real = time.perf_counter()
-        if self._live is None and real - self._said_saved >= _SAVED_EVERY_S:
-            self._said_saved = real
+        now = time.perf_counter()
+        if self._live is None and now - self._last_saved >= _SAVED_EVERY_S:
+            self._last_saved = now
             self._console.print(self._saved, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -111,13 +121,14 @@ class RunProgress:
         done = share_done(self._stop, self._round, simulated_s)
         text = f"simulated {show_seconds(simulated_s)}, round {self._round}{self._accuracy}"
         if self._live is not None:
-            text += f", {self._saved}" if self._saved else ""
+            if self._saved:
+                text += f", {self._saved}"
             self._live.update(self._bar, completed=done * _TOTAL, description=text)
         elif self._round:
-            left_s = real_s * (1 - done) / done if done else 0.0
-            # learning may go on at the end of time
-            left = f", about {show_seconds(left_s)} left" if left_s >= 1.0 else ""
-            self._console.print(f"{text}{left}", soft_wrap=True)
+            remaining_s = real_s * (1 - done) / done if done else 0.0
+            if remaining_s >= 1.0:  # it is 0 while learning continues at the end of simulated time
+                text += f", about {show_seconds(remaining_s)} left"
+            self._console.print(text, soft_wrap=True)
 
 
 def bar() -> tuple[ProgressColumn, ...]:
@@ -126,48 +137,56 @@ def bar() -> tuple[ProgressColumn, ...]:
 
 
 def share_done(stop: "StopSpec", rounds: int, simulated_s: float) -> float:
-    """The share (0..1) of a run that is done after so many rounds and so much simulated time."""
-    rounds_done = rounds / stop.rounds if stop.rounds is not None else 0.0
-    time_done = simulated_s / stop.simulated_time if stop.simulated_time is not None else 0.0
-    return min(1.0, max(rounds_done, time_done))
+    """The share (0..1) of a run that is done, by its limits of rounds and simulated time.
+
+    Args:
+        stop: the end of the run.
+        rounds: number of finished rounds.
+        simulated_s: simulated time until now (s).
+    """
+    done = 0.0
+    if stop.rounds is not None:
+        done = rounds / stop.rounds
+    if stop.simulated_time is not None:
+        done = max(done, simulated_s / stop.simulated_time)
+    return min(1.0, done)
 
 
 def outside_lines(lines: list[str], most: int = 5) -> list[str]:
-    """Lines for people about values outside of the domain of a rule's fit, the first ``most`` of
-    them.
+    """Warnings about values outside the domain of a rule's fit.
+
+    Args:
+        lines: one per value.
+        most: number of lines to show; the other lines are counted.
     """
-    more = (
-        [f"outside of what a rule was fitted to: and {len(lines) - most} more"]
-        if len(lines) > most
-        else []
-    )
-    return [f"outside of what a rule was fitted to: {line}" for line in lines[:most]] + more
+    parts = lines[:most]
+    if len(lines) > most:
+        parts.append(f"and {len(lines) - most} more")
+    return [f"outside of what a rule was fitted to: {part}" for part in parts]
 
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """The main results of a run, as lines for people."""
-    moved = summary["bytes"]
+    traffic = summary["bytes"]
     accuracy = summary["accuracy"]
-    between = f", {show_bytes(moved['peer'])} between devices" if "peer" in moved else ""
-    best = f"no accuracy: {summary.get('no_accuracy')}"
-    if accuracy["final"] is not None:
-        best = f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best"
-    found = {
-        name: told for name, told in summary.get("metrics", {}).items() if told["final"] is not None
-    }
     lines = [
         f"{strategy_of(summary)}, seed {summary['seed']}: {summary['rounds']} rounds in "
         f"{show_seconds(summary['simulated_s'])} "
         f"of simulated time, {summary['wall_s']:.1f} s of real time ({summary['stopped']})",
-        best,
-        *(
-            f"{name} {told['final']:.4g} at the end, {told['best']:.4g} at best"
-            for name, told in found.items()
-        ),
-        f"moved {show_bytes(total(moved))} ({show_bytes(moved['down'])} down, "
-        f"{show_bytes(moved['up'])} up{between}), "
-        f"of which {show_bytes(moved['wasted'])} wasted",
     ]
+    if accuracy["final"] is None:
+        lines.append(f"no accuracy: {summary.get('no_accuracy')}")
+    else:
+        lines.append(f"accuracy {accuracy['final']:.4f} at the end, {accuracy['best']:.4f} at best")
+    for name, metric in summary.get("metrics", {}).items():
+        if metric["final"] is not None:
+            lines.append(f"{name} {metric['final']:.4g} at the end, {metric['best']:.4g} at best")
+    between = f", {show_bytes(traffic['peer'])} between devices" if "peer" in traffic else ""
+    lines.append(
+        f"moved {show_bytes(total(traffic))} ({show_bytes(traffic['down'])} down, "
+        f"{show_bytes(traffic['up'])} up{between}), "
+        f"of which {show_bytes(traffic['wasted'])} wasted"
+    )
     lines += summary.get("notes", [])
     lines += outside_lines(summary.get("outside_of_rules", []))
     if "not_finite" in summary:

@@ -123,7 +123,7 @@ def test_who_looks_at_all_of_too_many_is_told_what_that_would_take(
 def test_a_forecast_looks_at_some_of_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     every = nominal_lines(Simulation(fedsim.Scenario(**sections())).installed)
     monkeypatch.setattr(columns, "MANY", DEVICES - 1)
-    monkeypatch.setattr(forecast, "_SHOWN", 20)
+    monkeypatch.setattr(forecast, "_SAMPLED", 20)
     some = nominal_lines(Simulation(fedsim.Scenario(**sections())).installed)
     assert "of these 20 were looked at for the times below" in some
     # what they hold in all is still exact

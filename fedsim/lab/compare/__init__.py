@@ -1,6 +1,7 @@
 """Runs and studies side by side: their accuracies and their costs.
 
-``lines`` reads the folders to compare, ``measures`` the figures of a run. ``paired`` has means and
-intervals over seeds, ``table`` makes rows and columns, ``answer`` sentences, ``published`` sets
-them beside papers, and ``show`` writes all of it.
+``lines`` reads the folders to compare, and ``measures`` computes the figures of a run. ``paired``
+has means and intervals over seeds. ``table`` makes rows and columns. ``cells``, ``ranking`` and
+``answer`` find the best cell of each world and describe it in sentences. ``published`` and
+``figures`` compare a study with papers. ``show`` formats all of it.
 """

@@ -1,10 +1,9 @@
-"""The critical path of each round: the steps that it waited for, one after the other, read off
-the events of a run folder.
+"""The critical path of each round: the chain of steps that the round waited for.
 
-A round lasts from the end of the one before to its own. Its path is found from its end backwards:
-the task or message that ended in that instant, with its steps; then the one that ended when that
-one began. Where none did, the round waited. So the steps of a path lie end to end, and their times
-sum to the round's without a remainder.
+A round lasts from the end of the previous round to its own end. Its path is built backwards from
+this end: the task or message that ended at that time, with its steps, then the task or message
+that ended when that one began, and so on. If none did, the round waited. So the steps of a path
+have no gaps, and their times sum to the round's time exactly.
 """
 
 import math
@@ -13,7 +12,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import chain
 from statistics import median
 from typing import Any
 
@@ -40,6 +38,7 @@ _CATEGORIES = {
     WAIT: "no device at work",
 }
 SHARED = "links that are shared, such as the server's"
+_QUEUE = _CATEGORIES["queue"]
 AFTER = "after the last round"
 _BAR = 40  # characters of the longest bar
 _MOST_DEVICES = 5
@@ -47,14 +46,17 @@ _MOST_DEVICES = 5
 
 @dataclass(frozen=True)
 class PathStep:
-    """A step of a path, or the part of it within the round, from ``start`` to ``end`` (s).
+    """A step of a path, or the part of a step within a round.
 
     Attributes:
-        step: its name; ``edge-transfer`` and ``message`` for those outside of tasks, ``wait``
-            where nothing was under way.
-        outcome, data: ``done``, or why it was cut short, and the data of that record.
-        shared: the part of a transfer (s) that its device's own link would not have needed.
-        label: which edge server or endpoints, where no device.
+        step: name of the step; ``edge-transfer`` or ``message`` outside of tasks, ``wait`` if
+            nothing was under way.
+        start, end: simulated time (s).
+        device, task: of the step, if it belongs to a task.
+        outcome: ``done``, or the reason why the step was cut short.
+        shared: time of a transfer (s) beyond what its device's own link needs.
+        label: the edge server or the endpoints of a step without a device.
+        data: of the record of its end.
     """
 
     step: str
@@ -74,7 +76,7 @@ class PathStep:
 
 @dataclass
 class _WaitedFor:
-    """A task or a message, from its start to its end, with its steps."""
+    """A task or a message with its steps, which a round may wait for."""
 
     start: float
     device: int | None
@@ -85,27 +87,32 @@ class _WaitedFor:
     steps: list[PathStep] = field(default_factory=list)
 
     def rank(self, now: float) -> tuple[float, ...]:
-        """Order of tasks that a round waited for: done, lost, late; of late ones the farthest
-        from its end first.
+        """Sort key of the work that a round may have waited for; the least one is on the path.
+
+        Done work comes first, then lost work, then late work. Of late work, the work with the
+        most steps ahead comes first.
         """
         if self.end == now and self.outcome not in ("late", "stopped"):
-            return (0 if self.outcome == "done" else 1, self.start, self.task or 0)
-        begun = [step.start for step in self.steps if step.start < now]
-        return (2, len(begun), -max(begun, default=self.start), self.task or 0)
+            is_lost = self.outcome != "done"
+            return (int(is_lost), self.start, self.task or 0)
+        starts = [step.start for step in self.steps if step.start < now]
+        return (2, len(starts), -max(starts, default=self.start), self.task or 0)
 
 
 @dataclass(frozen=True)
 class RoundPath:
-    """A round and its critical path, from the end of the round before (``start``, s) to its own,
-    without gaps.
+    """A round and its critical path.
 
     Attributes:
+        number: of the round.
+        start, end: the end of the previous round and of this round (s).
+        steps: of the path, in order and without gaps.
         selected: number of selected clients; 0 for strategies with versions instead of rounds.
-        late, deadline: devices whose tasks the round's end cut off, and whether its deadline
-            ended the round.
-        sooner: time by which its tasks would have ended sooner without the last ones (s); 0
-            without rounds.
-        half: time at which half of its tasks had ended (s); the round's end without rounds.
+        late: devices whose tasks the round's end cut off.
+        deadline: whether the deadline ended the round.
+        sooner: time (s) by which the round's tasks would have ended sooner without the last
+            ones; 0 for strategies without rounds.
+        half: time (s) at which half of its tasks had ended; ``end`` for strategies without rounds.
     """
 
     number: int
@@ -124,26 +131,29 @@ class RoundPath:
 
     @property
     def device(self) -> int | None:
-        return next(
-            iter(
-                _summed((one.device, one.seconds) for one in self.steps if one.device is not None)
-            ),
-            None,
-        )
+        """The device that the round waited for longest."""
+        times = [(step.device, step.seconds) for step in self.steps if step.device is not None]
+        return next(iter(_sum(times)), None)
 
     @property
     def totals(self) -> dict[str, float]:
         """Seconds by category, most first; they sum to the round's length."""
-        own = (
-            (_CATEGORIES.get(one.step, "computing"), one.seconds - one.shared) for one in self.steps
-        )
-        return _summed(chain(own, ((SHARED, one.shared) for one in self.steps)))
+        times = []
+        for step in self.steps:
+            category = _CATEGORIES.get(step.step, "computing")
+            times.append((category, step.seconds - step.shared))
+        times += [(SHARED, step.shared) for step in self.steps]
+        return _sum(times)
 
 
 class CriticalPaths:
     """The critical paths of a run that ended at ``end`` (s).
 
-    ``RunFolderError``: its folder is damaged.
+    Args:
+        run: the folder of the run.
+
+    Raises:
+        RunFolderError: the folder is damaged.
     """
 
     def __init__(self, run: RunFolder) -> None:
@@ -151,14 +161,13 @@ class CriticalPaths:
         self.end: float = 0.0
         self._ends: defaultdict[float, list[_WaitedFor]] = defaultdict(list)
         self._of_round: defaultdict[int, list[_WaitedFor]] = defaultdict(list)
-        # of each round its number, its end, and the tasks that it used
-        self._ended: list[tuple[int, float, set[int]]] = []
+        # of each finished round: its number, its end, and the tasks that it used
+        self._finished: list[tuple[int, float, set[int]]] = []
         self._begun: dict[int, Mapping[str, Any]] = {}
         tasks: dict[int, _WaitedFor] = {}
         used: set[int] = set()
-        for time, kind, device, number, task, step, outcome, data in run.events_of(
-            _KINDS, _COLUMNS
-        ):
+        events = run.events_of(_KINDS, _COLUMNS)
+        for time, kind, device, number, task, step, outcome, data in events:
             self.end = max(self.end, time)
             match kind:
                 case "task-start":
@@ -171,29 +180,23 @@ class CriticalPaths:
                     steps = tasks[task].steps
                     steps[-1] = replace(steps[-1], end=time, outcome=outcome, data=data)
                 case "task-end":
-                    self._over(tasks[task], time, outcome)
+                    self._finish(tasks[task], time, outcome)
                 case "edge-transfer" | "message":
-                    said = parse_json(data)
-                    if kind == "message":
-                        label = f"{said['source']} to {said['destination']}"
-                    else:
-                        label = (
-                            f"edge {said['edge']} "
-                            f"{'from' if said['direction'] == 'down' else 'to'} the server"
-                        )
-                    own = PathStep(kind, said["start"], time, outcome=outcome, label=label)
-                    self._over(
-                        _WaitedFor(said["start"], None, None, number, steps=[own]), time, outcome
-                    )
+                    facts = parse_json(data)
+                    start = facts["start"]
+                    label = _label(kind, facts)
+                    transfer = PathStep(kind, start, time, outcome=outcome, label=label)
+                    work = _WaitedFor(start, None, None, number, steps=[transfer])
+                    self._finish(work, time, outcome)
                 case "round-start":
                     self._begun[number] = parse_json(data)
                 case "aggregate":
                     used.update(parse_json(data)["tasks"])
                 case "round":
-                    self._ended.append((number, time, used))
+                    self._finished.append((number, time, used))
                     used = set()
 
-    def _over(self, work: _WaitedFor, time: float, outcome: str) -> None:
+    def _finish(self, work: _WaitedFor, time: float, outcome: str) -> None:
         work.end = time
         work.outcome = outcome
         if work.start < time:
@@ -201,99 +204,105 @@ class CriticalPaths:
 
     @cached_property
     def rounds(self) -> list[RoundPath]:
-        starts = [0.0, *(time for _, time, _ in self._ended)]
-        return [self._round(start, *one) for start, one in zip(starts, self._ended, strict=False)]
+        paths = []
+        start = 0.0
+        for number, end, used in self._finished:
+            paths.append(self._round(start, number, end, used))
+            start = end
+        return paths
 
     def round(self, number: int) -> RoundPath:
-        """The round of a number; ``RunFolderError`` where there is none."""
-        by_number = {one.number: one for one in self.rounds}
+        """The path of a round.
+
+        Raises:
+            RunFolderError: the run has no such round.
+        """
+        by_number = {path.number: path for path in self.rounds}
         if number not in by_number:
-            known = (
-                f"allowed are {min(by_number)} to {max(by_number)}"
-                if by_number
-                else "it has no rounds"
-            )
+            hint = "it has no rounds"
+            if by_number:
+                hint = f"allowed are {min(by_number)} to {max(by_number)}"
             raise RunFolderError(
-                f"--round is {number}, which {str(self._run.path)!r} lacks; {known}"
+                f"--round is {number}, which {str(self._run.path)!r} lacks; {hint}"
             )
         return by_number[number]
 
     @cached_property
     def totals(self) -> dict[str, float]:
-        """Seconds by category over all rounds and the time after them, most first; they sum to
-        the run's length.
+        """Seconds by category over all rounds and the time after them, most first.
+
+        They sum to the run's length.
         """
+        times: list[tuple[str, float]] = []
+        for path in self.rounds:
+            times += path.totals.items()
         last = self.rounds[-1].end if self.rounds else 0.0
-        return _summed(
-            [
-                *(item for one in self.rounds for item in one.totals.items()),
-                (AFTER, self.end - last),
-            ]
-        )
+        times.append((AFTER, self.end - last))
+        return _sum(times)
 
     def _round(self, start: float, number: int, end: float, used: set[int]) -> RoundPath:
-        steps = tuple(reversed([*self._back(start, number, end, used)]))
-        own = [one for one in self._of_round[number] if one.end > start and one.start < end]
-        late = tuple(
-            one.device
-            for one in own
-            if one.device is not None and one.outcome == "late" and one.end == end
-        )
+        steps = tuple(reversed([*self._trace(start, number, end, used)]))
+        tasks = [task for task in self._of_round[number] if task.end > start and task.start < end]
+        late = []
+        for task in tasks:
+            if task.device is not None and task.outcome == "late" and task.end == end:
+                late.append(task.device)
         facts = self._begun.get(number, {})
         sooner = 0.0
         half = end
-        if facts and own:
-            ends = sorted(min(one.end, end) for one in own)
+        if facts and tasks:
+            ends = sorted(min(task.end, end) for task in tasks)
             half = ends[(len(ends) - 1) // 2]
-            begun = max(one.start for one in own if one.end >= ends[-1])
-            sooner = ends[-1] - max([begun, start, *(one for one in ends if one < ends[-1])])
+            last = ends[-1]
+            begun = max(task.start for task in tasks if task.end >= last)
+            sooner = last - max([begun, start, *(time for time in ends if time < last)])
         by_deadline = bool(late) and (facts.get("deadline") or math.inf) <= end
+        selected = facts.get("selected", 0)
         return RoundPath(
-            number, start, end, steps, facts.get("selected", 0), late, by_deadline, sooner, half
+            number, start, end, steps, selected, tuple(late), by_deadline, sooner, half
         )
 
-    def _back(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
-        def last(now: float) -> _WaitedFor | None:
-            """The task or message of the round that ended in an instant; at the round's end also
-            one that goes on.
-            """
-            here = self._ends.get(now, ())
-            own = [one for one in here if one.round == number or one.task in used]
-            own = own or [one for one in here if one.round is None and one.task is not None]
-            if not own and now == end:
-                own = [one for one in self._of_round[number] if one.start < now < one.end]
-            return min(own, key=lambda one: one.rank(now), default=None)
-
+    def _trace(self, start: float, number: int, end: float, used: set[int]) -> Iterator[PathStep]:
+        """The steps of a round's path, from its end to its start."""
         now = end
         while now > start:
-            found = last(now)
-            if found is None:
-                earlier = reversed(self._times[: bisect_left(self._times, now)])
-                before = max(
-                    start,
-                    next(
-                        (time for time in earlier if time <= start or last(time) is not None), start
-                    ),
-                )
+            work = self._last(now, number, end, used)
+            if work is None:
+                before = start
+                for time in reversed(self._times[: bisect_left(self._times, now)]):
+                    if time <= start:
+                        break
+                    if self._last(time, number, end, used) is not None:
+                        before = time
+                        break
                 yield PathStep(WAIT, before, now)
                 now = before
-            for step in reversed(found.steps if found else []):
+                continue
+            for step in reversed(work.steps):
                 if step.start < now and start < now:
-                    yield self._part(step, max(step.start, start), now)
+                    yield self._cut(step, max(step.start, start), now)
                     now = max(step.start, start)
+
+    def _last(self, now: float, number: int, end: float, used: set[int]) -> _WaitedFor | None:
+        """The work of a round that ended at a time; at the round's end also unfinished work."""
+        ended = self._ends.get(now, ())
+        work = [task for task in ended if task.round == number or task.task in used]
+        if not work:
+            work = [task for task in ended if task.round is None and task.task is not None]
+        if not work and now == end:
+            work = [task for task in self._of_round[number] if task.start < now < task.end]
+        return min(work, key=lambda task: task.rank(now), default=None)
 
     @cached_property
     def _times(self) -> list[float]:
         return sorted(self._ends)
 
-    def _part(self, step: PathStep, start: float, end: float) -> PathStep:
-        """The part of a step between two times, with its share of the time that shared links
-        took.
-        """
+    def _cut(self, step: PathStep, start: float, end: float) -> PathStep:
+        """The part of a step between two times, with its share of the shared links' time."""
         part = replace(step, start=start, end=end)
-        way = {"download": "link_down", "upload": "link_up"}.get(step.step)
+        direction = {"download": "link_down", "upload": "link_up"}.get(step.step)
         link = self._links.get(step.device, {})
-        rate = link.get(way)
+        rate = link.get(direction)
         latency = link.get("latency")
         if not rate or latency is None or not step.data:
             return part
@@ -304,96 +313,78 @@ class CriticalPaths:
 
     @cached_property
     def _links(self) -> dict[int | None, dict[Any, Any]]:
-        return {
-            row["device"]: row
-            for row in as_rows(self._run.table(DEVICES).select(["device", *_LINK]))
-        }
+        table = self._run.table(DEVICES).select(["device", *_LINK])
+        return {row["device"]: row for row in as_rows(table)}
 
 
-def _summed(pairs: Iterable[tuple[Any, float]]) -> dict[Any, float]:
-    found: defaultdict[Any, float] = defaultdict(float)
-    for key, seconds in pairs:
-        found[key] += seconds
-    return dict(
-        sorted(
-            ((key, seconds) for key, seconds in found.items() if seconds), key=lambda item: -item[1]
-        )
-    )
+def _label(kind: str, facts: Mapping[str, Any]) -> str:
+    if kind == "message":
+        return f"{facts['source']} to {facts['destination']}"
+    preposition = "from" if facts["direction"] == "down" else "to"
+    return f"edge {facts['edge']} {preposition} the server"
+
+
+def _sum(times: Iterable[tuple[Any, float]]) -> dict[Any, float]:
+    """Sums of seconds by key, most first, without zeros."""
+    totals: defaultdict[Any, float] = defaultdict(float)
+    for key, seconds in times:
+        totals[key] += seconds
+    order = sorted(totals.items(), key=lambda item: -item[1])
+    return {key: seconds for key, seconds in order if seconds}
 
 
 def run_in_words(paths: CriticalPaths) -> list[str]:
-    """The reasons why the rounds of a run ended when they did: deadlines, and the slowest
-    devices.
-    """
+    """Sentences on what ended the rounds of a run: deadlines, and the slowest devices."""
     rounds = paths.rounds
     if not rounds:
         return ["The run has no rounds, so nothing was waited for."]
-    longest = max(rounds, key=lambda one: one.seconds)
+    longest = max(rounds, key=lambda path: path.seconds)
     words = [
         f"{len(rounds)} rounds in {show_seconds(rounds[-1].end)}: "
-        f"{show_seconds(median(one.seconds for one in rounds))} in the "
+        f"{show_seconds(median(path.seconds for path in rounds))} in the "
         f"median, {show_seconds(longest.seconds)} the longest (round {longest.number})."
     ]
-    if asked := [one for one in rounds if one.selected]:
-        half = sum(one.half - one.start for one in asked) / (
-            sum(one.seconds for one in asked) or 1.0
-        )
+    selecting = [path for path in rounds if path.selected]
+    if selecting:
+        seconds = sum(path.seconds for path in selecting)
+        half = sum(path.half - path.start for path in selecting) / (seconds or 1.0)
         words.append(
             f"Half of a round's clients were done after {half:.0%} of it; the slowest alone "
             "held the rounds up for "
-            f"{show_seconds(sum(one.sooner for one in rounds))} in all."
+            f"{show_seconds(sum(path.sooner for path in rounds))} in all."
         )
-    if ended := sum(one.deadline for one in rounds):
-        words.append(f"The deadline ended {ended} of {len(rounds)} rounds.")
-    often = Counter(one.device for one in rounds if one.device is not None).most_common(
-        _MOST_DEVICES
-    )
-    named = (
-        f"device {device} ({count} round{'s' if count > 1 else ''})" for device, count in often
-    )
-    return [*words, f"Waited for most often: {', '.join(named)}."]
+    by_deadline = sum(path.deadline for path in rounds)
+    if by_deadline:
+        words.append(f"The deadline ended {by_deadline} of {len(rounds)} rounds.")
+    counts = Counter(path.device for path in rounds if path.device is not None)
+    devices = []
+    for device, count in counts.most_common(_MOST_DEVICES):
+        devices.append(f"device {device} ({count} round{'s' if count > 1 else ''})")
+    return [*words, f"Waited for most often: {', '.join(devices)}."]
 
 
 def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
-    """The reasons why a round took as long as it did, and changes that would have ended it
-    sooner.
-    """
-    one = paths.round(number)
+    """Sentences on why a round took as long as it did, and on changes that would shorten it."""
+    path = paths.round(number)
     usual = median(other.seconds for other in paths.rounds)
-    ratio = f"{one.seconds / usual:.2g}" if usual else ""
-    factor = {"": "", "1": ", as long as the median"}.get(ratio, f", {ratio} times the median")
     words = [
-        f"Round {number} took {show_seconds(one.seconds)}{factor}: "
-        f"from {show_seconds(one.start)} to {show_seconds(one.end)} of simulated time."
+        f"Round {number} took {show_seconds(path.seconds)}{_compare_length(path.seconds, usual)}: "
+        f"from {show_seconds(path.start)} to {show_seconds(path.end)} of simulated time."
     ]
-    devices = ", ".join(map(str, one.late[:_MOST_DEVICES])) + (
-        " and others" if len(one.late) > _MOST_DEVICES else ""
-    )
-    if one.deadline:
-        named = f"device{'s' if len(one.late) > 1 else ''} {devices}"
+    late = len(path.late)
+    if path.deadline:
+        plural = "s" if late > 1 else ""
+        devices = f"device{plural} {', '.join(map(str, path.late[:_MOST_DEVICES]))}"
+        if late > _MOST_DEVICES:
+            devices += " and others"
         words.append(
-            f"Its deadline ended it: {len(one.late)} of {one.selected} clients were late ({named})."
+            f"Its deadline ended it: {late} of {path.selected} clients were late ({devices})."
         )
-    elif one.late:
-        words.append(
-            f"Enough others had answered: {len(one.late)} of {one.selected} clients were cut off."
-        )
-    if one.steps:
-        step = max(one.steps, key=lambda step: step.seconds)
-        idle = step.label or "the server, or its timers; no device was at work"
-        whom = idle if step.device is None else f"device {step.device} ({step.step})"
-        words.append(
-            f"It waited longest for {whom}: {show_seconds(step.seconds)}, "
-            f"{step.seconds / one.seconds:.0%}."
-        )
-        if one.sooner > 0:
-            whom = "the late clients" if one.deadline else f"device {one.device}"
-            words.append(f"Without {whom} it would have ended {show_seconds(one.sooner)} sooner.")
-        if one.sooner > 0 and step.step not in (WAIT, "queue") and step.outcome == "done":
-            gain = min(step.seconds / 2, one.sooner)
-            then = "; then another client is the last" if gain == one.sooner else ""
-            words.append(f"With twice the rate there, {show_seconds(gain)} sooner{then}.")
-    shared = one.totals.get(SHARED, 0.0) + one.totals.get("queue at the server", 0.0)
+    elif late:
+        words.append(f"Enough others had answered: {late} of {path.selected} clients were cut off.")
+    if path.steps:
+        words += _longest_in_words(path)
+    shared = path.totals.get(SHARED, 0.0) + path.totals.get(_QUEUE, 0.0)
     if shared > 0:
         words.append(
             f"Shared links and queues held it up for {show_seconds(shared)}: the most that a "
@@ -402,46 +393,80 @@ def round_in_words(paths: CriticalPaths, number: int) -> list[str]:
     return words
 
 
-def path_table(one: RoundPath) -> ComparedTable:
-    """The steps of a round's path; their times sum to the round's."""
-    rows: list[dict[str, Cell]] = [
-        {
-            "step": step.step if step.outcome == "done" else f"{step.step} ({step.outcome})",
-            "of": step.label or (None if step.device is None else f"device {step.device}"),
-            "after": show_seconds(step.start - one.start),
-            "took": show_seconds(step.seconds),
-            "share": f"{step.seconds / one.seconds:.1%}",
-            "of it shared links": show_seconds(step.shared) if step.shared else None,
-        }
-        for step in one.steps
+def _compare_length(seconds: float, usual: float) -> str:
+    if not usual:
+        return ""
+    ratio = f"{seconds / usual:.2g}"
+    return ", as long as the median" if ratio == "1" else f", {ratio} times the median"
+
+
+def _longest_in_words(path: RoundPath) -> list[str]:
+    """Sentences on the longest step of a round, and the time that a faster client would save."""
+    step = max(path.steps, key=lambda step: step.seconds)
+    cause = step.label or "the server, or its timers; no device was at work"
+    if step.device is not None:
+        cause = f"device {step.device} ({step.step})"
+    words = [
+        f"It waited longest for {cause}: {show_seconds(step.seconds)}, "
+        f"{step.seconds / path.seconds:.0%}."
     ]
+    if path.sooner > 0:
+        clients = "the late clients" if path.deadline else f"device {path.device}"
+        words.append(f"Without {clients} it would have ended {show_seconds(path.sooner)} sooner.")
+    is_idle = step.step in (WAIT, "queue")
+    if path.sooner > 0 and not is_idle and step.outcome == "done":
+        gain = min(step.seconds / 2, path.sooner)
+        limit = "; then another client is the last" if gain == path.sooner else ""
+        words.append(f"With twice the rate there, {show_seconds(gain)} sooner{limit}.")
+    return words
+
+
+def path_table(path: RoundPath) -> ComparedTable:
+    """The steps of a round's path; their times sum to the round's time."""
+    rows: list[dict[str, Cell]] = []
+    for step in path.steps:
+        name = step.step
+        if step.outcome != "done":
+            name += f" ({step.outcome})"
+        device = None if step.device is None else f"device {step.device}"
+        rows.append(
+            {
+                "step": name,
+                "of": step.label or device,
+                "after": show_seconds(step.start - path.start),
+                "took": show_seconds(step.seconds),
+                "share": f"{step.seconds / path.seconds:.1%}",
+                "of it shared links": show_seconds(step.shared) if step.shared else None,
+            }
+        )
     return ComparedTable.of(["step", "of", "after", "took", "share", "of it shared links"], rows)
 
 
 def totals_table(runs: Mapping[str, CriticalPaths]) -> ComparedTable:
-    """The simulated time of runs by category of their critical paths, with bars on one axis of
-    time.
+    """Simulated time by category of the critical paths of runs, with bars on one axis of time.
+
+    Args:
+        runs: the critical paths of runs, by the runs' names.
     """
-    most = max(
-        (seconds for paths in runs.values() for seconds in paths.totals.values()), default=0.0
-    )
+    most = 0.0
+    categories: dict[str, None] = {}
+    for paths in runs.values():
+        most = max([most, *paths.totals.values()])
+        categories.update(dict.fromkeys(paths.totals))
     rows: list[dict[str, Cell]] = []
-    for name in dict.fromkeys(name for paths in runs.values() for name in paths.totals):
+    for category in categories:
         for run, paths in runs.items():
-            seconds = paths.totals.get(name, 0.0)
-            share, bar = (
-                f"{seconds / paths.end:.1%}" if paths.end else None,
-                "#" * round(_BAR * seconds / most),
-            )
+            seconds = paths.totals.get(category, 0.0)
             rows.append(
                 {
-                    "critical path": name,
+                    "critical path": category,
                     "run": run,
                     "took": show_seconds(seconds),
-                    "share": share,
-                    "": bar,
+                    "share": f"{seconds / paths.end:.1%}" if paths.end else None,
+                    "": "#" * round(_BAR * seconds / most),
                 }
             )
-    return ComparedTable.of(
-        ["critical path", *(["run"] if len(runs) > 1 else []), "took", "share", ""], rows
-    )
+    heads = ["critical path", "took", "share", ""]
+    if len(runs) > 1:
+        heads.insert(1, "run")
+    return ComparedTable.of(heads, rows)

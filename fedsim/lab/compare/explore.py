@@ -1,6 +1,4 @@
-"""The cells of a world beside each other: heat maps, Pareto fronts of two costs, and the keys
-that matter most.
-"""
+"""Many cells of a world: heat maps, Pareto fronts of two costs, and the most important keys."""
 
 import math
 from collections.abc import Iterator
@@ -9,22 +7,27 @@ from itertools import combinations
 from typing import TYPE_CHECKING, NamedTuple
 
 from fedsim.common.harmless import clean
-from fedsim.lab.compare.answer import ANY, PLACES, VARIANT, Answer, RankedLine, Ranking
+from fedsim.lab.compare.answer import Answer
+from fedsim.lab.compare.cells import ANY, PLACES, VARIANT
+from fedsim.lab.compare.ranking import RankedLine, Ranking
 from fedsim.lab.compare.table import ComparedTable
 
 if TYPE_CHECKING:
     import pandas as pd
 
-# so many at most, which cost at most so many times what one on the front does
-_RUNNERS_UP = 3
-_NEAR = 1.5
+_RUNNERS_UP = 3  # cells next to a front that are named
+_NEAR = 1.5  # greatest factor of the costs of a runner-up
 _FIGURE = "figure"
 
 
 @dataclass(frozen=True)
 class HeatMap:
-    """The goal's mean by two keys, the best of several cells: NaN where none was tried, infinite
-    if the target was missed.
+    """The goal's mean by two keys; the best mean if several cells share both values.
+
+    Attributes:
+        goal: the ranking by the goal.
+        figures: means by the values of two keys; NaN without a cell, infinite if the target was
+            missed.
     """
 
     goal: Ranking
@@ -37,36 +40,47 @@ class HeatMap:
         return f"{name} by {figures.index.name} and {figures.columns.name}; * marks the best"
 
     def text(self, value: float) -> str:
-        if not math.isfinite(value):
-            return "-" if math.isnan(value) else "not there"
-        return f"{self.goal.show(value)} *" if self.share(value) == 1 else self.goal.show(value)
+        if math.isnan(value):
+            return "-"
+        if math.isinf(value):
+            return "not there"
+        figure = self.goal.show(value)
+        return f"{figure} *" if self.share(value) == 1 else figure
 
     def share(self, value: float) -> float:
-        """The rank of a figure between the worst (0) and the best (1) of the map; of costs by
-        their logarithms.
+        """The position of a figure between the worst (0) and the best (1) of the map.
+
+        The position of a cost is computed from logarithms.
         """
-        known = [one for one in self.figures.to_numpy().ravel().tolist() if math.isfinite(one)]
-        worst, best = (
-            (max(known), min(known)) if self.goal.measure.is_cost else (min(known), max(known))
-        )
-        if self.goal.measure.is_cost and best > 0:
-            value, worst, best = map(math.log, (value, worst, best))
+        figures = self.figures.to_numpy().ravel().tolist()
+        figures = [figure for figure in figures if math.isfinite(figure)]
+        worst = min(figures)
+        best = max(figures)
+        if self.goal.measure.is_cost:
+            worst, best = best, worst
+            if best > 0:
+                value = math.log(value)
+                worst = math.log(worst)
+                best = math.log(best)
         return 1.0 if worst == best else (value - worst) / (best - worst)
 
     def table(self) -> ComparedTable:
-        named = self.figures.map(self.text).rename(
-            columns=lambda value: f"{self.figures.columns.name} {clean(str(value))}"
-        )
-        named = named.rename(index=lambda value: clean(str(value))).reset_index()
-        return replace(
-            ComparedTable.of([str(head) for head in named], named.to_dict("records")),
-            title=self.title,
-        )  # type: ignore[arg-type]
+        texts = self.figures.map(self.text)
+        key = self.figures.columns.name
+        texts = texts.rename(columns=lambda value: f"{key} {clean(str(value))}")
+        texts = texts.rename(index=lambda value: clean(str(value))).reset_index()
+        rows = [{str(head): str(text) for head, text in row.items()} for _, row in texts.iterrows()]
+        return replace(ComparedTable.of([str(head) for head in texts], rows), title=self.title)
 
 
 class CostPoint(NamedTuple):
-    """A cell by two costs, and the factor up to which it costs more than one on the front does;
-    1 on the front itself.
+    """A cell by two costs.
+
+    Attributes:
+        line: the cell.
+        first, other: its costs.
+        factor: the cell costs at most this many times as much as a cell on the front; 1 if the
+            cell is on the front.
     """
 
     line: RankedLine
@@ -77,7 +91,7 @@ class CostPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """The cells of a world by two costs, in order of the first."""
+    """The cells of a world by two costs, in order of the first cost."""
 
     first: Ranking
     other: Ranking
@@ -85,98 +99,104 @@ class ParetoFront:
 
     @property
     def front(self) -> list[CostPoint]:
-        """The cells that none is better than in both costs."""
-        return [one for one in self.points if one.factor == 1]
+        """The cells to which no other cell is better in both costs."""
+        return [point for point in self.points if point.factor == 1]
 
     @property
     def runners_up(self) -> list[CostPoint]:
-        """The cells next to the front, the nearest first."""
-        near = [one for one in self.points if 1 < one.factor <= _NEAR]
-        return sorted(near, key=lambda one: one.factor)[:_RUNNERS_UP]
+        """Up to three cells next to the front, the nearest first."""
+        near = [point for point in self.points if 1 < point.factor <= _NEAR]
+        return sorted(near, key=lambda point: point.factor)[:_RUNNERS_UP]
 
     @property
     def names(self) -> tuple[str, str]:
-        first, other = (
-            one.measure.name.partition(" to target")[0] for one in (self.first, self.other)
-        )
+        """The names of both costs."""
+        first = self.first.measure.name.partition(" to target")[0]
+        other = self.other.measure.name.partition(" to target")[0]
         return first, other
 
     def shown(self, point: CostPoint) -> str:
-        near = f", at most {point.factor:.2f} times either" if point.factor > 1 else ""
-        return (
-            f"{clean(point.line.name)} ({self.first.show(point.first)}, "
-            f"{self.other.show(point.other)}{near})"
-        )
+        """A cell with its costs, for people."""
+        costs = f"{self.first.show(point.first)}, {self.other.show(point.other)}"
+        if point.factor > 1:
+            costs += f", at most {point.factor:.2f} times either"
+        return f"{clean(point.line.name)} ({costs})"
 
     @property
     def words(self) -> str:
-        near = (
-            f" Next to these: {'; '.join(map(self.shown, self.runners_up))}."
-            if self.runners_up
-            else ""
-        )
-        return (
-            f"No cell is better in both {' and '.join(self.names)} than: "
-            f"{'; '.join(map(self.shown, self.front))}.{near}"
-        )
+        """A sentence on the front, and one on its runners-up."""
+        front = "; ".join(map(self.shown, self.front))
+        text = f"No cell is better in both {' and '.join(self.names)} than: {front}."
+        if self.runners_up:
+            text += f" Next to these: {'; '.join(map(self.shown, self.runners_up))}."
+        return text
 
 
 def heat_map(answer: Answer) -> HeatMap | None:
-    """The goal by variant and the key with the most values, or by two keys. None with one key."""
+    """The goal by variant and the key with the most values, or by two keys; None with one key."""
     frame, keys = _frame(answer)
     if len(keys) < 2 or not answer.rankings:
         return None
     goal = answer.rankings[0]
+    is_cost = goal.measure.is_cost
     down, along = sorted(keys, key=lambda key: (key != VARIANT, -frame[key].nunique()))[:2]
-    missed = math.inf if goal.measure.is_cost else -math.inf
-    cells = frame.fillna({_FIGURE: missed}).groupby([down, along], sort=False)[_FIGURE]
-    found = (cells.min() if goal.measure.is_cost else cells.max()).unstack(along)
-    return HeatMap(goal, found.reindex(index=frame[down].unique(), columns=frame[along].unique()))
+    filled = frame.fillna({_FIGURE: math.inf if is_cost else -math.inf})
+    cells = filled.groupby([down, along], sort=False)[_FIGURE]
+    best = cells.min() if is_cost else cells.max()
+    figures = best.unstack(along)
+    figures = figures.reindex(index=frame[down].unique(), columns=frame[along].unique())
+    return HeatMap(goal, figures)
 
 
 def fronts(answer: Answer) -> list[ParetoFront]:
-    """The Pareto fronts of any two costs that three cells or more have; that of the goal and the
-    next cost first.
+    """The Pareto fronts of any two costs that three or more cells have.
+
+    The front of the goal and the next cost is the first.
     """
-    found = []
-    for first, other in combinations(
-        [one for one in answer.rankings if one.measure.is_cost and len(one.whole) > 2], 2
-    ):
-        seconds = {one.place: one.mean.mean for one in other.whole}
-        points: list[CostPoint] = []
-        for line in (line for line in first.whole if line.place in seconds):
-            x = line.mean.mean
-            y = seconds[line.place]
-            front = [one for one in points if one.factor == 1]
-            more = (max(x / one.first, y / one.other) for one in front if one.first and one.other)
-            points.append(
-                CostPoint(
-                    line,
-                    x,
-                    y,
-                    1.0 if not front or y < front[-1].other else min(more, default=math.inf),
-                )
-            )
-        found.append(ParetoFront(first, other, tuple(points)))
-    return found
+    rankings = []
+    for ranking in answer.rankings:
+        if ranking.measure.is_cost and len(ranking.whole) > 2:
+            rankings.append(ranking)
+    return [_front(first, other) for first, other in combinations(rankings, 2)]
+
+
+def _front(first: Ranking, other: Ranking) -> ParetoFront:
+    other_costs = {line.place: line.mean.mean for line in other.whole}
+    points: list[CostPoint] = []
+    for line in first.whole:
+        if line.place not in other_costs:
+            continue
+        cost = line.mean.mean
+        other_cost = other_costs[line.place]
+        front = [point for point in points if point.factor == 1]
+        factor = 1.0
+        if front and other_cost >= front[-1].other:
+            factor = math.inf
+            for point in front:
+                if point.first and point.other:
+                    factor = min(factor, max(cost / point.first, other_cost / point.other))
+        points.append(CostPoint(line, cost, other_cost, factor))
+    return ParetoFront(first, other, tuple(points))
 
 
 def in_words(answer: Answer) -> list[str]:
-    """The Pareto front of the goal and the next cost with its runners-up, and the share of each
-    key in how the goal varies.
-    """
-    return [*(one.words for one in fronts(answer)[:1]), *shares(answer)]
+    """Sentences on the Pareto front of the goal and the next cost, and on the shares of keys."""
+    words = [front.words for front in fronts(answer)[:1]]
+    return [*words, *shares(answer)]
 
 
 def shares(answer: Answer) -> Iterator[str]:
-    """First-order Sobol indices of a full factorial design: the variance of the means of a key's
-    values over that of all cells.
+    """A sentence on how much of the goal's variance each key explains.
 
-    They are exact, as all combinations are there; a search, which tries some, has estimates
-    (``search.importances``).
+    The shares are first-order Sobol indices of a full factorial design: the variance of the means
+    of a key's values over the variance of all cells. They are exact, as all combinations were
+    run. A search, which tries some combinations, has estimates (``search.importances``).
 
     Source: I. M. Sobol, "Sensitivity estimates for nonlinear mathematical models", Math. Model.
     Comput. Exp. 1 (1993).
+
+    Yields:
+        One sentence, or nothing if there are fewer than two keys or combinations are missing.
     """
     import numpy as np
 
@@ -186,47 +206,47 @@ def shares(answer: Answer) -> Iterator[str]:
     rows = frame[(frame[keys] != ANY).all(axis=1)].dropna()
     if len(keys) < 2 or rows.empty:
         return
-    rows = rows[
-        rows.groupby(VARIANT)[_FIGURE].transform("size") == rows.groupby(VARIANT).size().max()
-    ]
+    sizes = rows.groupby(VARIANT)[_FIGURE].transform("size")
+    rows = rows[sizes == rows.groupby(VARIANT).size().max()]
     keys = [key for key in keys if rows[key].nunique() > 1]
     goal = answer.rankings[0]
-    figures = (
-        np.log(rows[_FIGURE])
-        if goal.measure.is_cost and (rows[_FIGURE] > 0).all()
-        else rows[_FIGURE]
-    )
+    figures = rows[_FIGURE]
+    if goal.measure.is_cost and (figures > 0).all():
+        figures = np.log(figures)
     total = float(figures.var(ddof=0))
-    if len(keys) < 2 or len(rows) != math.prod(rows[key].nunique() for key in keys) or total <= 0:
+    combinations_of_keys = math.prod(rows[key].nunique() for key in keys)
+    if len(keys) < 2 or len(rows) != combinations_of_keys or total <= 0:
         return
-    of_keys = {key: float(figures.groupby(rows[key]).mean().var(ddof=0)) / total for key in keys}
-    named = ", ".join(
-        f"{key} {share:.0%}" for key, share in sorted(of_keys.items(), key=lambda item: -item[1])
-    )
-    rest = 1 - sum(of_keys.values())
+    by_key = {}
+    for key in keys:
+        by_key[key] = float(figures.groupby(rows[key]).mean().var(ddof=0)) / total
+    order = sorted(by_key, key=lambda key: -by_key[key])
+    explained = ", ".join(f"{key} {by_key[key]:.0%}" for key in order)
+    rest = 1 - sum(by_key.values())
     name = goal.measure.name.partition(" to target")[0]
     yield (
         f"Of how {name} varies over the {len(rows)} cells of all combinations, each key alone "
-        f"explains: {named}; "
+        f"explains: {explained}; "
         f"their interplay {rest:.0%}."
     )
 
 
 def _frame(answer: Answer) -> "tuple[pd.DataFrame, list[str]]":
-    """A row a cell that is no reference: its keys, and the goal's mean, NaN where a run lacks
-    it; and the keys that vary.
+    """The ranked cells of a world, one per row, and the keys that vary.
+
+    Each row has the cell's keys and the goal's mean, which is NaN if a run lacks it.
     """
     import pandas as pd
 
-    goal = answer.rankings[:1]
-    whole = {one.place: one.mean.mean for ranking in goal for one in ranking.whole}
-    ranked = [one.place for ranking in goal for one in ranking.entries if not one.reference]
-    frame = pd.DataFrame(
-        [{**answer.cells[place], _FIGURE: whole.get(place, math.nan)} for place in sorted(ranked)]
-    )
-    keys = [
-        str(key)
-        for key in frame.columns
-        if key not in (_FIGURE, *PLACES) and frame[key].nunique() > 1
-    ]
+    means = {}
+    places = []
+    for ranking in answer.rankings[:1]:
+        means = {line.place: line.mean.mean for line in ranking.whole}
+        places = sorted(line.place for line in ranking.entries if not line.reference)
+    rows = [{**answer.cells[place], _FIGURE: means.get(place, math.nan)} for place in places]
+    frame = pd.DataFrame(rows)
+    keys = []
+    for key in map(str, frame.columns):
+        if key not in (_FIGURE, *PLACES) and frame[key].nunique() > 1:
+            keys.append(key)
     return frame, keys

@@ -1,6 +1,4 @@
-"""The lines of a comparison: run folders one by one, and the variants of studies, each with the
-runs of its seeds.
-"""
+"""The lines of a comparison: single runs, and variants of studies with one run per seed."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,17 +6,33 @@ from pathlib import Path
 from typing import Any
 
 from fedsim.common.errors import ScenarioError, nearest
-from fedsim.lab.reading.study_folder import UNNAMED, is_done, is_study, names_apart, read_index
+from fedsim.common.harmless import clean
+from fedsim.lab.reading.study_folder import (
+    UNNAMED,
+    StudyIndex,
+    is_done,
+    is_study,
+    names_apart,
+    read_index,
+)
 from fedsim.records.notebook import strategy_of
 from fedsim.records.reading import RunFolder
+
+_MOST_NAMES = 12
 
 
 @dataclass(frozen=True)
 class ComparedLine:
-    """One line of a comparison: a run by its folder's name, or a variant of a ``study`` at a
-    ``point`` of its grid.
+    """One line of a comparison: a single run, or a variant of a study at a point of its grid.
 
-    A variant's runs are the done ones of ``planned``. A ``reference`` is not ranked.
+    Attributes:
+        name: the folder's name of a single run, or the name of the variant.
+        runs: the finished runs.
+        planned: number of runs, finished or not.
+        point: keys and values of the grid.
+        study: name of the study's folder; empty for a single run.
+        reference: whether the line is shown but not ranked.
+        is_begun: whether a run of it has a folder. Other lines wait, or ``--only`` excludes them.
     """
 
     name: str
@@ -28,9 +42,6 @@ class ComparedLine:
     study: str = ""
     reference: bool = False
     is_begun: bool = True
-    """whether a folder of one of its runs is there: the others wait, or ``--only`` left them
-    out.
-    """
 
     @property
     def strategy(self) -> str:
@@ -43,58 +54,70 @@ class ComparedLine:
 
 @dataclass(frozen=True)
 class Lines:
-    """All lines of a comparison, in the order of their arguments, and of the studies' variants,
-    with the studies' targets.
+    """All lines of a comparison, with the goal and the targets of the studies.
+
+    Attributes:
+        lines: in the order of the folders, and of each study's variants.
+        targets: that the studies declare.
+        baselines: the place of each line's baseline, or None.
+        baseline: the name of the baseline; empty without one.
+        is_first: whether the baseline is the first run, because no baseline was named.
+        goal: one of ``fedsim.lab.compare.measures.GOALS``.
+        budget: limits by cost, see ``fedsim.lab.reading.targets.within``.
+        not_begun: names of the lines that ``begun`` removed.
     """
 
     lines: tuple[ComparedLine, ...]
     targets: tuple[float | str, ...]
     baselines: tuple[int | None, ...]
-    """the place of each line's baseline, or None."""
     baseline: str = ""
-    """the name of the baseline, if there is one; ``is_first``: the first run, since none was
-    named.
-    """
     is_first: bool = False
     goal: str = "time"
-    """one of ``fedsim.lab.compare.measures.GOALS``."""
     budget: Mapping[str, float] = field(default_factory=dict)
-    """limits by cost, see ``fedsim.lab.reading.targets.within``."""
     not_begun: tuple[str, ...] = ()
-    """names of lines that ``begun`` has left out."""
 
     @property
     def are_runs(self) -> bool:
         return not any(line.study for line in self.lines)
 
     def begun(self) -> "Lines":
-        """The same without the lines of which no run was begun, unless that is all of them."""
-        kept = [place for place, line in enumerate(self.lines) if line.is_begun]
-        if not kept:
+        """The lines of which a run was begun; all lines if there is no such line."""
+        places = [place for place, line in enumerate(self.lines) if line.is_begun]
+        if not places:
             return self
-        places: dict[int | None, int] = {place: number for number, place in enumerate(kept)}
-        lines = tuple(self.lines[place] for place in kept)
-        baseline = self.baseline if any(line.name == self.baseline for line in lines) else ""
+        lines = tuple(self.lines[place] for place in places)
+        has_baseline = any(line.name == self.baseline for line in lines)
+        numbers: dict[int | None, int] = {place: number for number, place in enumerate(places)}
         return replace(
             self,
             lines=lines,
-            baselines=tuple(places.get(self.baselines[place]) for place in kept),
-            baseline=baseline,
+            baselines=tuple(numbers.get(self.baselines[place]) for place in places),
+            baseline=self.baseline if has_baseline else "",
             not_begun=tuple(dict.fromkeys(line.name for line in self.lines if not line.is_begun)),
         )
 
     def by_seed(
         self, place: int, figures: Sequence[Mapping[str, float | int | None]], name: str
     ) -> dict[int, float]:
-        """A figure of the runs of one line that have it, by seed; single runs have 0 for a seed,
-        since any two are compared.
+        """One figure of the runs of a line, by seed.
+
+        Any two single runs can be compared, so single runs have 0 for a seed.
+
+        Args:
+            place: of the line.
+            figures: all figures of each run of the line.
+            name: of the figure.
+
+        Returns:
+            The figure by seed, without the runs that lack it.
         """
-        seeds = [0 if self.are_runs else int(run.summary["seed"]) for run in self.lines[place].runs]
-        return {
-            seed: float(value)
-            for seed, own in zip(seeds, figures, strict=True)
-            if (value := own.get(name)) is not None
-        }
+        values = {}
+        for run, run_figures in zip(self.lines[place].runs, figures, strict=True):
+            value = run_figures.get(name)
+            if value is not None:
+                seed = 0 if self.are_runs else int(run.summary["seed"])
+                values[seed] = float(value)
+        return values
 
 
 def read_lines(
@@ -103,75 +126,117 @@ def read_lines(
     goal: str | None = None,
     budget: Mapping[str, float] | None = None,
 ) -> Lines:
-    """The lines of folders of runs and of studies; ``ScenarioError`` if there is no such
-    baseline (a run or a variant).
+    """The lines of folders of runs and of studies.
 
-    The ``baseline``, ``goal`` and ``budget`` default to those of the first study, else to the
-    first run and the least time.
+    Args:
+        paths: the folders.
+        baseline: name of a run or a variant. By default the first baseline that a study declares,
+            or the first run.
+        goal: by default the first goal that a study declares, or ``"time"``.
+        budget: limits by cost; by default the first that a study declares.
+
+    Raises:
+        ScenarioError: no line is named ``baseline``, or none of its runs was begun.
     """
     lines: list[ComparedLine] = []
     targets: list[float | str] = []
-    named = baseline
-    single = iter(names_apart([path for path in map(Path, paths) if not is_study(path)]))
-    for path in map(Path, paths):
-        if not is_study(path):
-            lines.append(ComparedLine(next(single), (RunFolder(path),)))
+    name = baseline
+    folders = [Path(path) for path in paths]
+    run_names = iter(names_apart([folder for folder in folders if not is_study(folder)]))
+    for folder in folders:
+        if not is_study(folder):
+            lines.append(ComparedLine(next(run_names), (RunFolder(folder),)))
             continue
-        study = read_index(path)
-        name = path.resolve().name
-        for one in study.variants:
-            folders = [path / run.folder for run in one.runs]
-            done = tuple(RunFolder(folder) for folder in folders if is_done(folder))
-            is_begun = any(folder.exists() for folder in folders)
-            point = tuple(one.point.items())
-            lines.append(
-                ComparedLine(one.name, done, len(one.runs), point, name, one.reference, is_begun)
-            )
+        study = read_index(folder)
+        lines += _variants(folder, study)
         targets += study.targets
-        named = named or study.baseline
+        name = name or study.baseline
         goal = goal or study.goal
         budget = budget or study.budget
-    aim = goal or ("budget" if budget else "time"), budget or {}
-    if named is None and not any(line.study for line in lines):
-        return Lines(tuple(lines), (), (0,) * len(lines), lines[0].name, True, *aim)
+    if not goal:
+        goal = "budget" if budget else "time"
+    limits = budget or {}
+    if name is None and not any(line.study for line in lines):
+        baselines = (0,) * len(lines)
+        return Lines(tuple(lines), (), baselines, lines[0].name, True, goal, limits)
     names = list(dict.fromkeys(line.name for line in lines))
-    if named is not None and named not in names:
+    if name is not None and name not in names:
         raise ScenarioError(
-            f"--baseline is {named!r}; allowed are {', '.join(names)}{nearest(named, names)}"
+            f"--baseline is {name!r}; allowed are {', '.join(names)}{nearest(name, names)}"
         )
     if baseline is not None and not any(line.is_begun for line in lines if line.name == baseline):
         raise ScenarioError(
             f"--baseline is {baseline!r}, of which no run was begun; allowed are lines with runs"
         )
-    baselines = tuple(_baseline_of(line, lines, named) for line in lines)
-    return Lines(tuple(lines), tuple(dict.fromkeys(targets)), baselines, named or "", False, *aim)
+    return Lines(
+        tuple(lines),
+        tuple(dict.fromkeys(targets)),
+        tuple(_baseline_of(line, lines, name) for line in lines),
+        name or "",
+        False,
+        goal,
+        limits,
+    )
+
+
+def _variants(path: Path, study: StudyIndex) -> list[ComparedLine]:
+    lines = []
+    for variant in study.variants:
+        folders = [path / run.folder for run in variant.runs]
+        lines.append(
+            ComparedLine(
+                variant.name,
+                tuple(RunFolder(folder) for folder in folders if is_done(folder)),
+                planned=len(variant.runs),
+                point=tuple(variant.point.items()),
+                study=path.resolve().name,
+                reference=variant.reference,
+                is_begun=any(folder.exists() for folder in folders),
+            )
+        )
+    return lines
 
 
 def title_of(path: Path) -> str:
-    """The name of the study in a folder; without one the folder's."""
+    """The name of the study in a folder; the folder's name if the study has none."""
     name = read_index(path).name
     return path.resolve().name if name == UNNAMED else name
 
 
 def _baseline_of(line: ComparedLine, lines: Sequence[ComparedLine], name: str | None) -> int | None:
-    """The place of a line's baseline: in its own study, at its own point of the grid; else where
-    the name is.
-    """
-    places = [at for at, other in enumerate(lines) if other.name == name]
-    near = [at for at in places if (lines[at].study, lines[at].point) == (line.study, line.point)]
-    return next(iter(near or [at for at in places if not lines[at].point]), None)
+    """The place of a line's baseline: of its study and point if possible, or of no point."""
+    candidates = [place for place, other in enumerate(lines) if other.name == name]
+    for place in candidates:
+        if (lines[place].study, lines[place].point) == (line.study, line.point):
+            return place
+    for place in candidates:
+        if not lines[place].point:
+            return place
+    return None
 
 
 def short_key(key: str, keys: Iterable[str]) -> str:
-    """The last part of a dotted key, where no other of the keys ends so; else all of it."""
+    """The last part of a dotted key if no other of the ``keys`` ends so; otherwise the key."""
     last = key.rpartition(".")[2]
-    return last if sum(other.rpartition(".")[2] == last for other in keys) == 1 else key
+    namesakes = [other for other in keys if other.rpartition(".")[2] == last]
+    return last if len(namesakes) == 1 else key
 
 
-def shown(value: Any) -> str:
-    """A value of a grid for people: numbers and texts as they are, tables as TOML writes them."""
+def format_value(value: object) -> str:
+    """A value of a grid for people: numbers and texts as they are, tables as in TOML."""
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}={shown(item)}" for key, item in value.items()) + "}"
+        items = ", ".join(f"{key}={format_value(item)}" for key, item in value.items())
+        return f"{{{items}}}"
     if isinstance(value, list):
-        return "[" + ", ".join(shown(item) for item in value) + "]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
+
+
+def some_names(names: Sequence[str]) -> str:
+    """Up to 12 names for people, and the number of further names."""
+    text = ", ".join(map(clean, names[:_MOST_NAMES]))
+    if len(names) > _MOST_NAMES:
+        text += f" and {len(names) - _MOST_NAMES} more"
+    return text

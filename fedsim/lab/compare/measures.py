@@ -1,6 +1,6 @@
-"""The figures of one run, read off its folder, and the goals that comparisons rank by.
+"""The figures of a run, computed from its folder, and the goals by which comparisons rank.
 
-A figure that is not there is None.
+A figure that a run lacks is None.
 """
 
 import math
@@ -36,10 +36,10 @@ Values = dict[str, float | int | None]
 
 
 class CostWords(NamedTuple):
-    """Words for a cost: a line takes the least time, or 1.5 times as long."""
+    """Words for a cost: a line "takes the least time", or "takes 1.5 times as long"."""
 
     verb: str
-    what: str
+    noun: str
     as_much: str
     show: Callable[[float], str]
 
@@ -58,8 +58,13 @@ _WORDS = {
 
 @dataclass(frozen=True)
 class Measure:
-    """A figure by a name of its own, in its unit if it is no plain count, in the table of a
-    ``topic``.
+    """A kind of figure.
+
+    Attributes:
+        name: unique among all measures.
+        unit: empty for counts and for money.
+        topic: the table that shows the figure.
+        best: whether the least or the greatest figure is the best one, if there is a best one.
     """
 
     name: str
@@ -69,12 +74,12 @@ class Measure:
 
     @property
     def is_cost(self) -> bool:
-        """Whether ratios of it mean something."""
+        """Whether lines are compared by the ratio of this figure, and not by the difference."""
         return self.topic in ("cost", "to target")
 
     @property
     def most(self) -> float:
-        """Its greatest possible value; the least is 0."""
+        """The greatest possible value; the least is 0."""
         return 1.0 if self.unit == "0-1" else math.inf
 
     @property
@@ -83,15 +88,16 @@ class Measure:
 
     @property
     def words(self) -> CostWords:
-        return _WORDS["rounds" if self.name.startswith("rounds") else self.unit]
+        is_rounds = self.name.startswith("rounds")
+        return _WORDS["rounds" if is_rounds else self.unit]
 
     def show(self, value: float) -> str:
         return self.words.show(value) if self.is_cost else f"{value:.3f}"
 
 
 _MEASURES = {
-    one.name: one
-    for one in (
+    measure.name: measure
+    for measure in (
         Measure("rounds", "", "accuracy"),
         Measure("final accuracy", "0-1", "accuracy", "most"),
         Measure("best accuracy", "0-1", "accuracy", "most"),
@@ -115,10 +121,11 @@ _MEASURES = {
         Measure("last purity of groups", "0-1", "fairness and groups", "most"),
     )
 }
-FINAL, BEST = (_MEASURES[f"{which} accuracy"] for which in ("final", "best"))
-TIME, TRAFFIC, WASTED_COMPUTE = (
-    _MEASURES[name] for name in ("simulated time", "traffic", "wasted compute")
-)
+FINAL = _MEASURES["final accuracy"]
+BEST = _MEASURES["best accuracy"]
+TIME = _MEASURES["simulated time"]
+TRAFFIC = _MEASURES["traffic"]
+WASTED_COMPUTE = _MEASURES["wasted compute"]
 WITHIN = Measure("accuracy within the budget", "0-1", "accuracy", "most")
 _OF_WORK = ("assign", "step-start", "step-end", "task-end")
 _TO_TARGET = {
@@ -138,22 +145,25 @@ _ALONE = {
 """Goals without a target."""
 COST_GOALS = ("time", "bytes", "energy", "carbon", "money", "rounds")
 GOALS = (*COST_GOALS, *_ALONE, *MORE_IS_BETTER)
-"""The goals of a study: least of a cost to the target, of a battery's charge or flat devices;
+"""Goals of a study: the least cost to the target, battery charge or number of flat devices, or
 the best accuracy or metric.
 """
 
 
 class Budget(Spec):
-    """Limits on the costs of a run until its best accuracy."""
+    """Limits on the costs of a run until its best accuracy.
+
+    Attributes:
+        time: simulated time (s).
+        bytes: sent and received.
+        joules: of the devices, if energy is counted.
+        cost: in the currency of [costs].
+    """
 
     time: PositiveSeconds | None = None
-    """simulated."""
     bytes: Bytes | None = None
-    """moved, both ways."""
     joules: Joules | None = None
-    """drawn, where energy is counted."""
     cost: float | None = Field(default=None, gt=0)
-    """in the currency of [costs]."""
 
     @property
     def limits(self) -> dict[str, float]:
@@ -163,34 +173,45 @@ class Budget(Spec):
 def read_goal(
     goal: str | None, limits: Sequence[str]
 ) -> tuple[str | None, Mapping[str, float] | None]:
-    """A goal and a budget (``KEY=VALUE`` texts) as the command line says them; each None where
-    it says nothing.
+    """Read a goal and a budget from the options of the command line.
+
+    Args:
+        goal: of ``--goal``, if given.
+        limits: texts ``KEY=VALUE`` of ``--budget``.
+
+    Returns:
+        The goal and the limits by cost; None for each that the options do not set.
+
+    Raises:
+        ScenarioError: an option is wrong, or the two contradict each other.
     """
     if goal is not None and goal not in GOALS:
         raise ScenarioError(
             f"--goal is {goal!r}; allowed are {', '.join(GOALS)}{nearest(goal, GOALS)}"
         )
-    tables: dict[str, Any] = {}
+    budget: dict[str, Any] = {}
     for text in limits:
         key, _, value = (part.strip() for part in text.partition("="))
-        if key in tables:
+        if key in budget:
             raise ScenarioError(
-                f"--budget gives {key!r} twice, as {tables[key]} and as {value}; give one of "
+                f"--budget gives {key!r} twice, as {budget[key]} and as {value}; give one of "
                 "the two"
             )
-        tables[key] = float(value) if value.replace(".", "", 1).isdecimal() else value
-    if (goal == "budget") > bool(tables) or (tables and goal not in (None, "budget")):
+        is_number = value.replace(".", "", 1).isdecimal()
+        budget[key] = float(value) if is_number else value
+    lacks_budget = goal == "budget" and not budget
+    if lacks_budget or (budget and goal not in (None, "budget")):
         raise ScenarioError(
             f"--goal is {goal!r}; with --budget it is 'budget', and without one another"
         )
     try:
-        return "budget" if tables else goal, Budget(**tables).limits or None
+        return "budget" if budget else goal, Budget(**budget).limits or None
     except ValidationError as error:
-        raise ScenarioError(explain(error, tables, "--budget")) from None
+        raise ScenarioError(explain(error, budget, "--budget")) from None
 
 
 def goal_of(goal: str, target: float | Target | None) -> Measure | None:
-    """The measure of a goal; None for a cost to the target without one."""
+    """The measure of a goal; None for the goal of a cost to the target if there is no target."""
     if goal in MORE_IS_BETTER:
         return of_metric("final", goal)
     if goal in _ALONE or target is None:
@@ -199,34 +220,37 @@ def goal_of(goal: str, target: float | Target | None) -> Measure | None:
 
 
 def measures(targets: Sequence[float | Target] = ()) -> list[Measure]:
-    """All measures, in the order of their columns; six more for each target."""
-    first = [one for one in _MEASURES.values() if one.topic in ("accuracy", "cost")]
-    to_targets = [cost_of(what, target) for target in targets for what in _TO_TARGET]
-    return [*first, *to_targets, *(one for one in _MEASURES.values() if one not in first)]
+    """All measures in the order of their columns, with six costs for each target."""
+    first = [measure for measure in _MEASURES.values() if measure.topic in ("accuracy", "cost")]
+    last = [measure for measure in _MEASURES.values() if measure not in first]
+    to_targets = []
+    for target in targets:
+        to_targets += [cost_of(cost, target) for cost in _TO_TARGET]
+    return [*first, *to_targets, *last]
 
 
 def of_metrics(runs: Iterable[RunFolder]) -> list[Measure]:
-    """The final and the best value of each metric that one of the runs has."""
-    known = {
-        name: told["best_is"] == "most"
-        for run in runs
-        for name, told in run.summary.get("metrics", {}).items()
-    }
-    return [of_metric(which, name, known) for name in known for which in ("final", "best")]
+    """The final and the best value of each metric that a run has."""
+    more_is_better = {}
+    for run in runs:
+        for name, metric in run.summary.get("metrics", {}).items():
+            more_is_better[name] = metric["best_is"] == "most"
+    metrics = []
+    for name in more_is_better:
+        metrics += [of_metric(value, name, more_is_better) for value in ("final", "best")]
+    return metrics
 
 
-def of_metric(which: str, name: str, known: Mapping[str, bool] = MORE_IS_BETTER) -> Measure:
-    """The ``final`` or ``best`` value of a metric; ``known``: whether more of each metric is
-    better.
-    """
-    return Measure(f"{which} {name}", "", "accuracy", "most" if known[name] else "least")
+def of_metric(
+    value: str, name: str, more_is_better: Mapping[str, bool] = MORE_IS_BETTER
+) -> Measure:
+    """The ``final`` or ``best`` value of a metric, as a measure."""
+    return Measure(f"{value} {name}", "", "accuracy", "most" if more_is_better[name] else "least")
 
 
-def cost_of(what: str, target: float | Target) -> Measure:
-    """The measure of the ``rounds``, ``time``, ``traffic``, ``energy`` or ``carbon`` to a
-    target.
-    """
-    return Measure(f"{what} to target {target:g}", _TO_TARGET[what], "to target", "least")
+def cost_of(cost: str, target: float | Target) -> Measure:
+    """The measure of a cost to a target: its ``rounds``, ``time``, ``traffic``, ``energy``, ..."""
+    return Measure(f"{cost} to target {target:g}", _TO_TARGET[cost], "to target", "least")
 
 
 def measure(
@@ -235,11 +259,21 @@ def measure(
     ledger: LedgerPreset = "strict",
     budget: Mapping[str, float] | None = None,
 ) -> Values:
-    """The figures of a run, by their measures' names. ``RunFolderError``: the folder is damaged.
+    """Compute the figures of a run.
 
-    A run on pooled data has accuracy and rounds alone: its times and bytes are those of no
-    federation. A ledger that is ``paper`` counts bytes as papers do, but those until a target. For
-    the ``budget`` see ``lab.reading.targets.within``.
+    A run on pooled data is no federation, so it has accuracies, metrics and rounds only.
+
+    Args:
+        run: the folder of the run.
+        targets: to which costs are computed.
+        ledger: ``paper`` counts traffic as papers do; costs to a target always count all bytes.
+        budget: limits by cost for ``WITHIN``, see ``lab.reading.targets.within``.
+
+    Returns:
+        Figures by the names of their measures; None for a figure that the run lacks.
+
+    Raises:
+        RunFolderError: the folder is damaged.
     """
     try:
         values = _of_run(run, ledger)
@@ -247,128 +281,134 @@ def measure(
             values |= costs_until(run, target)
         if budget:
             values[WITHIN.name] = within(run.rounds, budget)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-    ) as error:  # a summary that is JSON, but not of a run
+    # the summary is JSON, but not of a run
+    except (AttributeError, KeyError, TypeError) as error:
         raise RunFolderError(
             f"{files.SUMMARY} of {str(run.path)!r} is damaged: {type(error).__name__}: {error}"
         ) from None
-    if run.scenario.get("data", {}).get("pooled_from") is not None:
-        values |= {
-            name: None for name in values if not name.startswith(("rounds", "final ", "best "))
-        }
-    return {
-        name: None if value is None or math.isnan(value) else value
-        for name, value in values.items()
-    }
+    is_pooled = run.scenario.get("data", {}).get("pooled_from") is not None
+    for name, value in values.items():
+        is_of_federation = not name.startswith(("rounds", "final ", "best "))
+        is_nan = value is not None and math.isnan(value)
+        if is_nan or (is_pooled and is_of_federation):
+            values[name] = None
+    return values
 
 
 def _of_run(run: RunFolder, ledger: LedgerPreset) -> Values:
     summary = run.summary
-    moved = run.summary["bytes"]
-    energy = run.summary.get("energy", {})
-    selected = sum(row["selected"] or 0 for row in run.rounds)
+    traffic = summary["bytes"]
+    energy = summary.get("energy", {})
     accuracies = [row["accuracy"] for row in run.devices if row["accuracy"] is not None]
     purities = [row["purity"] for row in run.rounds if row["purity"] is not None]
-    return {
+    selections = (row["selected"] for row in run.devices)
+    values: Values = {
         "rounds": summary["rounds"],
         "final accuracy": summary["accuracy"]["final"],
         "best accuracy": summary["accuracy"]["best"],
         "worst-decile accuracy": worst_decile(accuracies),
         "fine-tuned accuracy": summary["accuracy"].get("fine_tuned"),
-        **{
-            f"{which} {name}": told[which]
-            for name, told in summary.get("metrics", {}).items()
-            for which in ("final", "best")
-        },
         "simulated time": summary["simulated_s"],
-        "traffic": float(moved["paper"] if ledger == "paper" else total(moved)),
+        "traffic": float(traffic["paper"] if ledger == "paper" else total(traffic)),
         "energy": energy.get("joules"),
         "carbon": energy.get("grams"),
         "cost": summary.get("costs", {}).get("total"),
-        **_batteries(run),
-        "wasted traffic": moved["wasted"],
+        "wasted traffic": traffic["wasted"],
         "wasted energy": energy.get("wasted"),
-        "dropped updates": 1 - sum(row["valid"] or 0 for row in run.rounds) / selected
-        if selected
-        else None,
-        "Jain's index of selections": jain_index(
-            (row["selected"] for row in run.devices), run.population
-        ),
-        **read_work(run),
+        "dropped updates": _dropped(run),
+        "Jain's index of selections": jain_index(selections, run.population),
         "mean purity of groups": math.fsum(purities) / len(purities) if purities else None,
         "last purity of groups": purities[-1] if purities else None,
     }
+    for name, metric in summary.get("metrics", {}).items():
+        values[f"final {name}"] = metric["final"]
+        values[f"best {name}"] = metric["best"]
+    values.update(_batteries(run))
+    values.update(read_work(run))
+    return values
+
+
+def _dropped(run: RunFolder) -> float | None:
+    """The share of selected clients without a valid update."""
+    selected: int = sum(row["selected"] or 0 for row in run.rounds)
+    valid: int = sum(row["valid"] or 0 for row in run.rounds)
+    return 1 - valid / selected if selected else None
 
 
 def _batteries(run: RunFolder) -> Values:
-    """The share of its battery that a device with one drew (mean, %), and how many of these
-    devices ran flat.
-    """
-    own = (
-        [row for row in run.rows(ENERGY) if (row["capacity_j"] or math.inf) < math.inf]
-        if run.has(ENERGY)
-        else []
-    )
-    if not own:
+    """The mean share (%) that devices with a battery drew of it, and how many ran flat."""
+    rows = run.rows(ENERGY) if run.has(ENERGY) else []
+    shares = []
+    for row in rows:
+        if (row["capacity_j"] or math.inf) < math.inf:
+            joules = sum(row[f"{phase}_j"] for phase in PHASES)
+            shares.append(joules / row["capacity_j"])
+    if not shares:
         return {"battery": None, "flat devices": None}
-    drawn = [sum(row[f"{phase}_j"] for phase in PHASES) / row["capacity_j"] for row in own]
-    flat = {
-        device
-        for device, data in run.events_of(("battery",), ("device", "data"))
-        if parse_json(data)["flat"]
-    }
-    return {"battery": 100 * math.fsum(drawn) / len(drawn), "flat devices": len(flat)}
+    flat = set()
+    for device, data in run.events_of(("battery",), ("device", "data")):
+        if parse_json(data)["flat"]:
+            flat.add(device)
+    return {"battery": 100 * math.fsum(shares) / len(shares), "flat devices": len(flat)}
 
 
 def costs_until(run: RunFolder, target: float | Target) -> Values:
-    """Costs until a test first showed the target, by the measures' names; None where none did."""
-    found = until(run.rounds, target, run.summary)
-    return dict(
-        zip((cost_of(what, target).name for what in _TO_TARGET), found.values(), strict=True)
-    )
+    """Costs until a test first reached the target, by the names of their measures.
+
+    All of them are None if no test reached it.
+    """
+    names = [cost_of(cost, target).name for cost in _TO_TARGET]
+    costs = until(run.rounds, target, run.summary)
+    return dict(zip(names, costs.values(), strict=True))
 
 
 def read_work(run: RunFolder) -> Values:
-    """``compute`` and ``wasted compute`` of a run's devices (device-seconds), and ``migrations``
-    between its groups.
+    """Work of a run's devices, and moves between its groups.
 
-    Wasted: all of an unfinished task, and of others the time after the last epoch that counted.
-    A split of a group is no migration; None without groups.
+    Wasted compute is all of an unfinished task, and of a finished task the time after the last
+    epoch that counted. A split of a group is no migration.
+
+    Returns:
+        ``compute`` and ``wasted compute`` (device-seconds), and ``migrations``; the last is None
+        without groups.
     """
     begun: dict[int, float] = {}
-    # of each open task: seconds in all, and those that count if it is done
+    # of each open task: all seconds, and the seconds that count if it finishes
     computed: dict[int, list[float]] = {}
-    seconds = wasted = 0.0
-    moves: int | None = None
+    compute = 0.0
+    wasted = 0.0
+    migrations: int | None = None
     columns = ("time", "kind", "task", "group", "step", "outcome", "data")
     for time, kind, task, group, step, outcome, data in run.events_of(_OF_WORK, columns):
         if kind == "assign":
             facts = parse_json(data or "{}")
-            moves = (moves or 0) + (
-                group is not None and facts["before"] is not None and facts["why"] != "split"
-            )
+            was_grouped = group is not None and facts["before"] is not None
+            migrations = (migrations or 0) + (was_grouped and facts["why"] != "split")
         elif kind == "task-end":
-            spent, counts = computed.pop(task, (0.0, 0.0))
-            seconds += spent
-            wasted += spent - (counts if outcome == "done" else 0.0)
+            seconds, useful = computed.pop(task, (0.0, 0.0))
+            compute += seconds
+            wasted += seconds - (useful if outcome == "done" else 0.0)
         elif step in ("train", "evaluate", "compute"):
             if kind == "step-start":
                 begun[task] = time
                 continue
-            spent = time - begun.pop(task)
-            facts = parse_json(data or "{}")
-            counts = spent
-            # finished epochs alone; all of an evaluation
-            if "epochs" in facts and facts["epochs"] != facts["asked"]:
-                counts = (
-                    spent - float(time - facts["epoch_ends"][facts["epochs"] - 1])
-                    if facts["epochs"]
-                    else 0.0
-                )
+            seconds = time - begun.pop(task)
             entry = computed.setdefault(task, [0.0, 0.0])
-            entry[0] += spent
-            entry[1] += counts
-    return {"compute": seconds, "wasted compute": wasted, "migrations": moves}
+            entry[0] += seconds
+            entry[1] += _useful_seconds(time, seconds, parse_json(data or "{}"))
+    return {"compute": compute, "wasted compute": wasted, "migrations": migrations}
+
+
+def _useful_seconds(time: float, seconds: float, facts: Mapping[str, Any]) -> float:
+    """Seconds of a step that count: until the end of the last finished epoch of a training.
+
+    Args:
+        time: at the end of the step (s).
+        seconds: length of the step.
+        facts: data of its record; without epochs, all of the step counts.
+    """
+    if "epochs" not in facts or facts["epochs"] == facts["asked"]:
+        return seconds
+    if not facts["epochs"]:
+        return 0.0
+    return seconds - float(time - facts["epoch_ends"][facts["epochs"] - 1])

@@ -1,6 +1,4 @@
-"""Two strategies in the same worlds, compared seed by seed: a mean difference, its interval, and
-the verdict on a claim.
-"""
+"""Two strategies in the same worlds, seed by seed: the mean difference and its interval."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +11,12 @@ _LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over seeds, or of paired differences, with a 95 % interval; it is infinite for
-    fewer than two ``pairs``.
+    """A mean over seeds, or of paired differences, with a 95 % interval.
+
+    Attributes:
+        mean: of the values.
+        low, high: the ends of the interval; infinite for fewer than two ``pairs``.
+        pairs: number of values.
     """
 
     mean: float
@@ -24,19 +26,23 @@ class Estimate:
 
     @property
     def half(self) -> float:
-        """Half the width of the interval; 0 where there is none."""
-        return (self.high - self.low) / 2 if math.isfinite(self.high - self.low) else 0.0
+        """Half the width of the interval; 0 for an infinite interval."""
+        width = self.high - self.low
+        return width / 2 if math.isfinite(width) else 0.0
 
     @property
     def edges(self) -> tuple[float | None, float | None]:
-        """The ends of the interval; None where there is none."""
-        low, high = (edge if math.isfinite(edge) else None for edge in (self.low, self.high))
+        """The ends of the interval, each None if infinite."""
+        low = self.low if math.isfinite(self.low) else None
+        high = self.high if math.isfinite(self.high) else None
         return low, high
 
     @property
     def verdict(self) -> str:
-        """On the claim that the value is above 0: the whole interval is, or only the mean, or
-        not even that.
+        """The verdict on the claim that the value is above 0.
+
+        ``holds`` if the whole interval is above 0, ``holds in part`` if only the mean is above 0,
+        and ``does not hold`` otherwise.
         """
         if self.low > 0:
             return "holds"
@@ -44,12 +50,18 @@ class Estimate:
 
 
 def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimate:
-    """The mean of ``above[i] - below[i]`` over worlds i, with Student's 95 % interval: mean +- t
-    s / sqrt(n) for n pairs.
+    """The mean of paired differences, with Student's 95 % interval.
 
-    ``ValueError``: the two differ in length, are empty, or hold a value that is not finite.
+    The interval is mean +- t s / sqrt(n) for n pairs with standard deviation s.
 
     Source: Student, "The probable error of a mean", Biometrika 6 (1908).
+
+    Args:
+        above: one value per world.
+        below: the values that are subtracted, one per world in the same order.
+
+    Raises:
+        ValueError: the sequences differ in length, are empty, or have a value that is not finite.
     """
     if len(above) != len(below) or not len(above) or not np.isfinite([*above, *below]).all():
         raise ValueError(
@@ -68,12 +80,24 @@ def paired_difference(above: Sequence[float], below: Sequence[float]) -> Estimat
 
 
 def pairs_to_tell(mean: float, half: float, pairs: int, most: int = 1000) -> int | None:
-    """The number of pairs whose interval excludes 0, if further differences are like these; None
-    for more than ``most``.
+    """The number of pairs that an interval without 0 needs, if new differences are like the old.
+
+    Args:
+        mean: of the differences.
+        half: half the width of their interval.
+        pairs: number of the differences.
+        most: greatest number to try.
+
+    Returns:
+        The least number of pairs above ``pairs``; None if ``most`` pairs are too few.
     """
+    if not mean:
+        return None
     deviation = half * math.sqrt(pairs) / _student(pairs)
-    more = range(pairs + 1, most + 1) if mean else ()
-    return next((n for n in more if _student(n) * deviation < abs(mean) * math.sqrt(n)), None)
+    for count in range(pairs + 1, most + 1):
+        if _student(count) * deviation < abs(mean) * math.sqrt(count):
+            return count
+    return None
 
 
 def _student(pairs: int) -> float:
@@ -88,11 +112,17 @@ def mean_of(values: Sequence[float]) -> Estimate:
 
 
 def ratio_of(above: Sequence[float], below: Sequence[float]) -> Estimate | None:
-    """The geometric mean of ``above[i] / below[i]``, with Student's t interval of the
-    logarithms; None of values up to 0.
+    """The geometric mean of ``above[i] / below[i]``, with Student's t interval of the logarithms.
+
+    None if a value is not positive.
     """
     if min(*above, *below) <= 0:
         return None
-    found = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
-    mean, low, high = (math.exp(min(edge, 700.0)) for edge in (found.mean, found.low, found.high))
-    return Estimate(mean, low, high, found.pairs)
+    logarithms = paired_difference(list(map(math.log, above)), list(map(math.log, below)))
+    return Estimate(
+        _exp(logarithms.mean), _exp(logarithms.low), _exp(logarithms.high), logarithms.pairs
+    )
+
+
+def _exp(value: float) -> float:
+    return math.exp(min(value, 700.0))  # exp(710) overflows

@@ -1,6 +1,4 @@
-"""A comparison from folders to text, for terminals, spreadsheets and Markdown, and the tables
-beside the runs of a study.
-"""
+"""Comparisons as text: for terminals, spreadsheets and Markdown, and in the folders of studies."""
 
 import csv
 import html
@@ -31,29 +29,36 @@ if TYPE_CHECKING:
 
 Form = Literal["csv", "markdown"]
 
-_WIDE = 10_000  # where no terminal is, no line is folded
+_WIDE = 10_000  # without a terminal, no line is folded
 _SCALES = (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3), ("", 1.0))
 _MOST_DIGITS = 6  # of a mean, however narrow its interval
 
 
 def print_short(console: "Console", comparison: Comparison) -> None:
-    """Print the answer of a comparison, in sentences and tables that fit on a screen."""
+    """Print the answers of a comparison, in sentences and tables that fit on a screen."""
     for answer in comparison.answers():
         console.print(*answer.words, *explore.in_words(answer), sep="\n")
-        if (cells := explore.heat_map(answer)) is not None:
-            print_to(console, [cells.table()])
+        heat_map = explore.heat_map(answer)
+        if heat_map is not None:
+            print_to(console, [heat_map.table()])
     print_to(console, [comparison.in_short()])
 
 
 def compare_published(path: str | Path, figures: str | Path) -> list[ComparedTable]:
-    """The tables of a file of published ``figures``, beside the figures of the study in a
-    folder.
+    """The tables of a file of published figures beside a study's figures.
+
+    Args:
+        path: folder of the study.
+        figures: path of the file.
+
+    Raises:
+        ScenarioError: the file is wrong, or does not fit the study.
     """
     return beside_published(read_lines([path]).lines, Published.read(figures))
 
 
 def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
-    """Print tables for people; without a terminal, at their full width."""
+    """Print tables for people; without a terminal, at full width."""
     if not console.is_terminal:
         console.width = _WIDE
     for table in tables:
@@ -61,72 +66,69 @@ def print_to(console: "Console", tables: Sequence[ComparedTable]) -> None:
 
 
 def as_text(tables: Sequence[ComparedTable], form: Form) -> str:
-    """Tables as CSV (the first alone, of published ones all but the claims) or Markdown,
-    published ones as printed.
+    """Tables as CSV or Markdown.
+
+    CSV has only the first table of a comparison, and of published tables all but the claims.
+    Markdown has published tables as papers print them.
     """
-    titled = bool(tables and tables[0].title)
+    is_published = bool(tables and tables[0].title)
     if form == "csv":
-        return to_csv(_in_one(tables) if titled else tables[0])
-    if titled:
+        return to_csv(_join(tables) if is_published else tables[0])
+    if is_published:
         return "\n".join((f"{LEGEND}\n", *map(to_markdown, as_printed(tables))))
     return "\n".join(map(to_markdown, tables))
 
 
-def _in_one(tables: Sequence[ComparedTable]) -> ComparedTable:
-    """One table of all tables with the columns of the first; its first column is their title."""
+def _join(tables: Sequence[ComparedTable]) -> ComparedTable:
+    """One table of all tables with the columns of the first; its first column has their titles."""
     heads = [column.head for column in tables[0].columns]
-    same = [table for table in tables if [column.head for column in table.columns] == heads]
-    titles = ComparedColumn(
-        "table", tuple(table.title for table in same for _ in table.columns[0].cells)
-    )
-    joined = zip(*(table.columns for table in same), strict=True)
-    return ComparedTable(
-        (
-            titles,
-            *(
-                replace(own[0], cells=tuple(cell for one in own for cell in one.cells))
-                for own in joined
-            ),
-        )
-    )
+    titles: list[Cell] = []
+    cells: list[list[Cell]] = [[] for _ in heads]
+    for table in tables:
+        if [column.head for column in table.columns] != heads:
+            continue
+        titles += [table.title] * len(table.columns[0].cells)
+        for joined, column in zip(cells, table.columns, strict=True):
+            joined += column.cells
+    columns = [ComparedColumn("table", tuple(titles))]
+    for column, joined in zip(tables[0].columns, cells, strict=True):
+        columns.append(replace(column, cells=tuple(joined)))
+    return ComparedTable(tuple(columns))
 
 
 def write_tables(path: Path) -> None:
-    """Write ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv`` of the study at
-    ``path``, and ``published.md``.
+    """Write the tables of the study at ``path`` into its folder.
 
-    They depend on its runs alone, never on when or in which order these were made.
+    Writes ``compare.csv``, ``compare.md``, ``paired.csv`` and ``runs.csv``, and ``published.md``
+    if the folder has published figures. The tables depend only on the study's runs, never on the
+    time or the order of these runs.
     """
     study = read_index(path)
     lines = read_lines([path])
     comparison = Comparison(lines.begun())
     together = comparison.side_by_side()
-    differences = comparison.differences()
+    differences = to_markdown(comparison.differences())
     write_text(path / "compare.csv", to_csv(together))
     write_text(path / "runs.csv", to_csv(comparison.one_by_one()))
     write_text(path / "paired.csv", to_csv(comparison.paired(study.seeds)))
-    write_text(
-        path / "compare.md", f"{to_markdown(together, study.name)}\n{to_markdown(differences)}"
-    )
+    write_text(path / "compare.md", f"{to_markdown(together, study.name)}\n{differences}")
     if (path / PUBLISHED).is_file():
         published = Published.read(path / PUBLISHED)
         about = html.escape(published.about.strip(), quote=False)
-        tables = map(to_markdown, as_printed(beside_published(lines.lines, published)))
-        write_text(
-            path / "published.md",
-            "\n".join([f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n", *tables]),
-        )
+        parts = [f"# {for_markdown(study.name)}\n", f"{about}\n", f"{LEGEND}\n"]
+        parts += map(to_markdown, as_printed(beside_published(lines.lines, published)))
+        write_text(path / "published.md", "\n".join(parts))
 
 
 def to_csv(table: ComparedTable) -> str:
-    """One line a row, in full precision; an estimate takes three columns.
+    """A table as CSV in full precision, with three columns for estimates.
 
-    No cell is a formula for a spreadsheet.
+    A spreadsheet reads no cell as a formula.
     """
-    out = io.StringIO()
+    file = io.StringIO()
     rows = zip(*((column.head, *column.cells) for column in in_full(table)), strict=True)
-    csv.writer(out, lineterminator="\n").writerows(map(_plain, row) for row in rows)
-    return out.getvalue()
+    csv.writer(file, lineterminator="\n").writerows(map(_plain, row) for row in rows)
+    return file.getvalue()
 
 
 def _plain(cell: Cell) -> str:
@@ -134,127 +136,164 @@ def _plain(cell: Cell) -> str:
         return ""
     if isinstance(cell, float):
         return f"{cell:.12g}"
-    return for_csv(cell) if isinstance(cell, str) else str(cell)
+    if isinstance(cell, str):
+        return for_csv(cell)
+    return str(cell)
 
 
 def in_full(table: ComparedTable) -> list[ComparedColumn]:
-    """All columns, those of estimates as three: mean, low, high."""
-    found = []
+    """All columns of a table; columns of estimates become three: mean, low and high."""
+    columns = []
     for column in table.columns:
-        whole = [
-            (cell.mean, *cell.edges) if isinstance(cell, Estimate) else (cell, None, None)
-            for cell in column.cells
-        ]
-        endings = ("", " low", " high") if column.over_seeds else ("",)
-        parts = zip(endings, zip(*whole, strict=True) if whole else [()] * 3, strict=False)
-        found += [ComparedColumn(column.head + ending, cells) for ending, cells in parts]
-    return found
+        means: list[Cell] = []
+        lows: list[Cell] = []
+        highs: list[Cell] = []
+        for cell in column.cells:
+            if isinstance(cell, Estimate):
+                low, high = cell.edges
+                means.append(cell.mean)
+                lows.append(low)
+                highs.append(high)
+            else:
+                means.append(cell)
+                lows.append(None)
+                highs.append(None)
+        columns.append(ComparedColumn(column.head, tuple(means)))
+        if column.over_seeds:
+            columns.append(ComparedColumn(f"{column.head} low", tuple(lows)))
+            columns.append(ComparedColumn(f"{column.head} high", tuple(highs)))
+    return columns
 
 
 def to_markdown(table: ComparedTable, title: str = "") -> str:
-    """A table for each topic, below the ``title`` of the page, without empty columns."""
-    lines = [f"# {_escaped(title)}", ""] if title else []
-    lines += [f"## {_escaped(table.title)}", ""] if table.title else []
+    """A Markdown table for each topic, without empty columns, below the ``title`` of the page."""
+    lines = []
+    if title:
+        lines += [f"# {_escape(title)}", ""]
+    if table.title:
+        lines += [f"## {_escape(table.title)}", ""]
     for topic, columns in by_topic(table):
-        lines += [f"## {_escaped(topic.capitalize())}", ""] if topic else []
-        cells = [[_marked(cell, column) for cell in column.cells] for column in columns]
-        heads = [[_escaped(column.head), "---" if column.is_text else "---:"] for column in columns]
-        rows = zip(*(head + own for head, own in zip(heads, cells, strict=True)), strict=True)
-        lines += [*("| " + " | ".join(row) + " |" for row in rows), ""]
-    return (
-        "\n".join([*lines, *(f"{for_markdown(note)}\n" for note in table.notes)]).rstrip("\n")
-        + "\n"
-    )
+        if topic:
+            lines += [f"## {_escape(topic.capitalize())}", ""]
+        parts = []
+        for column in columns:
+            rule = "---" if column.is_text else "---:"
+            cells = [_mark(cell, column) for cell in column.cells]
+            parts.append([_escape(column.head), rule, *cells])
+        for row in zip(*parts, strict=True):
+            lines.append(f"| {' | '.join(row)} |")
+        lines.append("")
+    for note in table.notes:
+        lines.append(f"{for_markdown(note)}\n")
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return for_markdown(clean(text))
 
 
-def _marked(cell: Cell, column: ComparedColumn) -> str:
+def _mark(cell: Cell, column: ComparedColumn) -> str:
+    """A cell in Markdown; with the published figure, and bold if it differs too much from it."""
     if not isinstance(cell, Beside):
-        return _escaped(shown(cell, column))
-    mean = cell.ours.mean
+        return _escape(format_cell(cell, column))
+    text = format_cell(cell.ours.mean, column)
     half = cell.ours.half
-    ours = (
-        " +- ".join(_as_fine_as_known((mean, half), half, column)) if half else shown(mean, column)
-    )
-    said = "" if cell.published is None else f" *({shown(cell.published, column)})*"
-    return (f"**{ours}**" if cell.within is False else ours) + said
+    if half:
+        text = " +- ".join(_as_fine_as_known((cell.ours.mean, half), half, column))
+    if cell.within is False:
+        text = f"**{text}**"
+    if cell.published is not None:
+        text += f" *({format_cell(cell.published, column)})*"
+    return text
 
 
 def to_terminal(table: ComparedTable, width: int) -> "list[RenderableType]":
-    """Renderables of rich: a table for each topic, or a list for each row where ``width`` is too
-    narrow; then notes.
+    """A table as renderables of rich, then its notes.
+
+    Each topic is a table of at most ``width`` characters. A topic that needs more is a list of
+    heads and cells for each row.
     """
-    parts: list[RenderableType] = [Text(clean(table.title), style="bold")] if table.title else []
+    parts: list[RenderableType] = []
+    if table.title:
+        parts.append(Text(clean(table.title), style="bold"))
     for topic, columns in by_topic(table):
-        cells = [
-            [clean(column.head), *(shown(cell, column) for cell in column.cells)]
-            for column in columns
-        ]
-        if sum(max(map(len, " ".join(own).split()), default=0) + 3 for own in cells) + 1 > width:
-            parts += [Text(topic, style="bold")] if topic else []
-            heads, *rows = zip(*cells, strict=True)
-            for row in rows:
-                parts.append(
-                    Text(
-                        "".join(
-                            f"{head}: {cell}\n"
-                            for head, cell in zip(heads, row, strict=True)
-                            if cell
-                        )
-                    )
-                )
+        texts = []
+        for column in columns:
+            cells = [format_cell(cell, column) for cell in column.cells]
+            texts.append([clean(column.head), *cells])
+        if sum(_narrowest(cells) + 3 for cells in texts) + 1 <= width:
+            parts.append(_draw(topic, columns, texts))
             continue
-        drawn = RichTable(
-            title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
-        )
-        for (head, *_), column in zip(cells, columns, strict=True):
-            drawn.add_column(
-                Text(head), justify="left" if column.is_text else "right", overflow="fold"
-            )
-        best = [column.best_cells for column in columns]
-        for number, row in enumerate(zip(*(own[1:] for own in cells), strict=True)):
-            drawn.add_row(
-                *(
-                    Text(cell, style="bold" if number in of else "")
-                    for cell, of in zip(row, best, strict=True)
-                )
-            )
-        parts.append(drawn)
+        if topic:
+            parts.append(Text(topic, style="bold"))
+        heads, *rows = zip(*texts, strict=True)
+        for row in rows:
+            pairs = zip(heads, row, strict=True)
+            parts.append(Text("".join(f"{head}: {cell}\n" for head, cell in pairs if cell)))
     return [*parts, *(Text(note) for note in table.notes)]
 
 
-def shown(cell: Cell, column: ComparedColumn) -> str:
-    """A cell of a column for people: empty where there is nothing."""
+def _narrowest(cells: Sequence[str]) -> int:
+    """Characters of the longest word, which is not broken."""
+    return max(map(len, " ".join(cells).split()), default=0)
+
+
+def _draw(topic: str, columns: Sequence[ComparedColumn], texts: list[list[str]]) -> RichTable:
+    """A table of rich, with the best numbers in bold; ``texts`` has heads and cells by column."""
+    drawn = RichTable(
+        title=topic or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD
+    )
+    styled = []
+    for (head, *cells), column in zip(texts, columns, strict=True):
+        justify: Literal["left", "right"] = "left" if column.is_text else "right"
+        drawn.add_column(Text(head), justify=justify, overflow="fold")
+        best = column.best_cells
+        styled.append(
+            [Text(cell, style="bold" if row in best else "") for row, cell in enumerate(cells)]
+        )
+    for row in zip(*styled, strict=True):
+        drawn.add_row(*row)
+    return drawn
+
+
+def format_cell(cell: Cell, column: ComparedColumn) -> str:
+    """A cell of a column for people; empty for None."""
     if cell is None:
         return ""
-    if isinstance(cell, Estimate) and cell.half:
-        return "{} ({} to {})".format(
-            *_as_fine_as_known((cell.mean, cell.low, cell.high), cell.half, column)
-        )
     if isinstance(cell, Estimate):
-        return shown(cell.mean, column)
+        if not cell.half:
+            return format_cell(cell.mean, column)
+        edges = (cell.mean, cell.low, cell.high)
+        mean, low, high = _as_fine_as_known(edges, cell.half, column)
+        return f"{mean} ({low} to {high})"
     if isinstance(cell, str):
         return clean(cell)
-    assert not isinstance(cell, Beside), "which Markdown alone has"
+    assert not isinstance(cell, Beside), "only tables in Markdown have published figures"
     sign = "+" if column.signed and cell > 0 else ""
     if isinstance(cell, int):
         return f"{sign}{cell}"
     if column.unit == "bytes":
         letter, factor = _scale(abs(cell))
         return f"{sign}{cell / factor:.4g}{letter}"
-    return sign + (f"{cell:,.0f}" if abs(cell) >= 1000 else f"{cell:.4g}")
+    if abs(cell) >= 1000:
+        return f"{sign}{cell:,.0f}"
+    return f"{sign}{cell:.4g}"
 
 
 def _as_fine_as_known(
     values: Sequence[float], half: float, column: ComparedColumn
 ) -> Iterator[str]:
-    """A mean and the ends of its interval, to two digits of half its width, in the unit of the
-    mean.
+    """Values with the decimals that two digits of the interval's half width have.
+
+    Args:
+        values: a mean, and the ends or the half width of its interval.
+        half: half the width of the interval.
+        column: of the values; bytes get the prefix of the mean.
     """
-    letter, factor = _scale(max(abs(values[0]), half)) if column.unit == "bytes" else ("", 1.0)
+    letter = ""
+    factor = 1.0
+    if column.unit == "bytes":
+        letter, factor = _scale(max(abs(values[0]), half))
     finest = math.floor(math.log10(abs(values[0]) / factor or 1.0)) - _MOST_DIGITS + 1
     digits = -max(finest, math.floor(math.log10(half / factor)) - 1)
     for value in values:
@@ -264,22 +303,27 @@ def _as_fine_as_known(
 
 
 def _scale(size: float) -> tuple[str, float]:
-    return next((scale for scale in _SCALES if size >= scale[1]), _SCALES[-1])
+    for letter, factor in _SCALES:
+        if size >= factor:
+            return letter, factor
+    return _SCALES[-1]
 
 
 def by_topic(table: ComparedTable) -> Iterator[tuple[str, list[ComparedColumn]]]:
-    """Each topic with the columns that identify the row, then its own columns that are not
-    empty.
+    """Each topic with its columns: the columns that identify a row, then all that are not empty.
+
+    Yields:
+        The topic, which is empty for a table without topics, and its columns.
     """
-    who = [column for column in table.columns if not column.topic]
-    topics = dict.fromkeys(column.topic for column in table.columns if column.topic)
-    if who and not topics:
-        yield "", who
-    for topic in topics:
-        there = [
-            one
-            for one in table.columns
-            if one.topic == topic and any(cell is not None for cell in one.cells)
-        ]
-        if there:
-            yield topic, [*who, *there]
+    identity = [column for column in table.columns if not column.topic]
+    topics: dict[str, list[ComparedColumn]] = {}
+    for column in table.columns:
+        if column.topic:
+            topics.setdefault(column.topic, [])
+            if any(cell is not None for cell in column.cells):
+                topics[column.topic].append(column)
+    if identity and not topics:
+        yield "", identity
+    for topic, columns in topics.items():
+        if columns:
+            yield topic, [*identity, *columns]

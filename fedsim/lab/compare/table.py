@@ -1,15 +1,15 @@
-"""Rows and columns: the figures of lines side by side, with intervals over seeds and ratios to a
-baseline.
-"""
+"""Tables of a comparison: the figures of its lines, with intervals over seeds and cost ratios."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain
 
 from fedsim.common.errors import ScenarioError, nearest
 from fedsim.common.harmless import clean
 from fedsim.lab.compare import measures
-from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, some_names, usual_target
-from fedsim.lab.compare.lines import ComparedLine, Lines, short_key, shown
+from fedsim.lab.compare.answer import TARGETED, Aim, Answer, answers, usual_target
+from fedsim.lab.compare.lines import ComparedLine, Lines, format_value, short_key, some_names
 from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, ratio_of
 from fedsim.lab.reading.targets import Target
 from fedsim.records.ledger import LedgerPreset
@@ -17,13 +17,13 @@ from fedsim.records.ledger import LedgerPreset
 
 @dataclass(frozen=True)
 class Beside:
-    """A figure beside the published one, if any, and whether it is within the tolerance; None
-    where that is not judged.
-    """
+    """A figure of a study, with the published figure of the same quantity."""
 
     ours: Estimate
     published: float | None = None
+    """the published figure, if the paper has one."""
     within: bool | None = None
+    """whether the figures differ by the tolerance at most; None if they are not judged."""
 
 
 Cell = str | float | int | Estimate | Beside | None
@@ -31,20 +31,19 @@ Cell = str | float | int | Estimate | Beside | None
 
 @dataclass(frozen=True)
 class ComparedColumn:
-    """A column of a table, one cell a row, None where there is nothing; ``best`` says which of
-    its numbers is, if one is.
-    """
+    """A column of a table, with one cell per row; an empty cell is None."""
 
     head: str
     cells: tuple[Cell, ...]
     topic: str = ""
-    """of the table in which it is shown; empty for columns that identify a row."""
+    """the table that shows the column; empty for columns that identify a row."""
     over_seeds: bool = False
     """whether its cells may be estimates, which take three columns in a spreadsheet."""
     unit: str = ""
     signed: bool = False
     """whether its numbers are differences."""
     best: measures.Preferred = None
+    """whether the least or the greatest number is the best one, if there is a best one."""
 
     @property
     def is_text(self) -> bool:
@@ -52,30 +51,33 @@ class ComparedColumn:
 
     @property
     def best_cells(self) -> set[int]:
-        """The rows of the best number; none if all are equal, there is only one, or its interval
-        holds another.
-        """
-        means = {
-            row: cell.mean if isinstance(cell, Estimate) else cell
-            for row, cell in enumerate(self.cells)
-        }
-        known = {row: float(mean) for row, mean in means.items() if isinstance(mean, float | int)}
-        if self.best is None or len(set(known.values())) < 2:
+        """Rows of the best number; empty if all are equal, or if its interval holds another."""
+        means = self._means()
+        if self.best is None or len(set(means.values())) < 2:
             return set()
-        top = (max if self.best == "most" else min)(known.values())
-        best = {row for row, mean in known.items() if mean == top}
-        spans = [
-            (cell.low, cell.high) for row in best if isinstance(cell := self.cells[row], Estimate)
-        ]
-        others = [mean for row, mean in known.items() if row not in best]
-        return set() if any(low <= mean <= high for low, high in spans for mean in others) else best
+        top = max(means.values()) if self.best == "most" else min(means.values())
+        best = {row for row, mean in means.items() if mean == top}
+        rest = [mean for row, mean in means.items() if row not in best]
+        for row in best:
+            cell = self.cells[row]
+            if isinstance(cell, Estimate) and any(cell.low <= mean <= cell.high for mean in rest):
+                return set()
+        return best
+
+    def _means(self) -> dict[int, float]:
+        """Numbers of the column by row, and the means of its estimates."""
+        means: dict[int, float] = {}
+        for row, cell in enumerate(self.cells):
+            if isinstance(cell, Estimate):
+                means[row] = float(cell.mean)
+            elif isinstance(cell, float | int):
+                means[row] = float(cell)
+        return means
 
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """Columns of the same length, those that say which row it is first; with notes for the
-    reader, and a title.
-    """
+    """Columns of equal length, first the ones that identify a row; with notes and a title."""
 
     columns: tuple[ComparedColumn, ...]
     notes: tuple[str, ...] = ()
@@ -83,334 +85,383 @@ class ComparedTable:
 
     @classmethod
     def of(cls, heads: Sequence[str], rows: Sequence[Mapping[str, Cell]]) -> "ComparedTable":
-        return cls(
-            tuple(ComparedColumn(head, tuple(row.get(head) for row in rows)) for head in heads)
-        )
+        """A table from rows by head; a row without a head has an empty cell in that column.
+
+        Args:
+            heads: the columns of the table, in order.
+            rows: cells by head; heads that are not in ``heads`` are ignored.
+        """
+        columns = []
+        for head in heads:
+            columns.append(ComparedColumn(head, tuple(row.get(head) for row in rows)))
+        return cls(tuple(columns))
 
 
-_NOISE = 1e-12  # of figures: sums of floats differ by less
+_NOISE = 1e-12  # relative; sums of floats differ by less
 _KEYS = ("variant", "baseline")
 _PAIRED = ("measure", "unit", "pairs", "mean difference", "low", "high", "ratio")
-_TAKEN = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
+_RESERVED = (*_KEYS, *_PAIRED, "study", "strategy", "runs", "rounds", "seed")
 _MOST_ROWS = 24
 _MOST_NOTES = 6
 
 Pairs = dict[int, tuple[float, float]]
-"""By seed: the figure of a line and that of its baseline."""
+"""Figures of a line and of its baseline, by seed."""
 
 
 class Comparison:
-    """Lines side by side, with the figures of their runs; for the ``ledger`` see ``measure``.
+    """Figures of the runs of several lines, as tables and as answers.
 
-    The ``targets`` are accuracies (0..1), and of other metrics as ``"perplexity=8"``. Those that
-    studies name get columns too, and are answered for where no others are given.
+    Args:
+        lines: the lines to compare.
+        targets: accuracies (0..1), or other metrics as ``"perplexity=8"``. Targets that studies
+            declare get columns too. They are answered for only if ``targets`` is empty.
+        ledger: the bytes that count as traffic, see ``measure``.
+
+    Raises:
+        ScenarioError: a target is of a metric that no run has.
     """
 
     def __init__(
         self, lines: Lines, targets: Sequence[float | str] = (), ledger: LedgerPreset = "strict"
     ) -> None:
-        of_runs = measures.of_metrics(run for line in lines.lines for run in line.runs)
-        self._finals = [one for one in of_runs if one.name.startswith("final ")]
-        best = {one.name.removeprefix("final "): one.best for one in self._finals} | {
-            "accuracy": "most",
-            "loss": "least",
-        }
-        said = {Target.read(target) for target in (*lines.targets, *targets)}
-        for target in sorted(said):
+        self.lines = lines
+        metrics = measures.of_metrics(chain.from_iterable(line.runs for line in lines.lines))
+        self._finals = [metric for metric in metrics if metric.name.startswith("final ")]
+        requested = {Target.read(target) for target in targets}
+        declared = {Target.read(target) for target in lines.targets}
+        order = self._from_easiest(requested | declared)
+        accuracies: list[Aim] = [aim.value for aim in order if aim.metric == "accuracy"]
+        others: list[Aim] = [aim for aim in order if aim.metric != "accuracy"]
+        self._requested = [aim for aim in (*accuracies, *others) if Target.read(aim) in requested]
+        self._to_others: list[measures.Measure | None] = []
+        for target in others:
+            self._to_others += [measures.goal_of(goal, target) for goal in TARGETED]
+        self._measures = [*measures.measures([*accuracies, *others]), *metrics]
+        if lines.budget:
+            self._measures.append(measures.WITHIN)
+        self._figures: list[list[measures.Values]] = []
+        for line in lines.lines:
+            self._figures.append([])
+            for run in line.runs:
+                values: measures.Values = dict.fromkeys(metric.name for metric in metrics)
+                values |= measures.measure(run, [*accuracies, *others], ledger, lines.budget)
+                self._figures[-1].append(values)
+        self._aims = self._requested or accuracies or others
+        if not self._aims:
+            self._aim_at_usual_target()
+
+    def _from_easiest(self, targets: set[Target]) -> list[Target]:
+        """Targets by metric, each metric's from the easiest to the hardest."""
+        best: dict[str, measures.Preferred] = {}
+        for metric in self._finals:
+            best[metric.name.removeprefix("final ")] = metric.best
+        best["accuracy"] = "most"
+        best["loss"] = "least"
+        for target in sorted(targets):
             if target.metric not in best:
                 hint = f"{', '.join(sorted(best))}{nearest(target.metric, best)}"
                 raise ScenarioError(
                     f"--target is of {target.metric!r}, which no run has; they have {hint}"
                 )
-        order = sorted(
-            said,
-            key=lambda one: (one.metric, -one.value if best[one.metric] == "least" else one.value),
-        )
-        self._aims: list[Aim] = [one.value for one in order if one.metric == "accuracy"]
-        others: list[Aim] = [one for one in order if one.metric != "accuracy"]
-        asked = [Target.read(target) for target in targets]
-        self._asked: list[Aim] = [
-            aim for aim in (*self._aims, *others) if Target.read(aim) in asked
-        ]
-        self._to_others = [measures.goal_of(what, target) for target in others for what in TARGETED]
-        all_targets = [*self._aims, *others]
-        self.lines = lines
-        self._measures = [
-            *measures.measures(all_targets),
-            *of_runs,
-            *([measures.WITHIN] if lines.budget else []),
-        ]
-        blank: measures.Values = dict.fromkeys(one.name for one in of_runs)
-        self._figures = [
-            [blank | measures.measure(run, all_targets, ledger, lines.budget) for run in line.runs]
-            for line in lines.lines
-        ]
-        self._aims = self._asked or self._aims or others
-        if not self._aims and (usual := usual_target(lines, self._figures)) is not None:
-            self._aims = [usual]
-            for line, own in zip(lines.lines, self._figures, strict=True):
-                for run, values in zip(line.runs, own, strict=True):
-                    values |= measures.costs_until(run, usual)
-        keys = dict.fromkeys(key for line in lines.lines for key, _ in line.point)
-        shorts = {key: short_key(key, keys) for key in keys}
-        self._heads = {key: key if short in _TAKEN else short for key, short in shorts.items()}
+
+        def rank(target: Target) -> tuple[str, float]:
+            sign = -1 if best[target.metric] == "least" else 1
+            return target.metric, sign * target.value
+
+        return sorted(targets, key=rank)
+
+    def _aim_at_usual_target(self) -> None:
+        target = usual_target(self.lines, self._figures)
+        if target is None:
+            return
+        self._aims = [target]
+        for line, figures in zip(self.lines.lines, self._figures, strict=True):
+            for run, values in zip(line.runs, figures, strict=True):
+                values |= measures.costs_until(run, target)
 
     def tables(self) -> list[ComparedTable]:
-        """``side_by_side``; for studies with a baseline the ``differences`` from it follow."""
-        return [
-            self.side_by_side(),
-            *([] if self.lines.are_runs or not self.lines.baseline else [self.differences()]),
-        ]
+        """``side_by_side``; for studies with a baseline also ``differences``."""
+        tables = [self.side_by_side()]
+        if self.lines.baseline and not self.lines.are_runs:
+            tables.append(self.differences())
+        return tables
 
     def side_by_side(self) -> ComparedTable:
-        """Means over seeds, with intervals where there are several, and ratios to the baseline."""
+        """Means over seeds, with intervals over several seeds, and cost ratios to the baseline."""
         columns = [*self._identity(), *map(self._column, self._measures)]
         if self.lines.baseline:
-            to = "first" if self.lines.is_first else "baseline"
-            for one in (one for one in self._measures if one.is_cost):
-                cells = tuple(self._ratio(one, place) for place in range(len(self._figures)))
-                columns.append(
-                    ComparedColumn(
-                        f"{one.name} to {to} (ratio)", cells, f"ratios to the {to}", unit="ratio"
-                    )
-                )
-        notes = (
-            [f"The baseline is {clean(self.lines.baseline)}."]
-            if self.lines.baseline and not self.lines.is_first
-            else []
-        )
+            columns += self._ratio_columns()
+        notes = []
+        if self.lines.baseline and not self.lines.is_first:
+            notes.append(f"The baseline is {clean(self.lines.baseline)}.")
         if max(len(line.runs) for line in self.lines.lines) > 1:
             notes.append(
                 "Means over seeds with 95 % intervals (Student's t); empty unless all seeds "
                 "have the figure."
             )
-        return ComparedTable(tuple(columns), (*notes, *_not_done(self.lines)))
+        return ComparedTable(tuple(columns), (*notes, *_undone(self.lines)))
+
+    def _ratio_columns(self) -> Iterator[ComparedColumn]:
+        base = "first" if self.lines.is_first else "baseline"
+        for measure in self._measures:
+            if measure.is_cost:
+                head = f"{measure.name} to {base} (ratio)"
+                cells = tuple(self._ratio(measure, place) for place in range(len(self._figures)))
+                yield ComparedColumn(head, cells, f"ratios to the {base}", unit="ratio")
 
     def in_short(self) -> ComparedTable:
-        """The few figures that are asked for most, the best lines first, world by world."""
-        found = self.answers()
-        bases = set(self.lines.baselines)
-        each = max(3, _MOST_ROWS // max(1, len(found)))
-        rows = [
-            place
-            for one in found
-            for rank, place in enumerate(one.order)
-            if rank < each or place in bases
-        ]
-        ranked = {place for one in found for place in one.order}
-        rows += [place for place in range(len(self._figures)) if place not in ranked][
-            : max(0, _MOST_ROWS - len(rows))
-        ]
-        targets = self._asked or [
-            one for one in self._aims if any(one == answer.target for answer in found)
-        ]
-        goals = [
-            measures.goal_of(goal, target)
-            for target in targets or (None,)
-            for goal in (self.lines.goal, *TARGETED)
-        ]
-        wanted = [one for one in goals if one not in (None, measures.FINAL)] or [
-            measures.TIME,
-            measures.TRAFFIC,
-        ]
-        columns = [
-            column
-            for column in self._identity()
-            if column.head != "strategy" or self.lines.are_runs
-        ]
-        asked = dict.fromkeys(
-            [measures.FINAL, *self._finals, *wanted, *self._to_others, measures.WASTED_COMPUTE]
+        """The few figures that users need most, the best lines first, world by world."""
+        answers = self.answers()
+        rows = self._short_rows(answers)
+        identity = self._identity()
+        if not self.lines.are_runs:
+            identity = [column for column in identity if column.head != "strategy"]
+        columns = []
+        for column in (*identity, *map(self._column, self._short_measures(answers))):
+            cells = tuple(column.cells[row] for row in rows)
+            if any(cell is not None for cell in cells):
+                columns.append(replace(column, topic="", cells=cells))
+        notes = []
+        hidden = len(self._figures) - len(rows)
+        if hidden:
+            lines = "lines are" if hidden > 1 else "line is"
+            notes.append(f"{hidden} more {lines} not shown here.")
+        undone = list(_undone(self.lines))
+        notes += undone[:_MOST_NOTES]
+        if len(undone) > _MOST_NOTES:
+            notes.append(f"{len(undone) - _MOST_NOTES} more lines are not done.")
+        return ComparedTable(tuple(columns), tuple(notes))
+
+    def _short_rows(self, answers: Sequence[Answer]) -> list[int]:
+        """Places of each world's best lines and of the baselines, then of unranked lines."""
+        baselines = set(self.lines.baselines)
+        per_world = max(3, _MOST_ROWS // max(1, len(answers)))
+        rows: list[int] = []
+        ranked: set[int] = set()
+        for answer in answers:
+            ranked.update(answer.order)
+            for rank, place in enumerate(answer.order):
+                if rank < per_world or place in baselines:
+                    rows.append(place)
+        unranked = [place for place in range(len(self._figures)) if place not in ranked]
+        return rows + unranked[: max(0, _MOST_ROWS - len(rows))]
+
+    def _short_measures(self, answers: Sequence[Answer]) -> list[measures.Measure]:
+        targets: list[Aim | None] = [*self._requested]
+        if not targets:
+            answered = [answer.target for answer in answers]
+            targets += [aim for aim in self._aims if aim in answered]
+        if not targets:
+            targets = [None]
+        goals: list[measures.Measure | None] = []
+        for target in targets:
+            for goal in (self.lines.goal, *TARGETED):
+                measure = measures.goal_of(goal, target)
+                if measure not in (None, measures.FINAL):
+                    goals.append(measure)
+        if not goals:
+            goals = [measures.TIME, measures.TRAFFIC]
+        selection = dict.fromkeys(
+            [measures.FINAL, *self._finals, *goals, *self._to_others, measures.WASTED_COMPUTE]
         )
-        columns += [self._column(one) for one in asked if one]
-        columns = [
-            replace(column, topic="", cells=tuple(column.cells[row] for row in rows))
-            for column in columns
-        ]
-        left_out = len(self._figures) - len(rows)
-        notes = [*_not_done(self.lines)]
-        more = (
-            [f"{left_out} more line{'s are' if left_out > 1 else ' is'} not shown here."]
-            if left_out
-            else []
-        )
-        more += notes[:_MOST_NOTES]
-        more += (
-            [f"{len(notes) - _MOST_NOTES} more lines are not done."]
-            if len(notes) > _MOST_NOTES
-            else []
-        )
-        return ComparedTable(
-            tuple(column for column in columns if any(cell is not None for cell in column.cells)),
-            tuple(more),
-        )
+        return [measure for measure in selection if measure is not None]
 
     def answers(self) -> list[Answer]:
-        """The answers, world by world; where no target was named, of one that half of the lines
-        reach.
-        """
-        return list(answers(self.lines, self._figures, self._aims, are_asked=bool(self._asked)))
+        """The answer of each world; without any target, to one that half of the lines reach."""
+        is_requested = bool(self._requested)
+        return list(answers(self.lines, self._figures, self._aims, is_requested=is_requested))
 
     def one_by_one(self) -> ComparedTable:
+        """All figures of each run, one run per row."""
         rows: list[dict[str, Cell]] = []
-        for line, own in zip(self.lines.lines, self._figures, strict=True):
-            for run, values in zip(line.runs, own, strict=True):
-                said = self._point(line) | {
-                    "strategy": line.strategy,
-                    "seed": int(run.summary["seed"]),
-                }
-                rows.append(said | {one.head: values[one.name] for one in self._measures})
-        heads = [
-            "variant",
-            *self._heads.values(),
-            "strategy",
-            "seed",
-            *(one.head for one in self._measures),
-        ]
+        for line, figures in zip(self.lines.lines, self._figures, strict=True):
+            for run, values in zip(line.runs, figures, strict=True):
+                row = self._point(line)
+                row["strategy"] = line.strategy
+                row["seed"] = int(run.summary["seed"])
+                for measure in self._measures:
+                    row[measure.head] = values[measure.name]
+                rows.append(row)
+        heads = ["variant", *self._heads.values(), "strategy", "seed"]
+        heads += [measure.head for measure in self._measures]
         return ComparedTable.of(heads, rows)
 
     def paired(self, seeds: Sequence[int]) -> ComparedTable:
-        """Each line against its baseline, a row a measure: the difference in each seed's world,
-        and their mean and interval.
+        """Each line's differences to its baseline, seed by seed, with their mean and interval.
 
-        The mean is empty unless both have the figure in every seed: it would flatter lines that
-        often fail.
+        The mean is empty unless both lines have the figure in every seed. A mean of fewer seeds
+        would flatter lines that often fail.
+
+        Args:
+            seeds: the seeds of the study, each of which gets a column.
+
+        Returns:
+            One row per line and measure.
         """
         rows: list[dict[str, Cell]] = []
-        for said, place, at in self._compared():
-            for one in self._measures:
-                pairs = self._pairs(place, at, one)
-                row: dict[str, Cell] = {"measure": one.name, "unit": one.unit, "pairs": len(pairs)}
-                row |= {f"seed {seed}": above - below for seed, (above, below) in pairs.items()}
+        for place, base in self._compared():
+            for measure in self._measures:
+                pairs = self._pairs(place, base, measure)
+                row = self._paired_point(place, base)
+                row["measure"] = measure.name
+                row["unit"] = measure.unit
+                row["pairs"] = len(pairs)
+                for seed, (above, below) in pairs.items():
+                    row[f"seed {seed}"] = above - below
                 if pairs and len(pairs) == len(seeds):
-                    mean = _mean_difference(pairs)
-                    low, high = mean.edges
-                    row |= {
-                        "mean difference": mean.mean,
-                        "low": low,
-                        "high": high,
-                        "ratio": self._ratio(one, place),
-                    }
-                rows.append(said | row)
-        return ComparedTable.of(
-            [*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)], rows
-        )
+                    difference = _mean_difference(pairs)
+                    row["mean difference"] = difference.mean
+                    row["low"], row["high"] = difference.edges
+                    row["ratio"] = self._ratio(measure, place)
+                rows.append(row)
+        heads = [*_KEYS, *self._heads.values(), *_PAIRED, *(f"seed {seed}" for seed in seeds)]
+        return ComparedTable.of(heads, rows)
 
     def differences(self) -> ComparedTable:
-        """The mean differences of ``paired``, a row a line and a column a measure."""
+        """The mean differences of ``paired``, with one row per line and one column per measure."""
         compared = list(self._compared())
-        columns = [
-            *ComparedTable.of(
-                [*_KEYS, *self._heads.values()], [said for said, _, _ in compared]
-            ).columns
-        ]
-        for one in self._measures:
-            found = (self._all_pairs(place, at, one) for _, place, at in compared)
-            cells = tuple(_mean_difference(pairs) if pairs else None for pairs in found)
-            topic = f"{one.topic}, difference to the baseline"
+        points = [self._paired_point(place, base) for place, base in compared]
+        columns = [*ComparedTable.of([*_KEYS, *self._heads.values()], points).columns]
+        for measure in self._measures:
+            cells: list[Cell] = []
+            for place, base in compared:
+                pairs = self._all_pairs(place, base, measure)
+                cells.append(_mean_difference(pairs) if pairs else None)
             columns.append(
-                ComparedColumn(one.head, cells, topic, over_seeds=True, unit=one.unit, signed=True)
+                ComparedColumn(
+                    measure.head,
+                    tuple(cells),
+                    f"{measure.topic}, difference to the baseline",
+                    over_seeds=True,
+                    unit=measure.unit,
+                    signed=True,
+                )
             )
-        return ComparedTable(
-            tuple(columns),
-            ("Variant minus baseline, seed by seed in the same worlds.",) if compared else (),
-        )
+        notes = ("Variant minus baseline, seed by seed in the same worlds.",)
+        return ComparedTable(tuple(columns), notes if compared else ())
+
+    @cached_property
+    def _heads(self) -> dict[str, str]:
+        """Heads of the columns of the grid's keys: short names, if no other column has them."""
+        keys: dict[str, None] = {}
+        for line in self.lines.lines:
+            keys.update(dict.fromkeys(key for key, _ in line.point))
+        heads = {}
+        for key in keys:
+            short = short_key(key, keys)
+            heads[key] = key if short in _RESERVED else short
+        return heads
 
     def _point(self, line: ComparedLine) -> dict[str, Cell]:
-        return {
-            "variant": line.name,
-            **{self._heads[key]: shown(value) for key, value in line.point},
-        }
+        point: dict[str, Cell] = {"variant": line.name}
+        for key, value in line.point:
+            point[self._heads[key]] = format_value(value)
+        return point
+
+    def _paired_point(self, place: int, base: int) -> dict[str, Cell]:
+        point = self._point(self.lines.lines[place])
+        point["baseline"] = self.lines.lines[base].name
+        return point
 
     def _identity(self) -> list[ComparedColumn]:
+        """The columns that identify a line."""
         rows: list[dict[str, Cell]] = []
         for line in self.lines.lines:
-            row = self._point(line) | {
-                "study": line.study or None,
-                "strategy": line.strategy,
-                "runs": len(line.runs),
-            }
-            rows.append(
-                row
-                | {"run": line.name}
-                | ({"seed": int(line.runs[0].summary["seed"])} if self.lines.are_runs else {})
-            )
-        studies = ["study"] if len({line.study for line in self.lines.lines}) > 1 else []
-        heads = ["variant", *studies, *self._heads.values(), "strategy", "runs"]
-        return [
-            *ComparedTable.of(
-                ["run", "strategy", "seed"] if self.lines.are_runs else heads, rows
-            ).columns
-        ]
+            row = self._point(line)
+            row["study"] = line.study or None
+            row["strategy"] = line.strategy
+            row["runs"] = len(line.runs)
+            row["run"] = line.name
+            if self.lines.are_runs:
+                row["seed"] = int(line.runs[0].summary["seed"])
+            rows.append(row)
+        heads = ["run", "strategy", "seed"]
+        if not self.lines.are_runs:
+            studies = {line.study for line in self.lines.lines}
+            heads = ["variant", *self._heads.values(), "strategy", "runs"]
+            if len(studies) > 1:
+                heads.insert(1, "study")
+        return [*ComparedTable.of(heads, rows).columns]
 
-    def _column(self, one: measures.Measure) -> ComparedColumn:
-        cells = tuple(
-            _mean([values[one.name] for values in line], one.most) for line in self._figures
-        )
+    def _column(self, measure: measures.Measure) -> ComparedColumn:
+        cells = []
+        for figures in self._figures:
+            cells.append(_mean([values[measure.name] for values in figures], measure.most))
         return ComparedColumn(
-            one.head,
-            cells,
-            one.topic,
+            measure.head,
+            tuple(cells),
+            measure.topic,
             over_seeds=not self.lines.are_runs,
-            unit=one.unit,
-            best=one.best,
+            unit=measure.unit,
+            best=measure.best,
         )
 
-    def _compared(self) -> Iterator[tuple[dict[str, Cell], int, int]]:
-        """The first cells of the row of each line that has a baseline, its place, and that of
-        the baseline.
-        """
-        for place, at in enumerate(self.lines.baselines):
-            if at is not None and at != place:
-                yield (
-                    self._point(self.lines.lines[place]) | {"baseline": self.lines.lines[at].name},
-                    place,
-                    at,
-                )
+    def _compared(self) -> Iterator[tuple[int, int]]:
+        """Places of each line that has a baseline, and of that baseline."""
+        for place, base in enumerate(self.lines.baselines):
+            if base is not None and base != place:
+                yield place, base
 
-    def _pairs(self, place: int, at: int, one: measures.Measure) -> Pairs:
-        own, base = (
-            self.lines.by_seed(line, self._figures[line], one.name) for line in (place, at)
-        )
-        return {seed: (own[seed], base[seed]) for seed in own if seed in base}
+    def _pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
+        values = self.lines.by_seed(place, self._figures[place], measure.name)
+        base_values = self.lines.by_seed(base, self._figures[base], measure.name)
+        return {
+            seed: (value, base_values[seed])
+            for seed, value in values.items()
+            if seed in base_values
+        }
 
-    def _all_pairs(self, place: int, at: int, one: measures.Measure) -> Pairs:
-        """The pairs of two lines, if each of their runs is in one; else none."""
-        pairs = self._pairs(place, at, one)
-        return pairs if len(pairs) == max(len(self._figures[place]), len(self._figures[at])) else {}
+    def _all_pairs(self, place: int, base: int, measure: measures.Measure) -> Pairs:
+        """The pairs of two lines if they hold every run of both; otherwise empty."""
+        pairs = self._pairs(place, base, measure)
+        runs = max(len(self._figures[place]), len(self._figures[base]))
+        return pairs if len(pairs) == runs else {}
 
-    def _ratio(self, one: measures.Measure, place: int) -> float | None:
-        """Cost of a line relative to its baseline's; None where some seed lacks it, or a ratio
-        means nothing.
-        """
-        at = self.lines.baselines[place]
-        pairs = {} if at is None or not one.is_cost else self._all_pairs(place, at, one)
-        found = ratio_of(*zip(*pairs.values(), strict=True)) if pairs else None
-        return None if found is None else found.mean
+    def _ratio(self, measure: measures.Measure, place: int) -> float | None:
+        """Cost of a line over its baseline's; None if a seed lacks one, or for no cost."""
+        base = self.lines.baselines[place]
+        if base is None or not measure.is_cost:
+            return None
+        pairs = self._all_pairs(place, base, measure)
+        if not pairs:
+            return None
+        ratio = ratio_of(*zip(*pairs.values(), strict=True))
+        return None if ratio is None else ratio.mean
 
 
 def _mean_difference(pairs: Pairs) -> Estimate:
-    found = paired_difference(
+    difference = paired_difference(
         [above for above, _ in pairs.values()], [below for _, below in pairs.values()]
     )
-    noise = _NOISE * max(abs(figure) for pair in pairs.values() for figure in pair)
-    mean, low, high = (
-        0.0 if abs(edge) <= noise else edge for edge in (found.mean, found.low, found.high)
+    noise = _NOISE * max(map(abs, chain.from_iterable(pairs.values())))
+
+    def denoise(edge: float) -> float:
+        return 0.0 if abs(edge) <= noise else edge
+
+    return Estimate(
+        denoise(difference.mean),
+        denoise(difference.low),
+        denoise(difference.high),
+        difference.pairs,
     )
-    return Estimate(mean, low, high, found.pairs)
 
 
 def _mean(values: Sequence[float | int | None], most: float) -> Cell:
-    """One value as it is; the mean of several, if all of them are there, with the possible part
-    of its interval.
+    """A single value as it is, or the mean of several values; None if one of them is None.
+
+    The interval of a mean is clipped to the possible values, 0 to ``most``.
     """
-    known = [value for value in values if value is not None]
-    if len(known) < max(2, len(values)):
-        return known[0] if len(known) == len(values) == 1 else None
-    found = mean_of(known)
-    return replace(found, low=max(found.low, 0.0), high=min(found.high, most))
+    numbers = [value for value in values if value is not None]
+    if not numbers or len(numbers) < len(values):
+        return None
+    if len(numbers) == 1:
+        return numbers[0]
+    mean = mean_of(numbers)
+    return replace(mean, low=max(mean.low, 0.0), high=min(mean.high, most))
 
 
-def _not_done(lines: Lines) -> Iterator[str]:
+def _undone(lines: Lines) -> Iterator[str]:
+    """Notes on the lines with runs that are missing or were not run to their end."""
     for line in lines.lines:
         if len(line.runs) < line.planned:
             yield f"Of {clean(line.name)} {len(line.runs)} of {line.planned} runs are done."

@@ -1,3 +1,1 @@
-"""Histories, targets, fairness and the index of a study, read from run folders for comparisons
-and pictures.
-"""
+"""Readers of run folders for comparisons and pictures: histories, targets, fairness and indices."""

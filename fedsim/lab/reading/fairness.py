@@ -1,5 +1,7 @@
-"""Fairness of selections: tasks of a round (or of a version, where there are none), and no
-reports, profiling or tests.
+"""Fairness of selections and of accuracies.
+
+A selection is a task of a round, or of a version for strategies without rounds. Reports,
+profiling and tests are no selections.
 """
 
 import math
@@ -17,54 +19,61 @@ if TYPE_CHECKING:
 
 
 def jain_index(values: Iterable[float], among: int | None = None) -> float:
-    """(sum x)^2 / (n sum x^2), 1/n to 1, NaN if all are 0; n is ``among``, or the number of values.
+    """Jain's index of fairness, (sum x)^2 / (n sum x^2).
 
     Source: Jain, Chiu and Hawe, "A quantitative measure of fairness and discrimination" (1984).
+
+    Args:
+        values: x, of which further zeros may be omitted.
+        among: n, by default the number of values.
+
+    Returns:
+        The index, from 1/n to 1; NaN if all values are 0.
     """
-    known = np.array([*values], dtype=np.float64)
-    squares = (among or len(known)) * float(np.square(known).sum())
-    return float(known.sum()) ** 2 / squares if squares else math.nan
+    array = np.array([*values], dtype=np.float64)
+    squares = (among or len(array)) * float(np.square(array).sum())
+    return float(array.sum()) ** 2 / squares if squares else math.nan
 
 
 def worst_decile(values: Iterable[float]) -> float:
-    """Mean of the lowest tenth (at least one) of the values; NaN where there are none."""
+    """Mean of the lowest tenth of the values, and of at least one value; NaN without values."""
     ordered = np.sort([*values])
-    return float(ordered[: math.ceil(len(ordered) / 10)].mean()) if len(ordered) else math.nan
+    if not len(ordered):
+        return math.nan
+    return float(ordered[: math.ceil(len(ordered) / 10)].mean())
 
 
 def jain_over_time(run: RunFolder) -> tuple[Floats, Floats]:
-    """The end of each round (s), and Jain's index of all selections until then, over all devices
-    of the population.
+    """Jain's index of the selections of all devices, from the start to each round's end.
+
+    Returns:
+        The ends of the rounds (s), and the indices; float64 [rounds] each.
     """
     import pandas as pd
 
     names = ["time", "kind", "device", "round"]
     events = pd.DataFrame(run.events_of(("task-start", "round"), names), columns=names)
     ends = events["kind"] == "round"
-    asked = ~ends & events["round"].notna()
-    before = events[asked].groupby("device").cumcount().reindex(events.index, fill_value=0)
-    squares = ((2 * before + 1) * asked).cumsum()
-    index = asked.cumsum() ** 2 / (run.population * squares)
-    return events["time"][ends].to_numpy().astype(np.float64), index[ends].to_numpy().astype(
-        np.float64
-    )
+    is_selection = ~ends & events["round"].notna()
+    before = events[is_selection].groupby("device").cumcount().reindex(events.index, fill_value=0)
+    squares = ((2 * before + 1) * is_selection).cumsum()
+    index = is_selection.cumsum() ** 2 / (run.population * squares)
+    times = events["time"][ends].to_numpy().astype(np.float64)
+    return times, index[ends].to_numpy().astype(np.float64)
 
 
 def selections(run: RunFolder) -> "pd.DataFrame":
-    """The selections in order of their tasks' ends: ``device``, its ``group`` then (NaN for
-    none), and ``valid``.
+    """The selections of a run, one per row, in order of their tasks' ends.
 
-    An update is valid if it was not late or lost, and an epoch was finished.
+    Columns are ``device``, its ``group`` at the end of the task (NaN for none), and ``valid``. A
+    selection is valid if its update was not late or lost, and has a finished epoch.
     """
     import pandas as pd
 
     names = ["kind", "task", "device", "round", "group", "step", "outcome", "data"]
     events = pd.DataFrame(run.events_of(("step-end", "task-end"), names), columns=names)
     trained = events[(events["kind"] == "step-end") & (events["step"] == "train")]
-    idle = trained["task"][
-        trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
-    ]
+    lacks_epoch = trained["data"].map(lambda data: not parse_json(data)["epochs"]).astype(bool)
     ended = events[(events["kind"] == "task-end") & events["round"].notna()]
-    return ended[["device", "group"]].assign(
-        valid=(ended["outcome"] == "done") & ~ended["task"].isin(idle)
-    )
+    has_epoch = ~ended["task"].isin(trained["task"][lacks_epoch])
+    return ended[["device", "group"]].assign(valid=(ended["outcome"] == "done") & has_epoch)

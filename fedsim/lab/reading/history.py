@@ -1,4 +1,4 @@
-"""Events of a run, read from its folder into tables, for pictures and exports."""
+"""A run's records as pandas tables, for pictures and exports."""
 
 from functools import cached_property
 from typing import Any
@@ -17,30 +17,32 @@ MARKS = ("arrival", "departure", "shift", "noticed", "move")
 
 
 class History:
-    """A run's records as tables, each read when it is first needed; times in simulated seconds."""
+    """A run's records as tables, each of which is read when it is first needed.
+
+    Times are simulated seconds.
+    """
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
 
     @cached_property
     def events(self) -> pd.DataFrame:
-        """Every record; ``period`` is the number of rounds that had ended by then."""
+        """All records; ``period`` is the number of rounds that ended before the record."""
         events: pd.DataFrame = self.run.table(EVENTS).to_pandas()
-        return events.assign(
-            period=events.index[events["kind"] == "round"].searchsorted(events.index)
-        )
+        rounds = events.index[events["kind"] == "round"]
+        return events.assign(period=rounds.searchsorted(events.index))
 
     def of(self, *kinds: str) -> pd.DataFrame:
         """The records of some kinds."""
         return self.events[self.events["kind"].isin(kinds)]
 
     def data(self, *kinds: str) -> list[Any]:
-        """The records of some kinds as dicts, ``data`` parsed, None where a field is empty."""
-        rows = self.of(*kinds).astype(object)
-        return [
-            row | {"data": parsed(row["data"])}
-            for row in rows.where(rows.notna(), None).to_dict("records")
-        ]
+        """The records of some kinds as dicts, with ``data`` parsed, and None for empty fields."""
+        table = self.of(*kinds).astype(object)
+        rows = table.where(table.notna(), None).to_dict("records")
+        for row in rows:
+            row["data"] = parsed(row["data"])
+        return rows
 
     @cached_property
     def end(self) -> float:
@@ -49,7 +51,7 @@ class History:
 
     @cached_property
     def population(self) -> pd.DataFrame:
-        """The devices' table, by device."""
+        """The table of devices, indexed by device."""
         population: pd.DataFrame = self.run.table(DEVICES).to_pandas()
         return population.set_index("device")
 
@@ -57,38 +59,46 @@ class History:
 
     @cached_property
     def tasks(self) -> pd.DataFrame:
-        """Tasks that ended: ``device``, ``task``, ``end``, ``outcome``, ``period``."""
-        ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]].rename(
-            columns={"time": "end"}
-        )
+        """Tasks that ended: ``device``, ``task``, ``end``, ``outcome`` and ``period``."""
+        ends = self.of("task-end")[["device", "task", "time", "outcome", "period"]]
+        ends = ends.rename(columns={"time": "end"})
         return ends.astype({"device": int, "task": int, "outcome": str}).reset_index(drop=True)
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """One row a step; ``ended`` is its own outcome, ``outcome`` the *task's*: unless it is
-        ``done``, the work was wasted.
+        """One row per step.
 
-        ``round`` and ``group`` are NaN for none; ``data`` is that of the step's end, as JSON
-        (None for one that never ended).
+        ``ended`` is the outcome of the step, and ``outcome`` the outcome of its task. The work
+        was wasted unless ``outcome`` is ``done``. ``round`` and ``group`` may be NaN. ``data`` is
+        the JSON of the step's end, and None for a step that never ended.
         """
         rows = self.of("step-start", "step-end").sort_values("task", kind="stable")
         # a task does one step at a time
         following = rows[["kind", "task", "time", "outcome", "data"]].shift(-1)
-        ended = (following["kind"] == "step-end") & (following["task"] == rows["task"])
+        has_end = (following["kind"] == "step-end") & (following["task"] == rows["task"])
+        # a run that was cut off has open tasks and steps at its end
+        outcomes = rows["task"].map(self.tasks.set_index("task")["outcome"]).astype(object)
         steps = rows.assign(
             start=rows["time"],
-            # a run that was cut off leaves its last steps open
-            end=following["time"].where(ended, self.end),
-            ended=following["outcome"].astype(object).where(ended, "stopped"),
-            outcome=rows["task"]
-            .map(self.tasks.set_index("task")["outcome"])
-            .astype(object)
-            .fillna("stopped")
-            .astype(str),
-            data=following["data"].where(ended, None),
-        )[rows["kind"] == "step-start"]
-        steps = steps[
-            ["device", "task", "round", "group", "step", "start", "end", "ended", "outcome", "data"]
+            end=following["time"].where(has_end, self.end),
+            ended=following["outcome"].astype(object).where(has_end, "stopped"),
+            outcome=outcomes.fillna("stopped").astype(str),
+            data=following["data"].where(has_end, None),
+        )
+        steps = steps.loc[
+            rows["kind"] == "step-start",
+            [
+                "device",
+                "task",
+                "round",
+                "group",
+                "step",
+                "start",
+                "end",
+                "ended",
+                "outcome",
+                "data",
+            ],
         ]
         return steps.astype({"device": int, "task": int, "step": str}).reset_index(drop=True)
 
@@ -96,22 +106,17 @@ class History:
     def rounds(self) -> pd.DataFrame:
         """Rounds that ended: ``round``, ``end``, and ``deadline`` (NaN for none)."""
         starts = self.of("round-start")
-        deadlines = {
-            int(at): parsed(data).get("deadline")
-            for at, data in zip(starts["round"], starts["data"], strict=True)
-        }
-        ends = (
-            self.of("round")[["round", "time"]]
-            .rename(columns={"time": "end"})
-            .astype({"round": int})
-        )
-        return ends.assign(deadline=ends["round"].map(deadlines).astype(float)).reset_index(
-            drop=True
-        )
+        deadlines = {}
+        for number, data in zip(starts["round"], starts["data"], strict=True):
+            deadlines[int(number)] = parsed(data).get("deadline")
+        ends = self.of("round")[["round", "time"]]
+        ends = ends.rename(columns={"time": "end"}).astype({"round": int})
+        ends = ends.assign(deadline=ends["round"].map(deadlines).astype(float))
+        return ends.reset_index(drop=True)
 
     @cached_property
     def acts(self) -> pd.DataFrame:
-        """``end``: when processes of the world did something."""
+        """Acts of the world's processes: ``end``, the time of each."""
         acts = self.events["kind"].astype(str).map(is_act).astype(bool)
         return self.events.loc[acts, ["time"]].rename(columns={"time": "end"})
 
@@ -120,59 +125,48 @@ class History:
     @cached_property
     def there(self) -> pd.DataFrame:
         """From each device's arrival to its departure, or to the run's end."""
-        there = self.population[["arrival", "departure"]].reset_index()
-        there = there.rename(columns={"arrival": "start", "departure": "end"})
-        return _some_time(there.assign(end=there["end"].clip(upper=self.end)))
+        stays = self.population[["arrival", "departure"]].reset_index()
+        stays = stays.rename(columns={"arrival": "start", "departure": "end"})
+        return _lasting(stays.assign(end=stays["end"].clip(upper=self.end)))
 
     @cached_property
     def away(self) -> pd.DataFrame:
-        """While a device was there and could not be reached: by its availability, or because it
-        was switched off.
-        """
+        """Stretches during which a present device was offline or switched off."""
         if not self.run.has(AVAILABILITY):
             return self._phases
         switched_off = self._stretches(self.of("switch-off", "switch-on"), "switch-off")
-        off = pd.concat([self._phases[~self._phases["on"]], switched_off])[
-            ["device", "start", "end"]
-        ]
-        own = self.population.loc[off["device"]]
-        start = np.maximum(off["start"], own["arrival"].to_numpy())
-        off = _some_time(
-            off.assign(start=start, end=np.minimum(off["end"], own["departure"].to_numpy()))
-        )
+        offline = self._phases[~self._phases["on"]]
+        off = pd.concat([offline, switched_off])[["device", "start", "end"]]
+        devices = self.population.loc[off["device"]]
+        start = np.maximum(off["start"], devices["arrival"].to_numpy())
+        end = np.minimum(off["end"], devices["departure"].to_numpy())
+        off = _lasting(off.assign(start=start, end=end))
         return off.sort_values(["device", "start"], kind="stable", ignore_index=True)
 
     @property
     def known(self) -> Ints:
-        """The devices of which ``away`` tells, ascending; none of a run that goes on."""
+        """The devices that ``away`` covers, ascending; none for an unfinished run."""
         return self._phases["device"].unique()
 
     @cached_property
     def _phases(self) -> pd.DataFrame:
         if not self.run.has(AVAILABILITY):
             return pd.DataFrame({"device": [], "start": [], "end": []}).astype({"device": int})
-        phases: pd.DataFrame = (
-            self.run.table(AVAILABILITY).to_pandas().rename(columns={"time": "start"})
-        )
+        phases: pd.DataFrame = self.run.table(AVAILABILITY).to_pandas()
+        phases = phases.rename(columns={"time": "start"})
         return phases.assign(end=_next_start(phases, self.end))
 
     @property
     def lost_edges(self) -> pd.DataFrame:
-        """Stretches during which edge servers were lost: ``device``, the number of the edge
-        server, ``start`` and ``end``.
-        """
+        """Outages of edge servers: the server's number as ``device``, ``start`` and ``end``."""
         acts = self.of("edge-off", "edge-on")
-        return self._stretches(
-            acts.assign(device=[parsed(text)["edge"] for text in acts["data"]]), "edge-off"
-        )
+        acts = acts.assign(device=[parsed(text)["edge"] for text in acts["data"]])
+        return self._stretches(acts, "edge-off")
 
     def _stretches(self, acts: pd.DataFrame, kind: str) -> pd.DataFrame:
         """From each record of a kind to the next record of the same device, or to the end."""
-        acts = (
-            acts.rename(columns={"time": "start"})
-            .astype({"device": "Int64"})
-            .sort_values("device", kind="stable")
-        )
+        acts = acts.rename(columns={"time": "start"}).astype({"device": "Int64"})
+        acts = acts.sort_values("device", kind="stable")
         acts = acts.assign(end=_next_start(acts, self.end))
         return acts.loc[acts["kind"] == kind, ["device", "start", "end"]].astype({"device": int})
 
@@ -180,17 +174,17 @@ class History:
 
     @cached_property
     def moves(self) -> pd.DataFrame:
-        """Assignments: ``time``, ``device``, ``period``, ``group`` and ``before`` (each -1 for
-        none), and ``why``.
+        """Assignments to groups: ``time``, ``device``, ``period``, ``group``, ``before``, ``why``.
+
+        ``before`` is the previous group. A group is -1 for none.
         """
         rows = self.of("assign")
         data = [parsed(text) for text in rows["data"]]
         moves = rows[["time", "device", "period", "group"]].reset_index(drop=True)
         moves["before"] = pd.Series([entry["before"] for entry in data], dtype=float)
         moves["why"] = pd.Series([str(entry["why"]) for entry in data], dtype=str)
-        return moves.fillna({"group": NO_GROUP, "before": NO_GROUP}).astype(
-            {"device": int, "group": int, "before": int}
-        )
+        moves = moves.fillna({"group": NO_GROUP, "before": NO_GROUP})
+        return moves.astype({"device": int, "group": int, "before": int})
 
     @property
     def migrations(self) -> pd.DataFrame:
@@ -199,9 +193,7 @@ class History:
 
     @cached_property
     def marks(self) -> pd.DataFrame:
-        """Instants in devices' rows: ``time``, ``device``, ``period``, and ``kind``, one of
-        ``MARKS``, in their order.
-        """
+        """Instants to mark: ``time``, ``device``, ``period`` and ``kind``, in order of ``MARKS``."""
         tests = self.of("shift-test")
         noticed = tests[np.array([parsed(text)["fired"] for text in tests["data"]], dtype=bool)]
         tables = (
@@ -211,16 +203,17 @@ class History:
             noticed,
             self.migrations,
         )
-        columns = [
-            table[["time", "device", "period"]].astype({"device": int}).assign(kind=kind)
-            for kind, table in zip(MARKS, tables, strict=True)
-        ]
-        return pd.concat(columns, ignore_index=True)
+        marks = []
+        for kind, table in zip(MARKS, tables, strict=True):
+            rows = table[["time", "device", "period"]].astype({"device": int})
+            marks.append(rows.assign(kind=kind))
+        return pd.concat(marks, ignore_index=True)
 
     @cached_property
     def stays(self) -> pd.DataFrame:
-        """``device``, ``group`` (-1 while it has none), ``start``, ``end``: without a gap as
-        long as the device is there.
+        """Stays in groups: ``device``, ``group`` (-1 for none), ``start`` and ``end``.
+
+        The stays of a device have no gap between its arrival and its departure.
         """
         population = self.population[self.population["arrival"] <= self.end]
         births = pd.DataFrame(
@@ -228,9 +221,10 @@ class History:
         )
         rows = pd.concat([births, self.moves[["device", "time", "group"]]], ignore_index=True)
         rows = rows.sort_values("device", kind="stable").rename(columns={"time": "start"})
-        gone = rows["device"].map(population["departure"]).clip(upper=self.end)
+        departure = rows["device"].map(population["departure"]).clip(upper=self.end)
         start = np.maximum(rows["start"], rows["device"].map(population["arrival"]))
-        return _some_time(rows.assign(start=start, end=np.minimum(_next_start(rows, gone), gone)))
+        end = np.minimum(_next_start(rows, departure), departure)
+        return _lasting(rows.assign(start=start, end=end))
 
     @property
     def groups(self) -> list[int]:
@@ -239,12 +233,13 @@ class History:
 
     @property
     def final(self) -> "pd.Series[int]":
-        """The last group of each device that was ever there, by device; -1 for none."""
+        """The last group of each device that ever arrived, by device; -1 for none."""
         return self.stays.groupby("device")["group"].last()
 
     def order(self) -> Ints:
-        """Every device that was ever there: by its last group, then by when it first had one;
-        those without one come last.
+        """All devices that ever arrived, sorted by last group, then by first assignment.
+
+        Devices without a group are last.
         """
         final = self.final
         first = self.moves.groupby("device")["time"].min().reindex(final.index).fillna(np.inf)
@@ -252,26 +247,27 @@ class History:
         return final.index.to_numpy(np.int64)[np.lexsort((final.index, first, last))]
 
     def sizes(self, group: int) -> tuple[Floats, Ints]:
-        """When a group's size changed (s), beginning at 0, and its members from then on; -1 for
-        devices without a group.
+        """The size of a group over time; ``group`` -1 is of devices without a group.
+
+        Returns:
+            Times (s) at which the size changed, first 0, and the number of members from then on.
         """
         stays = self.stays[self.stays["group"] == group]
         starts = np.sort(stays["start"].to_numpy(float))
         ends = np.sort(stays["end"].to_numpy(float))
         times = np.unique(np.concatenate([[0.0], starts, ends[ends < self.end]]))
-        inside = np.searchsorted(starts, times, side="right") - np.searchsorted(
-            ends, times, side="right"
-        )
-        return times, inside.astype(np.int64)
+        begun = np.searchsorted(starts, times, side="right")
+        ended = np.searchsorted(ends, times, side="right")
+        return times, (begun - ended).astype(np.int64)
 
 
 def parsed(text: object) -> dict[str, Any]:
-    """The ``data`` of a record; empty where it has none."""
+    """The ``data`` of a record as a dict; empty if the record has none."""
     return parse_json(text) if isinstance(text, str) else {}
 
 
-def _some_time(table: pd.DataFrame) -> pd.DataFrame:
-    """The stretches that take any time."""
+def _lasting(table: pd.DataFrame) -> pd.DataFrame:
+    """The stretches that are longer than 0."""
     return table[table["end"] > table["start"]].reset_index(drop=True)
 
 

@@ -1,8 +1,8 @@
-"""The index of a study's folder, which describes its runs. Comparisons and reports read it, and
-not the study's file.
+"""The index of a study's folder, which describes the study's runs.
 
-``index.json`` is a ``StudyIndex``, written before the first run begins, and again whenever the
-study is continued.
+Comparisons and reports read the index, and not the study's file. ``index.json`` is a
+``StudyIndex``, which is written before the first run begins, and again whenever the study is
+resumed.
 """
 
 import json
@@ -20,12 +20,13 @@ STUDY = "study.toml"
 INDEX = "index.json"
 RUNS = "runs"
 PUBLISHED = "published.toml"
-# of a study that searches
+# files of a search
 TRIALS = "trials.csv"
 BEST_OF = "best.toml"
 UNNAMED = "unnamed study"  # name of a study whose file has none
 
-_PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"  # of a path that stays inside the folder, on every system
+# part of a path that stays inside the folder, on every system
+_PART = "[A-Za-z0-9][A-Za-z0-9_.=,+-]*"
 
 
 class _IndexPart(BaseModel):
@@ -34,8 +35,11 @@ class _IndexPart(BaseModel):
 
 
 class IndexedRun(_IndexPart):
-    """A run of a study, done or not; its folder is relative to the study's, with ``/`` between
-    the parts.
+    """A run of a study, finished or not.
+
+    Attributes:
+        seed: of the run.
+        folder: relative to the study's folder, with ``/`` between the parts.
     """
 
     seed: int
@@ -43,71 +47,95 @@ class IndexedRun(_IndexPart):
 
 
 class IndexedVariant(_IndexPart):
-    """One line of a study's comparison: a way to change the base, at one point of the grid."""
+    """One line of a study's comparison: a way to change the base, at one point of the grid.
+
+    Attributes:
+        name: of the variant.
+        label: for people, such as ``flexcfl, share=0.3``; unique within the study.
+        point: the grid's keys and their values, first ``size`` and ``part``.
+        changes: all other changes of the base.
+        reference: whether the line is a reference, made of the base.
+        runs: one per seed.
+    """
 
     name: str
-    label: str  # for people, such as ``flexcfl, share=0.3``; different for each
-    point: dict[str, Any]  # the grid's keys and their values here; ``size`` and ``part`` first
-    changes: dict[str, Any]  # what else it changes of the base
-    reference: bool  # whether it is a line to compare with, made out of the base
+    label: str
+    point: dict[str, Any]
+    changes: dict[str, Any]
+    reference: bool
     runs: tuple[IndexedRun, ...]
 
 
 class StudyIndex(_IndexPart):
-    """The runs of a study."""
+    """The runs of a study.
 
-    format: Literal[1]  # another number where readers of this one would misread it
+    Attributes:
+        format: 1; a later number means that readers of format 1 would misread the index.
+        name: of the study.
+        about: introduction for readers.
+        baseline: the variant with which all variants are compared.
+        targets: accuracies (0..1), or metrics as texts, at which costs are compared.
+        goal: by which cells are ranked.
+        budget: limits by cost, for the accuracy within the budget.
+        seeds: of the study.
+        variants: in the order of the tables.
+    """
+
+    format: Literal[1]
     name: str
-    about: str = ""  # what it shows
-    baseline: str | None  # the variant that the others are compared with
-    # accuracies (0..1), or metrics: the costs to reach each are compared
+    about: str = ""
+    baseline: str | None
     targets: tuple[float | str, ...]
-    goal: str | None = None  # what cells are ranked by
-    budget: dict[str, float] = {}  # limits by cost, within which an accuracy is to be reached
+    goal: str | None = None
+    budget: dict[str, float] = {}
     seeds: Annotated[tuple[int, ...], Field(min_length=1)]
-    # in the order of the tables
     variants: Annotated[tuple[IndexedVariant, ...], Field(min_length=1)]
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder is that of a study."""
+    """Whether a folder is a study's folder."""
     return any((path / name).is_file() for name in (INDEX, STUDY))
 
 
 def read_index(path: Path) -> StudyIndex:
-    """The index of the study at ``path``; ``RunFolderError``: there is none, or it is damaged or
-    of another format.
+    """Read the index of a study.
+
+    Args:
+        path: of the study's folder.
+
+    Raises:
+        RunFolderError: the index is missing, damaged, or of another format.
     """
     try:
         return StudyIndex.model_validate_json(read_bytes(path / INDEX))
     except ValidationError as error:
-        problems = error.errors(include_url=False)
-        where = ".".join(map(str, problems[0]["loc"])) or "all of it"
-        why = f"is damaged: {where}: {problems[0]['msg']}"
-        for one in problems:  # another format is the reason for whatever else does not fit
-            if one["loc"] == ("format",) and one["type"] == "literal_error":
-                why = (
-                    f"is of format {one['input']!r}; this fedsim reads 1 alone, so use the fedsim "
-                    "that wrote it"
-                )
-        raise RunFolderError(f"{INDEX} of {str(path)!r} {why}") from None
+        raise RunFolderError(f"{INDEX} of {str(path)!r} {_explain_damage(error)}") from None
     except OSError:
-        why = (
-            "is not the folder of a study: it holds no"
-            if path.exists()
-            else "does not exist: there is no"
+        raise RunFolderError(_explain_absence(path)) from None
+
+
+def _explain_damage(error: ValidationError) -> str:
+    problems = error.errors(include_url=False)
+    for problem in problems:  # another format is the reason for all other problems
+        if problem["loc"] == ("format",) and problem["type"] == "literal_error":
+            return (
+                f"is of format {problem['input']!r}; this fedsim reads 1 alone, so use the fedsim "
+                "that wrote it"
+            )
+    place = ".".join(map(str, problems[0]["loc"])) or "all of it"
+    return f"is damaged: {place}: {problems[0]['msg']}"
+
+
+def _explain_absence(path: Path) -> str:
+    if is_study(path):
+        return (
+            f"{str(path)!r} holds a study, but no {INDEX} that can be read; "
+            f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none of "
+            "the runs again that are done"
         )
-        message = f"{str(path)!r} {why} {INDEX}"
-        if is_study(path):
-            again = (
-                f"fedsim study {str(path / STUDY)!r} --out {str(path)!r} writes it, and does none "
-                "of the runs again"
-            )
-            message = (
-                f"{str(path)!r} holds a study, but no {INDEX} that can be read; {again} that are "
-                "done"
-            )
-        raise RunFolderError(message) from None
+    if path.exists():
+        return f"{str(path)!r} is not the folder of a study: it holds no {INDEX}"
+    return f"{str(path)!r} does not exist: there is no {INDEX}"
 
 
 def write_index(path: Path, index: StudyIndex) -> None:
@@ -116,17 +144,18 @@ def write_index(path: Path, index: StudyIndex) -> None:
 
 
 def names_apart(paths: Sequence[Path]) -> list[str]:
-    """The names of folders, with as many folders above as tell them apart, or with their places
-    where none do.
+    """Different names for folders: each with as many folders above it as all names need.
+
+    Equal paths are distinguished by their places.
     """
     parts = [path.resolve().parts for path in paths]
     for depth in range(1, max(map(len, parts), default=0)):
-        found = ["/".join(part[-depth:]) for part in parts]
-        if len(set(found)) == len(found):
-            return found
+        names = ["/".join(part[-depth:]) for part in parts]
+        if len(set(names)) == len(names):
+            return names
     return [f"{place}-{part[-1]}" for place, part in enumerate(parts, start=1)]
 
 
 def is_done(run: Path) -> bool:
-    """Whether the run in a folder was run to its end; where that cannot be read, it was not."""
+    """Whether the run in a folder was run to its end; False if its summary cannot be read."""
     return bool(files.summarised_status(run) == "done")

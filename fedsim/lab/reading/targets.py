@@ -1,4 +1,4 @@
-"""Cost until a test first showed an accuracy, or another metric at a value."""
+"""Costs until a test first reached an accuracy, or a value of another metric."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,72 +12,99 @@ COSTS = ("rounds", "time", "bytes", "joules", "grams", "cost")
 
 
 class Target(NamedTuple):
-    """A value that a test is to show, of accuracy (0..1) or another column of rounds."""
+    """A value that a test is to reach, of the accuracy (0..1) or of another column of rounds."""
 
     value: float
     metric: str = "accuracy"
 
     @classmethod
-    def read(cls, said: "float | str | Target") -> "Target":
-        """The target that a number or ``metric=value`` means; any other text raises
-        ``ScenarioError``.
+    def read(cls, target: "float | str | Target") -> "Target":
+        """Read a target.
+
+        Args:
+            target: an accuracy, a text ``metric=value``, or a target, which is returned.
+
+        Raises:
+            ScenarioError: any other value.
         """
-        if isinstance(said, Target):
-            return said
-        metric, _, number = str(said).rpartition("=")
+        if isinstance(target, Target):
+            return target
+        metric, _, number = str(target).rpartition("=")
         with suppress(ValueError):
-            target = cls(float(number), metric or "accuracy")
-            if 0.0 <= target.value <= 1.0 or (
-                metric not in ("", "accuracy") and not math.isnan(target.value)
-            ):
-                return target
+            value = float(number)
+            is_other_metric = metric not in ("", "accuracy") and not math.isnan(value)
+            if 0.0 <= value <= 1.0 or is_other_metric:
+                return cls(value, metric or "accuracy")
         allowed = (
             "an accuracy from 0 to 1, such as 0.8, or a metric of the runs and a value, such as "
             "perplexity=8"
         )
-        raise ScenarioError(f"--target is {said}; allowed is {allowed}")
+        raise ScenarioError(f"--target is {target}; allowed is {allowed}")
 
     def __format__(self, form: str) -> str:
         value = format(self.value, form)
         return value if self.metric == "accuracy" else f"{self.metric} {value}"
 
     def is_reached(self, value: float | None, summary: Mapping[str, Any]) -> bool:
-        """Whether a run with this summary has reached it with a value of its metric."""
-        known = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
-        most = known.get(self.metric, {}).get("best_is") == "most"
-        return value is not None and (value >= self.value if most else value <= self.value)
+        """Whether a value of the metric reaches the target.
+
+        Args:
+            value: of a test; None if the test did not measure the metric.
+            summary: of the run, whose metrics are better if greater or if smaller.
+        """
+        if value is None:
+            return False
+        metrics = {"accuracy": {"best_is": "most"}, **summary.get("metrics", {})}
+        more_is_better = metrics.get(self.metric, {}).get("best_is") == "most"
+        return value >= self.value if more_is_better else value <= self.value
 
 
 def until(
-    rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], target: float | str | Target, summary: Mapping[str, Any]
 ) -> dict[str, float | int | None]:
-    """Rounds, time (s), bytes, joules, grams and money until a test first showed a target; None
-    where none did.
+    """Costs until a test first reached a target.
+
+    Args:
+        rows: of ``rounds.parquet``.
+        target: an accuracy, ``metric=value``, or a ``Target``.
+        summary: of the run.
+
+    Returns:
+        ``rounds``, ``time`` (s), ``bytes``, ``joules``, ``grams`` and ``cost``. A cost is None if
+        a round lacks it, and all are None if no test reached the target.
     """
-    target = Target.read(said)
-    moved = 0.0
+    target = Target.read(target)
+    traffic = 0.0
     for count, row in enumerate(rows, start=1):
-        moved += total_of_round(row)
+        traffic += total_of_round(row)
         if target.is_reached(row.get(target.metric), summary):
-            drawn: list[float | None] = []
+            costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
             for name in COSTS[3:]:
-                known = [each[name] for each in rows[:count] if each.get(name) is not None]
-                drawn.append(math.fsum(known) if len(known) == count else None)
-            return dict(zip(COSTS, (row["round"] + 1, row["time"], moved, *drawn), strict=True))
+                values = [done.get(name) for done in rows[:count]]
+                costs.append(None if None in values else math.fsum(values))
+            return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)
 
 
 def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> float | None:
-    """The best accuracy that a test showed while none of the costs (``COSTS`` without rounds)
-    was above its limit, if any.
+    """The best accuracy that a test showed before any cost exceeded its limit.
+
+    Args:
+        rows: of ``rounds.parquet``.
+        budget: limits by name of ``COSTS``, without ``rounds``. A cost that was not counted
+            exceeds any limit.
+
+    Returns:
+        The accuracy (0..1); None if there was no test within the budget.
     """
-    spent = dict.fromkeys(COSTS[2:], 0.0)
+    costs = dict.fromkeys(COSTS[2:], 0.0)
     best = None
     for row in rows:
-        spent["time"], spent["bytes"] = row["time"], spent["bytes"] + total_of_round(row)
+        costs["time"] = row["time"]
+        costs["bytes"] += total_of_round(row)
         for name in COSTS[3:]:
-            spent[name] += math.inf if row.get(name) is None else row[name]
-        if any(spent[name] > limit for name, limit in budget.items()):
+            costs[name] += math.inf if row.get(name) is None else row[name]
+        if any(costs[name] > limit for name, limit in budget.items()):
             break
         if row["accuracy"] is not None:
             best = max(best or 0.0, row["accuracy"])
@@ -85,10 +112,8 @@ def within(rows: Sequence[Mapping[str, Any]], budget: Mapping[str, float]) -> fl
 
 
 def costs_to(
-    rows: Sequence[Mapping[str, Any]], said: float | str | Target, summary: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]], target: float | str | Target, summary: Mapping[str, Any]
 ) -> dict[str, float]:
-    """The same for notebooks, with NaN for targets not reached and costs not counted, for plots."""
-    return {
-        name: math.nan if value is None else value
-        for name, value in until(rows, said, summary).items()
-    }
+    """Costs of ``until`` for plots, with NaN instead of None."""
+    costs = until(rows, target, summary)
+    return {name: math.nan if value is None else value for name, value in costs.items()}

@@ -1,8 +1,9 @@
-"""Studies: strategies compared in the same worlds. ``docs/howto/study.md`` writes one, and
-``scenarios`` holds many.
+"""Studies: strategies compared in the same worlds.
 
-``spec`` is the grammar of a study file, ``plan`` makes the runs. ``search`` proposes values for the
-keys of a study that searches, and ``trials`` plans their runs. ``pool`` carries runs out in
-``worker`` processes, ``cluster`` on Ray; ``folder`` is the study on disk, ``conduct`` does all of
-it in order, and ``progress`` shows it.
+``docs/howto/study.md`` shows how to write a study, and ``scenarios`` has many. ``spec`` has the
+keys of a study file, ``variant`` the changes that make a scenario, and ``plan`` the runs.
+``search`` proposes the values of a search, and ``trials`` plans its runs. ``pool`` carries out
+runs in ``worker`` processes and shows the progress, and ``cluster`` carries out runs on Ray.
+``folder`` is the study on disk, ``conduct`` does all of this in order, and ``loaded`` gives the
+results to Python.
 """

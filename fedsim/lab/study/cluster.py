@@ -1,8 +1,8 @@
-"""Runs carried out by the workers of a Ray cluster, one run a worker, as ``pool`` does on this
-machine.
+"""Workers of a Ray cluster that carry out runs, one run per worker, like ``pool`` on one machine.
 
 All nodes see the study's folder at the same path. A run whose worker or node is lost is begun
-again elsewhere, from its newest checkpoint: each worker looks up the state of the run.
+again elsewhere, from its newest checkpoint. Each worker reads the state of the run from its
+folder.
 """
 
 import signal
@@ -19,11 +19,11 @@ from fedsim.records.reading import RunFolder
 from fedsim.toolbox.ray import Ray, node_beside
 
 _LISTEN_EVERY_S = 0.25
-_LOCK_WAIT_S = 120.0  # so long a file server may keep the lock of a node that is lost
+_LOCK_WAIT_S = 120.0  # a file server may keep the lock of a lost node for this time
 
 
 class RayWorkers:
-    """Carries out orders on Ray; see ``fedsim.lab.study.pool.WorkerPool``."""
+    """Workers on Ray that carry out orders; see ``fedsim.lab.study.pool.WorkerPool``."""
 
     def __init__(self, executor: Ray, progress: StudyProgress) -> None:
         import ray
@@ -45,14 +45,13 @@ class RayWorkers:
         ended: dict[int, Ended] = {}
         places: dict[Future[News], int] = {}
         for place, order in enumerate(orders):
-            places[
-                self._executor.submit(
-                    _carry_out, self._board, self._home, place, order.scenario, order.folder
-                )
-            ] = place
+            future = self._executor.submit(
+                _carry_out, self._board, self._home, place, order.scenario, order.folder
+            )
+            places[future] = place
         while places:
             done, _ = wait(places, _LISTEN_EVERY_S, FIRST_COMPLETED)
-            for place, news in self._ray.get(self._board.taken_down.remote(self._interrupted)):
+            for place, news in self._ray.get(self._board.collect.remote(self._interrupted)):
                 if place not in ended:
                     self._progress.take(place, news)
             for future in done:
@@ -65,11 +64,11 @@ class RayWorkers:
         return [ended[place] for place in range(len(orders))]
 
     def close(self) -> None:
-        """Nothing to do: the executor ends the workers."""
+        """Does nothing, because the executor ends the workers."""
 
 
 class _Board:
-    """An actor that collects the workers' news and tells them whether to stop."""
+    """An actor that collects the workers' news, and answers whether they are to stop."""
 
     def __init__(self) -> None:
         self._news: list[tuple[int, News]] = []
@@ -80,8 +79,8 @@ class _Board:
             self._news.append((place, news))
         return self._stop
 
-    def taken_down(self, stop: bool) -> list[tuple[int, News]]:
-        """All news since the last call; from now on workers are asked to ``stop``."""
+    def collect(self, stop: bool) -> list[tuple[int, News]]:
+        """All news since the last call; ``stop`` asks the workers to stop from now on."""
         self._stop = stop
         news = self._news
         self._news = []
@@ -89,7 +88,7 @@ class _Board:
 
 
 def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -> News:
-    """On a worker of the cluster: do one run, from where it was left, and return how it ended."""
+    """Do one run on a worker of the cluster, from its newest checkpoint; returns its ending."""
     import ray
 
     ending: dict[str, Any] = {}
@@ -106,9 +105,10 @@ def _carry_out(board: Any, home: str, place: int, scenario: str, folder: Path) -
         with locked(folder, _LOCK_WAIT_S):
             pass
     state = state_of(folder, scenario)
-    if state == "done":  # by a worker that was lost before it could say so
+    if state == "done":  # by a worker that was lost before it returned
         return outcome_of(RunFolder(folder).summary)
     worker.carry_out({"scenario": scenario, "folder": str(folder), "how": state})
-    if (node := node_beside(home)) and "error" in ending:
+    node = node_beside(home)
+    if node and "error" in ending:
         ending["error"] = f"{ending['error']} (on the node {node})"
     return ending

@@ -1,4 +1,4 @@
-"""A study from its plan to its tables: refuse invalid runs, do the missing ones, and compare."""
+"""Runs of a study: reject invalid runs, do the missing runs, and write the tables."""
 
 import os
 import signal
@@ -44,45 +44,59 @@ def run_study(
     """Run all strategies of a study in the same worlds, or resume the study in ``out``.
 
     Args:
-        study: a file, the name of a shipped one, or its tables as a dict.
-        out: the study's folder, new or begun before.
+        study: a file, the name of a shipped study, or its tables as a dict.
+        out: folder of the study, new or of an earlier call.
         changes: ``key.path=value`` texts that override the base.
         executor: ``processes`` of this machine, or ``ray``.
-        workers: runs at a time; by default one a core.
-        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started here.
+        workers: number of parallel runs; by default one per core.
+        address: of a Ray cluster, ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         size: name of a size of the study; by default the first.
-        seeds: number of seeds, from 1, instead of the study's own.
+        seeds: number of seeds, from 1, which replace the study's seeds.
         only: texts ``VARIANT`` or ``KEY=VALUE``; other runs are not done.
-        allow_code: whether code that it names by import path may be imported.
+        allow_code: whether code may be imported that the study names by import path.
+
+    Returns:
+        The study, with all its runs.
 
     Raises:
-        ScenarioError, DataError, RunFolderError: no run was done.
-        SimulationError: runs failed; the others are there.
+        ScenarioError, DataError, RunFolderError: the study is invalid; no run was done.
+        SimulationError: runs failed; the other runs are done.
     """
-    read = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
-    conductor = Conductor(read, Path(out), workers, executor, address, only)
+    plan = read_study(study, changes, size=size, seeds=seeds, allow_code=allow_code)
+    conductor = Conductor(plan, Path(out), workers, executor, address, only)
     with closing(StudyProgress(Console(quiet=True))) as progress:
         conductor.run(progress)
     if not conductor.complete:
         failed = conductor.failed
-        reason = (
-            f"{failed[0].order.label}: {failed[0].error}" if failed else "no trial has the metric"
-        )
+        reason = "no trial has the metric"
+        if failed:
+            reason = f"{failed[0].order.label}: {failed[0].error}"
         raise SimulationError(f"{len(failed)} runs of the study {str(out)!r} failed; {reason}")
     return load_study(out, allow_code=allow_code)
 
 
 class Conductor:
-    """Carries a study out; raises ``ScenarioError``, ``DataError`` or ``RunFolderError`` before
-    it writes anything.
+    """Does the missing runs of a study.
 
     Args:
-        workers: runs at a time; by default one a core.
+        study: the planned study.
+        out: folder of the study.
+        workers: number of parallel runs; by default one per core.
         executor: ``processes`` of this machine, or ``ray``, whose nodes all see the study's
-            folder; no influence on results.
-        address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started here.
+            folder. The executor does not influence results.
+        address: of the Ray cluster: ``HOST:PORT`` or ``auto``; by default Ray is started locally.
         only: ``VARIANT`` or ``KEY=VALUE`` texts, see ``Study.only``; other runs are not done.
-        tried: whether to build a run of each variant first, with its data, to refuse invalid ones.
+        tried: whether to build a run of each variant first, with its data, to reject invalid
+            variants.
+
+    Attributes:
+        trials: of a search, else None.
+        ended: the endings of all runs that were done.
+        states: of all planned runs, in their order.
+        notes: for the user.
+
+    Raises:
+        ScenarioError, DataError, RunFolderError: the study is invalid; nothing was written.
     """
 
     def __init__(
@@ -98,8 +112,8 @@ class Conductor:
         if workers is not None and workers < 1:
             raise ScenarioError(f"--workers is {workers}; allowed is 1 or more")
         if executor not in _EXECUTORS:
-            known = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
-            raise ScenarioError(f"--executor is {executor!r}; allowed are {known}")
+            allowed = f"{', '.join(_EXECUTORS)}{nearest(executor, _EXECUTORS)}"
+            raise ScenarioError(f"--executor is {executor!r}; allowed are {allowed}")
         if address is not None and executor != "ray":
             raise ScenarioError(
                 f"--address is {address!r}, but --executor is {executor!r}; only 'ray' has an "
@@ -119,21 +133,29 @@ class Conductor:
         self._workers = workers
         self.trials = None if study.spec.search is None else Trials(study, study.spec.search)
         self.ended: list[Ended] = []
-        self._look()
-        self.notes = [] if self.trials is not None else study.unfelt(self._wanted)
+        self._update()
+        self.notes: list[str] = []
+        if self.trials is None:
+            self.notes = study.unfelt(self._selection)
+        if tried:
+            self._try_variants()
+        self._pool: WorkerPool | RayWorkers | None = None
+        self._stopped: int | None = None
+
+    def _try_variants(self) -> None:
+        """Build the first missing run of each variant."""
         firsts: dict[str, PlannedRun] = {}
-        for run, state in self.wanted_runs if tried else ():
+        for run, state in self.selected_runs:
             if state != "done" and TRIAL not in dict(run.variant.point):
                 firsts.setdefault(run.variant.label, run)
         for run in firsts.values():
             try_to_build(run)
-        self._pool: WorkerPool | RayWorkers | None = None
-        self._stopped: int | None = None
 
     @property
-    def wanted_runs(self) -> list[tuple[PlannedRun, RunState]]:
+    def selected_runs(self) -> list[tuple[PlannedRun, RunState]]:
+        """The runs that ``only`` selects, with their states."""
         runs = zip(self.study.runs, self.states, strict=True)
-        return [(run, state) for run, state in runs if run.folder in self._wanted]
+        return [(run, state) for run, state in runs if run.folder in self._selection]
 
     @property
     def failed(self) -> list[Ended]:
@@ -145,80 +167,93 @@ class Conductor:
 
     @property
     def complete(self) -> bool:
-        """Whether every run is there, or of a search all trials, and a best one of each variant."""
+        """Whether no run failed, or a search is over and each variant has a best trial."""
         if self.trials is None:
             return not self.failed
-        return self.trials.is_over and all(
-            self.trials.best(line) is not None for line in self.trials.lines
-        )
+        if not self.trials.is_over:
+            return False
+        return all(self.trials.best(line) is not None for line in self.trials.lines)
 
-    def _look(self) -> None:
+    def _update(self) -> None:
+        """Read the states of all runs, after planning the next trials of a search."""
         if self.trials is not None:
             with from_file(self.study.allow_code):
                 self.trials.grow(self.out, try_to_build)
-        self._wanted = self.study.only(self._only)
+        self._selection = self.study.only(self._only)
         self.states: list[RunState] = files.states(self.out, self.study)
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Let the runs under way save themselves, and begin no other.
+        """Interrupt the active runs, which save themselves, and begin no further run.
 
-        Safe in the handler of a signal of that number.
+        Safe in a signal handler.
+
+        Args:
+            number: of the signal.
         """
         self._stopped = number
         if self._pool is not None:
             self._pool.interrupt(number)
 
     def run(self, progress: StudyProgress) -> None:
-        """Do the missing runs, then write the tables, of as many runs as there are if some
-        failed.
-        """
+        """Do the missing runs, then write the tables of all finished runs."""
         with ExitStack() as stack:
-            cluster = (
-                stack.enter_context(closing(self._cluster())) if self._executor == "ray" else None
-            )
-            lock = stack.enter_context(files.locked(self.out))
-            if cluster is None:  # else the cluster is joined first, and left last
-                self._pool = WorkerPool(self._workers or os.cpu_count() or 1, progress, lock)
-            else:
-                from fedsim.lab.study.cluster import RayWorkers
-
-                self._pool = RayWorkers(cluster, progress)
-            pool = stack.enter_context(closing(self._pool))
+            pool = self._pool = self._start_pool(stack, progress)
             if self._stopped is not None:
                 pool.interrupt(self._stopped)
-            self._look()  # the workers of a killed study may have ended meanwhile
+            self._update()  # the workers of a killed study may have ended meanwhile
             planned = -1
             while planned != len(self.study.runs):
                 planned = len(self.study.runs)
                 files.write_study(self.out, self.study)
                 orders = self._orders()
-                progress.begin(orders, len(self.wanted_runs) - len(orders))
+                progress.begin(orders, len(self.selected_runs) - len(orders))
                 self.ended += pool.run(orders)
                 if self.interrupted:
                     return
-                self._look()
+                self._update()
             files.write_study(self.out, self.study)
             write_tables(self.out)
             if self.trials is not None:
                 self.trials.write(self.out)
 
+    def _start_pool(self, stack: ExitStack, progress: StudyProgress) -> "WorkerPool | RayWorkers":
+        """Start the workers, and lock the study's folder, until the ``stack`` is closed.
+
+        A Ray cluster is joined before the lock is taken, and left after the lock is released.
+        """
+        if self._executor == "ray":
+            from fedsim.lab.study.cluster import RayWorkers
+
+            cluster = stack.enter_context(closing(self._cluster()))
+            stack.enter_context(files.locked(self.out))
+            return stack.enter_context(closing(RayWorkers(cluster, progress)))
+        lock = stack.enter_context(files.locked(self.out))
+        workers = self._workers or os.cpu_count() or 1
+        return stack.enter_context(closing(WorkerPool(workers, progress, lock)))
+
     def _cluster(self) -> "Ray":
-        devices = (run.scenario.training.device for run, _ in self.wanted_runs)
-        other = next((device for device in devices if device != "cpu"), "cpu")
-        return cast("Ray", make_executor("ray", self._workers, self._address, other))
+        devices = [run.scenario.training.device for run, _ in self.selected_runs]
+        device = next((device for device in devices if device != "cpu"), "cpu")
+        return cast("Ray", make_executor("ray", self._workers, self._address, device))
 
     def _orders(self) -> list[RunOrder]:
-        return [
-            RunOrder(run.label, run.scenario.to_toml(), (self.out / run.folder).absolute(), state)
-            for run, state in self.wanted_runs
-            if state != "done" and not (self.trials and gave_up(self.out / run.folder))
-        ]
+        orders = []
+        for run, state in self.selected_runs:
+            folder = self.out / run.folder
+            if state == "done" or (self.trials and gave_up(folder)):
+                continue
+            orders.append(RunOrder(run.label, run.scenario.to_toml(), folder.absolute(), state))
+        return orders
 
 
 def try_to_build(run: PlannedRun) -> None:
-    """Build a run's world, data and strategy, without learning, and drop it."""
+    """Build a run's world, data and strategy, without learning, to find out whether it is valid.
+
+    Raises:
+        FedsimError: as building the run; the message names the variant.
+    """
     try:
         Simulation(run.scenario.model_copy(update={"learning": "off"}))
     except FedsimError as error:
-        others = "; --only runs others" if isinstance(error, DataError) else ""
-        raise type(error)(f"variant {run.variant.label!r}: {error}{others}") from None
+        hint = "; --only runs others" if isinstance(error, DataError) else ""
+        raise type(error)(f"variant {run.variant.label!r}: {error}{hint}") from None

@@ -1,8 +1,8 @@
-"""The folder of a study, and which runs of an earlier one in it can be resumed.
+"""The folder of a study, and the states of its runs.
 
-``study.toml`` is the study as one file that needs no other, ``index.json`` its runs (see
-``fedsim.lab.reading.study_folder``), ``runs/VARIANT/seed-N`` are run folders, ``published.toml``
-holds published figures; ``fedsim.lab.compare.show`` adds tables.
+``study.toml`` is the study as a single file, and ``index.json`` describes its runs (see
+``fedsim.lab.reading.study_folder``). ``runs/VARIANT/seed-N`` are run folders, and
+``published.toml`` has published figures. ``fedsim.lab.compare.show`` adds tables.
 """
 
 import json
@@ -31,13 +31,16 @@ from fedsim.records import lock
 from fedsim.running.overrides import first_difference, spread_out
 
 RunState = Literal["done", "resume", "anew", "new"]
+"""``resume`` has a checkpoint, ``anew`` has an unfinished folder, and ``new`` has no folder."""
 
-_LOCK_WAIT_S = 15.0  # workers whose parent was killed are gone by then
+_LOCK_WAIT_S = 15.0  # workers whose parent was killed have ended by then
 
 
 def refuse_unusable(path: Path) -> None:
-    """Refuse a path that holds other files than a study's, is no folder, or cannot be written;
-    change nothing.
+    """Reject a path that has other files than a study's, is no folder, or cannot be written.
+
+    Raises:
+        RunFolderError: the path is unusable. Nothing is changed in any case.
     """
     if not (path / STUDY).is_file():
         files.refuse_unusable(path)
@@ -46,14 +49,21 @@ def refuse_unusable(path: Path) -> None:
 
 
 def states(path: Path, study: Study) -> list[RunState]:
-    """The state of each run of a study at ``path``; runs of another study or other scenarios are
-    refused.
+    """The state of each run of a study.
+
+    Args:
+        path: the study's folder.
+        study: whose runs may be in the folder.
+
+    Raises:
+        RunFolderError: the folder has runs of another study, or of other scenarios.
     """
     planned = {path / run.folder for run in study.runs}
-    for there in sorted((path / RUNS).glob("*/seed-*")):
-        # pictures and traces may lie beside a run
-        if there not in planned and there.name.removeprefix("seed-").isdecimal():
-            strange = str(there.relative_to(path))
+    for folder in sorted((path / RUNS).glob("*/seed-*")):
+        # pictures and traces may be beside a run
+        is_run = folder.name.removeprefix("seed-").isdecimal()
+        if is_run and folder not in planned:
+            strange = str(folder.relative_to(path))
             raise RunFolderError(
                 f"--out {str(path)!r} holds {strange!r}, no run of this study; give another folder"
             )
@@ -61,20 +71,28 @@ def states(path: Path, study: Study) -> list[RunState]:
 
 
 def state_of(folder: Path, scenario: str) -> RunState:
-    """The state of the run of a scenario (as TOML) in its folder; other content is refused."""
+    """The state of a run.
+
+    Args:
+        folder: of the run.
+        scenario: of the run, as TOML.
+
+    Raises:
+        RunFolderError: the folder has other files, or a run of another scenario.
+    """
     if not folder.exists():
         return "new"
     try:
-        there = read_text(folder / files.SCENARIO)
+        existing = read_text(folder / files.SCENARIO)
     except (OSError, UnicodeDecodeError):
         if not files.holds_nothing(folder):
             raise RunFolderError(
                 f"{str(folder)!r} holds files, but no {files.SCENARIO}: it is no run of this study"
             ) from None
         return "anew"
-    if there != scenario:
+    if existing != scenario:
         try:
-            difference = first_difference(toml(there), toml(scenario))
+            difference = first_difference(toml(existing), toml(scenario))
         except ValueError:
             difference = f"its {files.SCENARIO} is damaged"
         hint = "give another folder, or remove that run"
@@ -98,36 +116,39 @@ def index_of(study: Study) -> StudyIndex:
     """The index of a study's runs."""
     spec = study.spec
     variants = []
-    for one in study.variants:
-        runs = (
-            IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix())
-            for run in study.runs_of[one.folder]
+    for variant in study.variants:
+        runs = []
+        for run in study.runs_of[variant.folder]:
+            runs.append(IndexedRun(seed=run.scenario.seed, folder=run.folder.as_posix()))
+        variants.append(
+            IndexedVariant(
+                name=variant.name,
+                label=variant.label,
+                point=_plain(dict(variant.point)),
+                changes=_plain(flat(spread_out(variant.changes))),
+                reference=variant.name in spec.references,
+                runs=tuple(runs),
+            )
         )
-        point = _plain(dict(one.point))
-        changes = _plain(flat(spread_out(one.changes)))
-        about: dict[str, Any] = {
-            "name": one.name,
-            "label": one.label,
-            "reference": one.name in spec.references,
-        }
-        variants.append(IndexedVariant(**about, point=point, changes=changes, runs=tuple(runs)))
-    said: dict[str, Any] = {
-        name: getattr(spec, name) for name in ("name", "about", "baseline", "goal")
-    }
-    said |= {
-        "targets": tuple(spec.target),
-        "seeds": tuple(spec.seeds),
-        "budget": spec.budget.limits,
-    }
-    return StudyIndex(format=1, **said, variants=tuple(variants))
+    return StudyIndex(
+        format=1,
+        name=spec.name,
+        about=spec.about,
+        baseline=spec.baseline,
+        targets=tuple(spec.target),
+        goal=spec.goal,
+        budget=spec.budget.limits,
+        seeds=tuple(spec.seeds),
+        variants=tuple(variants),
+    )
 
 
 def _plain(value: Any) -> Any:
-    """A value of TOML for JSON: dates, infinities and NaN as texts."""
+    """A value of TOML as JSON has it, with dates, infinities and NaN as texts."""
     return json.loads(json.dumps(value, default=str), parse_constant=lambda name: str(float(name)))
 
 
 def locked(path: Path) -> AbstractContextManager[list[int]]:
-    """Make the folder, and keep other processes from working in it: see ``fedsim.records.lock``."""
+    """Make a folder, and lock it against other processes, see ``fedsim.records.lock``."""
     files.make(path)
     return lock.locked(path, _LOCK_WAIT_S)

@@ -1,6 +1,7 @@
-"""Studies in Python and notebooks: tables as pandas frames, figures, each run."""
+"""Studies in Python and notebooks, with tables as pandas frames, figures and runs."""
 
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +20,25 @@ if TYPE_CHECKING:
 
 
 def load_study(path: str | Path, *, allow_code: bool = False) -> "LoadedStudy":
-    """Load a study's folder; of an unfinished study, the runs that are done.
+    """Load a study's folder; an unfinished study has its finished runs.
 
-    Arguments and errors as of ``load_run``.
+    Args:
+        path: of the study's folder.
+        allow_code: whether the scenarios of its runs may import code that they name by import
+            path.
+
+    Raises:
+        RunFolderError: the folder has no index of a study, or a damaged one.
     """
     return LoadedStudy(path, allow_code)
 
 
 class LoadedStudy:
-    """The folder of a study, finished or not; ``index`` has the variants at each point of the
-    grid, and their runs.
+    """The folder of a study, finished or not.
+
+    Attributes:
+        path: of the folder.
+        index: the variants at each point of the grid, and their runs.
     """
 
     def __init__(self, path: str | Path, allow_code: bool = False) -> None:
@@ -68,19 +78,26 @@ class LoadedStudy:
             ) from None
 
     def run(self, variant: str, seed: int | None = None) -> LoadedRun:
-        """The run of a variant (of ``variants``) and a seed, by default the first;
-        ``RunFolderError`` if there is none.
+        """Load one run of the study.
+
+        Args:
+            variant: one of ``variants``.
+            seed: of the run; by default the study's first seed.
+
+        Raises:
+            RunFolderError: the study has no such variant or seed, or the run is missing.
         """
         seeds = self.index.seeds
-        named = f"the study {str(self.path)!r}"
+        name = f"the study {str(self.path)!r}"
         if variant not in self.variants:
             allowed = f"allowed are {', '.join(self.variants)}{nearest(variant, self.variants)}"
-            raise RunFolderError(f"{named} has no variant {variant!r}; {allowed}")
-        folders = {
-            run.seed: run.folder for run in self.index.variants[self.variants.index(variant)].runs
-        }
-        if (seed := seeds[0] if seed is None else seed) not in folders:
-            raise RunFolderError(f"{named} has no seed {seed}; allowed are {list(seeds)}")
+            raise RunFolderError(f"{name} has no variant {variant!r}; {allowed}")
+        if seed is None:
+            seed = seeds[0]
+        runs = self.index.variants[self.variants.index(variant)].runs
+        folders = {run.seed: run.folder for run in runs}
+        if seed not in folders:
+            raise RunFolderError(f"{name} has no seed {seed}; allowed are {list(seeds)}")
         return load_run(self.path / folders[seed], allow_code=self._allow_code)
 
     @property
@@ -89,15 +106,19 @@ class LoadedStudy:
         return [variant.label for variant in self.index.variants]
 
     def figure(self, kind: str = "costs", **options: Any) -> "Figure":
-        """A picture of all its runs side by side, as ``LoadedRun.figure`` draws them.
+        """Draw a picture of all finished runs side by side.
 
-        ``kind`` is ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
+        Args:
+            kind: ``costs``, ``accuracy``, ``fairness``, ``energy`` or ``traffic-purposes``.
+            options: of the picture, see ``fedsim.analysis``.
+
+        Raises:
+            FedsimError: there is no such picture.
         """
         from fedsim.analysis.pictures import OF_SEVERAL
 
-        return drawing(OF_SEVERAL, kind)(
-            [run for line in self._lines.lines for run in line.runs], **options
-        )
+        runs = list(chain.from_iterable(line.runs for line in self._lines.lines))
+        return drawing(OF_SEVERAL, kind)(runs, **options)
 
     def __repr__(self) -> str:
         return (
@@ -106,15 +127,14 @@ class LoadedStudy:
         )
 
     def _repr_html_(self) -> str:
-        done = f"{sum(len(line.runs) for line in self._lines.lines)} of {self._planned}"
+        done = sum(len(line.runs) for line in self._lines.lines)
         facts = {
             "study": self.index.name,
             "variants": ", ".join(self.variants),
-            "runs that are done": done,
+            "runs that are done": f"{done} of {self._planned}",
+            "seeds": ", ".join(map(str, self.index.seeds)),
         }
-        return as_html(
-            f"study {self.path.name}", facts | {"seeds": ", ".join(map(str, self.index.seeds))}
-        )
+        return as_html(f"study {self.path.name}", facts)
 
     @property
     def _planned(self) -> int:
@@ -130,9 +150,9 @@ class LoadedStudy:
 
 
 def _to_frame(table: ComparedTable) -> "pd.DataFrame":
-    """A table of a comparison; a column without values is of floats."""
+    """A table of a comparison; a column without values has floats (NaN)."""
     import pandas as pd
 
     frame = pd.DataFrame({column.head: list(column.cells) for column in in_full(table)})
-    nowhere = [head for head in frame if frame[head].isna().all()]
-    return frame.astype(dict.fromkeys(nowhere, float))
+    empty = [head for head in frame if frame[head].isna().all()]
+    return frame.astype(dict.fromkeys(empty, float))

@@ -1,10 +1,9 @@
-"""Runs carried out side by side by worker processes, one run a process at a time; a thread waits
-for each process.
+"""Worker processes that carry out runs in parallel, one run per process at a time.
 
-A worker that dies takes one run with it and is replaced. One that has used much memory is replaced
-after its run, since a process does not return memory to the system. When this process dies, its
-workers notice, save their runs and end; file descriptors that they inherit (``keep``, a lock) are
-held until the last of them is gone.
+A thread waits for each process. A worker that dies takes one run with it and is replaced. A worker
+that has used much memory is replaced after its run, since a process does not return memory to the
+system. When this process dies, its workers notice, save their runs and end. File descriptors that
+they inherit (``keep``, such as a lock) stay open until the last worker ends.
 """
 
 import json
@@ -34,19 +33,32 @@ _LONGEST = 1000  # characters of a line
 
 @dataclass(frozen=True)
 class RunOrder:
-    """A run to carry out."""
+    """A run to carry out.
 
-    label: str  # for people
-    scenario: str  # as TOML
+    Attributes:
+        label: for people.
+        scenario: as TOML.
+        folder: of the run.
+        how: ``new`` if there is no folder, ``anew`` to remove the folder first, or ``resume``
+            from the folder's checkpoint.
+    """
+
+    label: str
+    scenario: str
     folder: Path
-    # there is no folder; remove the folder first; from its checkpoint
     how: Literal["new", "anew", "resume"]
 
 
 @dataclass(frozen=True)
 class Ended:
-    """Ending of a run: ``failed`` with an error, or else with its best accuracy (0..1), if any,
-    and duration (s).
+    """The ending of a run.
+
+    Attributes:
+        order: of the run.
+        status: of the run.
+        error: of a failed run.
+        accuracy: the best accuracy (0..1), if there is one.
+        wall_s: real time of the run (s).
     """
 
     order: RunOrder
@@ -57,30 +69,30 @@ class Ended:
 
 
 class StudyProgress:
-    """Shows how far all runs are, and the real time left.
+    """Shows the progress of all runs, and the remaining real time.
 
-    Runs are known by the place of their order in the list.
+    Runs are identified by the place of their order in the list.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Progress | None = None
 
-    def begin(self, orders: Sequence[RunOrder], there: int) -> None:
-        """These orders are to be carried out; ``there`` runs of the study are done already."""
+    def begin(self, orders: Sequence[RunOrder], finished: int) -> None:
+        """Show new orders, and the number of runs that are already finished."""
         self.close()
         self._orders = orders
         self._shares = [0.0] * len(orders)
         self._ended = 0
         self._began = time.perf_counter()
-        self._print(f"{len(orders)} runs to do, {there} are there")
+        self._print(f"{len(orders)} runs to do, {finished} are there")
         if self._console.is_terminal and orders:
             self._live = Progress(*bar(), console=self._console, transient=True)
             self._all = self._live.add_task("", total=len(orders))
             self._live.start()
 
     def take(self, place: int, news: News) -> None:
-        """News of a run from its worker: a ``progress`` (0..1), or a note for the user."""
+        """Receive news of a run from its worker: a ``progress`` (0..1), or a note to the user."""
         order = self._orders[place]
         if news["event"] != "progress":
             self._print(f"{clean(order.label)}: {news['text']}")
@@ -90,17 +102,11 @@ class StudyProgress:
             self._live.update(self._all, completed=sum(self._shares), description=self._so_far())
 
     def ended(self, place: int, run: Ended) -> None:
-        said = "interrupted, to be gone on with"
+        """Show the ending of a run."""
         if run.status != "interrupted":
             self._ended += 1
             self._shares[place] = 1.0
-            best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
-            said = (
-                f"failed: {run.error}"
-                if run.status == "failed"
-                else f"{best}{show_seconds(run.wall_s)}"
-            )
-        self._print(f"{self._so_far()}: {clean(run.order.label)}: {said}")
+        self._print(f"{self._so_far()}: {clean(run.order.label)}: {_in_words(run)}")
 
     def close(self) -> None:
         if self._live is not None:
@@ -111,29 +117,38 @@ class StudyProgress:
         done = sum(self._shares)
         if done == len(self._orders):
             return f"{self._ended}/{len(self._orders)}"
-        time_left = (
-            show_seconds((time.perf_counter() - self._began) * (len(self._orders) / done - 1))
-            if done
-            else "unknown"
-        )
-        return f"{self._ended}/{len(self._orders)}, about {time_left} left"
+        remaining = "unknown"
+        if done:
+            elapsed_s = time.perf_counter() - self._began
+            remaining = show_seconds(elapsed_s * (len(self._orders) / done - 1))
+        return f"{self._ended}/{len(self._orders)}, about {remaining} left"
 
     def _print(self, text: str) -> None:
         self._console.print(Text(clean(text, _LONGEST)), soft_wrap=True)
 
 
+def _in_words(run: Ended) -> str:
+    if run.status == "interrupted":
+        return "interrupted, to be gone on with"
+    if run.status == "failed":
+        return f"failed: {run.error}"
+    best = "" if run.accuracy is None else f"best accuracy {run.accuracy:.4f}, "
+    return f"{best}{show_seconds(run.wall_s)}"
+
+
 _Process: TypeAlias = "subprocess.Popen[str]"
 
-_GRACE_S = 30.0  # a worker without work that does not end within this time is killed
+_GRACE_S = 30.0  # an idle worker that does not end within this time is killed
 
 
 class WorkerPool:
-    """Carries out orders, with the same processes each time, until it is closed.
+    """Worker processes that carry out orders until the pool is closed.
 
     Args:
+        workers: greatest number of processes.
         progress: receives the news of the runs, from one thread at a time.
-        most_bytes: of memory; a worker that has used more takes no further run.
         keep: file descriptors that the workers inherit.
+        most_bytes: of memory; a worker that has used more is replaced.
     """
 
     def __init__(
@@ -153,27 +168,31 @@ class WorkerPool:
         self._interrupted = False
 
     def interrupt(self, number: int) -> None:
-        """Begin no further run, and pass a signal on to those under way: they save themselves.
+        """Begin no further run, and send a signal to active workers, which save their runs.
 
-        Safe in its handler.
+        Safe in a signal handler.
+
+        Args:
+            number: of the signal.
         """
         self._interrupted = True
         for worker in self._workers.copy():
             worker.send_signal(number)
 
     def run(self, orders: Sequence[RunOrder]) -> list[Ended]:
-        """Carry out the orders; returns how each run ended, in their order.
+        """Carry out orders.
 
-        Those never begun count as interrupted.
+        Returns:
+            The ending of each run, in the order of ``orders``. Runs that were never begun are
+            interrupted.
         """
-        runs = [
-            self._threads.submit(self._carry_out, place, order)
-            for place, order in enumerate(orders)
-        ]
-        return [run.result() for run in runs]
+        futures = []
+        for place, order in enumerate(orders):
+            futures.append(self._threads.submit(self._carry_out, place, order))
+        return [future.result() for future in futures]
 
     def close(self) -> None:
-        """Let all workers end; those still at work are killed."""
+        """Kill the active workers, and let idle workers end."""
         self._interrupted = True
         for worker in self._workers.copy():
             if worker not in self._idle:
@@ -194,9 +213,9 @@ class WorkerPool:
             ended = Ended(order, **news["run"])
         elif not self._interrupted:
             code = worker.wait()
-            reason = (
-                f"status {code}" if code >= 0 else f"signal {-code} ({signal.strsignal(-code)})"
-            )
+            reason = f"status {code}"
+            if code < 0:
+                reason = f"signal {-code} ({signal.strsignal(-code)})"
             ended = Ended(order, "failed", f"its process ended with {reason}")
         with self._lock:
             self._progress.ended(place, ended)
@@ -207,20 +226,18 @@ class WorkerPool:
         return ended
 
     def _watch(self, worker: _Process, place: int, order: RunOrder) -> News | None:
-        """Let a worker carry out an order; returns its last news, None if the worker dies
-        before.
-        """
+        """Let a worker carry out an order; returns its last news, or None if it dies before."""
         assert worker.stdin is not None
         assert worker.stdout is not None
         if self._interrupted:  # before the worker was started
             return {"run": {"status": "interrupted"}, "peak_bytes": 0}
         with suppress(BrokenPipeError):  # the worker died before it began: its output ends
-            worker.stdin.write(
-                json.dumps(
-                    {"scenario": order.scenario, "folder": str(order.folder), "how": order.how}
-                )
-                + "\n"
-            )
+            message = {
+                "scenario": order.scenario,
+                "folder": str(order.folder),
+                "how": order.how,
+            }
+            worker.stdin.write(json.dumps(message) + "\n")
             worker.stdin.flush()
         for line in worker.stdout:
             news: News = json.loads(line)

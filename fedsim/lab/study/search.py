@@ -1,17 +1,15 @@
-"""Searches of a study: the values that its keys are tried with, the metric, and the methods that
-propose the next values.
+"""Searches of a study: the space of values, the metric, and the methods that propose values.
 
-Each variant is searched by itself, at each point of the grid, with the same number of trials. A
-trial is a point of the space; the mean of its runs over the study's seeds counts. Methods know the
-rank of each trial alone, so that trials without a figure (the target was not reached, the run
-failed) have a rank too. ``scenarios/studies/search.toml`` is an example.
+Each variant is searched separately, at each point of the grid, with the same number of trials. A
+trial is a point of the space, and its result is the mean of its runs over the study's seeds.
+Methods know only the rank of each trial. So a trial without a figure has a rank too, for example
+if it failed or missed the target. ``scenarios/studies/search.toml`` is an example.
 """
 
 import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
@@ -44,57 +42,68 @@ from fedsim.lab.reading.targets import Target
 
 Number = int | float
 TrialResult = tuple[Mapping[str, Any], int]
-"""A trial that is over: its values by key, and how many others are better."""
+"""A finished trial: its values by key, and the number of better trials."""
 
 _FEW = 8  # trials that importances need
-_DIGITS = 4  # of a value that is drawn: values go into names of folders
-_TOGETHER = 4  # trials that Optuna proposes at a time; they are run side by side
+_DIGITS = 4  # of drawn values, which go into the names of folders
+_TOGETHER = 4  # trials that Optuna proposes at a time, which run in parallel
 _NUMBER_AND_UNIT = re.compile(
     r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*([A-Za-z/]+)\s*"
 )
 
 
-METRICS: Mapping[str, Measure] = {
-    one.name.replace(" ", "_"): one
-    for one in (
-        *measures(),
-        WITHIN,
-        *(of_metric(which, name) for name in MORE_IS_BETTER for which in ("final", "best")),
-    )
-    if one.best is not None
-}
-"""Measures of whole runs, by the names that a search gives them."""
+def _metrics() -> dict[str, Measure]:
+    candidates = [*measures(), WITHIN]
+    for name in MORE_IS_BETTER:
+        candidates += [of_metric("final", name), of_metric("best", name)]
+    return {
+        measure.name.replace(" ", "_"): measure
+        for measure in candidates
+        if measure.best is not None
+    }
+
+
+METRICS: Mapping[str, Measure] = _metrics()
+"""Measures of whole runs, by the names of search metrics."""
 _NAMES = (*GOALS, *(f"{cost}_to_accuracy" for cost in COST_GOALS), *METRICS)
 
 
 def measure_of(metric: str, targets: Sequence[float | str]) -> Measure | None:
-    """The measure of a search's metric; None if it needs a target.
+    """The measure of a search's metric.
 
-    Of several the highest accuracy counts, else the last.
+    Args:
+        metric: name of the metric.
+        targets: of the study. The highest accuracy counts, or the last target without accuracies.
+
+    Returns:
+        The measure; None if it needs a target and there is none.
     """
-    accuracies = [one for one in targets if not isinstance(one, str)]
     goal = metric.removesuffix("_to_accuracy")
-    aim = Target.read(max(accuracies, default=targets[-1])) if targets else None
-    return goal_of(goal, aim) if goal in GOALS else METRICS[metric]
+    if goal not in GOALS:
+        return METRICS[metric]
+    target = None
+    if targets:
+        accuracies = [accuracy for accuracy in targets if not isinstance(accuracy, str)]
+        target = Target.read(max(accuracies, default=targets[-1]))
+    return goal_of(goal, target)
 
 
-def _measured(said: Number | str) -> tuple[Number, str]:
-    if not isinstance(said, str):
-        return said, ""
-    match = _NUMBER_AND_UNIT.fullmatch(said)
-    with suppress(ValueError):
-        if match is not None and math.isfinite(number := float(match[1])):
-            return number, match[2]
-    raise ValueError(f"{said!r} is no number with a unit, such as '90 s'")
+def _read_quantity(value: Number | str) -> tuple[Number, str]:
+    """The number and the unit of a value, such as 90 and "s"; numbers have the unit ""."""
+    if not isinstance(value, str):
+        return value, ""
+    match = _NUMBER_AND_UNIT.fullmatch(value)
+    if match is not None and math.isfinite(float(match[1])):
+        return float(match[1]), match[2]
+    raise ValueError(f"{value!r} is no number with a unit, such as '90 s'")
 
 
 class Range(Spec):
-    """All numbers from one end to another: whole ones if both ends are, and quantities if these
-    have a unit.
+    """All numbers between two ends, both included; whole numbers if both ends are whole.
 
     Attributes:
         low, high: the ends: numbers, or quantities in the same unit.
-        log: whether each factor is as likely as another, not each difference.
+        log: whether values are drawn uniformly in their logarithm.
     """
 
     low: int | float | str
@@ -103,8 +112,9 @@ class Range(Spec):
 
     @model_validator(mode="after")
     def _is_one(self) -> "Range":
-        (low, unit), (high, other) = _measured(self.low), _measured(self.high)
-        if unit != other:
+        low, unit = _read_quantity(self.low)
+        high, high_unit = _read_quantity(self.high)
+        if unit != high_unit:
             raise ValueError(
                 f"low is {self.low!r} and high is {self.high!r}; both must have the same unit"
             )
@@ -132,34 +142,43 @@ class Range(Spec):
     def at(self, share: float) -> Number:
         """The number below which this share (0..1) of the range lies."""
         low, high = self.ends
-        below, above = (low - 0.5, high + 0.5) if self.whole else (low, high)
-        number = below * (above / below) ** share if self.log else below + share * (above - below)
-        return min(max(math.floor(number + 0.5) if self.whole else number, low), high)
+        start = low
+        end = high
+        if self.whole:
+            start = low - 0.5
+            end = high + 0.5
+        number: Number = start + share * (end - start)
+        if self.log:
+            number = start * (end / start) ** share
+        if self.whole:
+            number = math.floor(number + 0.5)
+        return min(max(number, low), high)
 
     def written(self, number: Number) -> Any:
-        """A number as a scenario states it: in few digits, with the unit."""
+        """A number as a value of a scenario: in few digits, with the unit."""
         low, high = self.ends
         if not self.whole:
             number = min(max(float(f"{number:.{_DIGITS}g}"), low), high)
-        return f"{number:.12g} {_measured(self.low)[1]}" if isinstance(self.low, str) else number
+        if isinstance(self.low, str):
+            return f"{number:.12g} {_read_quantity(self.low)[1]}"
+        return number
 
     def number(self, value: Any) -> Number:
-        return _measured(value)[0]
+        """The number of a value of a scenario."""
+        return _read_quantity(value)[0]
 
     @property
     def distribution(self) -> Any:
         from optuna.distributions import FloatDistribution, IntDistribution
 
         low, high = self.ends
-        return (
-            IntDistribution(int(low), int(high), self.log)
-            if self.whole
-            else FloatDistribution(low, high, self.log)
-        )
+        if self.whole:
+            return IntDistribution(int(low), int(high), self.log)
+        return FloatDistribution(low, high, self.log)
 
 
 class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
-    """One of a list of values, which has its place for a number."""
+    """One of a list of values; methods see a value's place in the list as its number."""
 
     @field_validator("root")
     @classmethod
@@ -189,22 +208,21 @@ class OneOf(RootModel[Annotated[list[Any], Field(min_length=1)]]):
 
 
 def _dotted(space: Any, prefix: str = "") -> Any:
-    """A space whose keys are dotted, down to its ranges and lists."""
+    """A space with dotted keys for nested tables, down to its ranges and lists."""
     if not isinstance(space, Mapping):
         return space
-    found: dict[str, Any] = {}
-    for key, said in space.items():
-        is_range = isinstance(said, Mapping) and {"low", "high"} & set(said)
-        found |= (
-            _dotted(said, f"{prefix}{key}.")
-            if isinstance(said, Mapping) and not is_range
-            else {prefix + key: said}
-        )
-    return found
+    dotted: dict[str, Any] = {}
+    for key, values in space.items():
+        is_range = isinstance(values, Mapping) and {"low", "high"} & set(values)
+        if isinstance(values, Mapping) and not is_range:
+            dotted |= _dotted(values, f"{prefix}{key}.")
+        else:
+            dotted[prefix + key] = values
+    return dotted
 
 
-def _which(said: Any) -> str:
-    return "~choice" if isinstance(said, list | OneOf) else "~range"
+def _tag(values: object) -> str:
+    return "~choice" if isinstance(values, list | OneOf) else "~range"
 
 
 Space = Annotated[
@@ -212,49 +230,56 @@ Space = Annotated[
         str,
         Annotated[
             Annotated[OneOf, Tag("~choice")] | Annotated[Range, Tag("~range")],
-            Discriminator(_which),
+            Discriminator(_tag),
         ],
     ],
     BeforeValidator(_dotted, json_schema_input_type=dict[str, Any]),
 ]
-"""Dotted key -> the values that it is tried with."""
+"""Candidate values by dotted key."""
 
 
 class Search(Spec):
-    """The method by which a study's trials are made."""
+    """A search for the values with the best metric."""
 
     kind: str
     trials: int = Field(default=40, ge=1, le=10_000)
-    """of each variant at each point of the grid."""
+    """number of trials of each variant at each point of the grid."""
     metric: Literal[_NAMES]  # type: ignore[valid-type]
-    """a goal of studies, also with ``_to_accuracy`` where it is a cost to the target, or one of
-    ``METRICS``.
-    """
+    """a goal of studies or one of ``METRICS``; a cost to the target may end in ``_to_accuracy``."""
     space: Space = Field(default={})
-    """dotted key of a scenario, or the name of one of the study's sets -> a range, or a list of
-    values.
+    """ranges or lists of values, by a dotted key of a scenario or the name of one of the study's
+    sets.
     """
     variants: dict[str, Space] = Field(default={})
-    """by name, the keys that one of them is searched over besides."""
+    """further keys of the space of a variant, by its name."""
     seed: int = Field(default=0, ge=0)
-    """of the draws."""
+    """seed of the draws."""
     prune: bool = False
-    """whether a trial that is worse than the median after some of the seeds is spared the
-    others.
-    """
+    """whether to stop a trial that is worse than the median after some of the seeds."""
 
     def space_of(self, variant: str) -> Space:
+        """The space of a variant."""
         return self.space | self.variants.get(variant, {})
 
     @property
     def batch(self) -> int:
+        """Number of trials that are proposed at a time."""
         return self.trials
 
     def ask(
-        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+        self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, Any]]:
-        """The values of the next ``count`` trials of a ``line`` (a variant's label), determined
-        by its trials until now.
+        """Propose the values of the next trials.
+
+        Args:
+            line: label of the variant.
+            space: of the variant.
+            results: of all finished trials of the variant, in their order; they and the seed
+                determine the proposals.
+            count: number of trials to propose.
+
+        Returns:
+            The values of each trial, by key.
         """
         raise NotImplementedError
 
@@ -266,24 +291,21 @@ class RandomSearch(Search):
 
     @override
     def ask(
-        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+        self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, Any]]:
         streams = Streams(self.seed)
-        numbers = range(len(told), len(told) + count)
-        draws = [
-            {key: streams.uniform(f"search/{line}/{key}", number) for key in space}
-            for number in numbers
-        ]
-        return [
-            {key: space[key].written(space[key].at(share)) for key, share in shares.items()}
-            for shares in draws
-        ]
+        trials = []
+        for number in range(len(results), len(results) + count):
+            values = {}
+            for key, candidates in space.items():
+                share = streams.uniform(f"search/{line}/{key}", number)
+                values[key] = candidates.written(candidates.at(share))
+            trials.append(values)
+        return trials
 
 
 class OptunaSearch(Search):
-    """Optuna's tree-structured Parzen estimator: values like those of the trials that were best
-    (needs the extra search).
-    """
+    """Values near the best trials', by Optuna's tree-structured Parzen estimator (extra search)."""
 
     kind: Literal["optuna"] = "optuna"
 
@@ -294,56 +316,64 @@ class OptunaSearch(Search):
 
     @override
     def ask(
-        self, line: str, space: Space, told: Sequence[TrialResult], count: int
+        self, line: str, space: Space, results: Sequence[TrialResult], count: int
     ) -> list[dict[str, Any]]:
         try:
             import optuna
         except ImportError as error:
-            how = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
+            hint = "pip install 'optuna>=4' installs it, and search.kind = 'random' needs nothing"
             raise ScenarioError(
-                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {how}"
+                f"search.kind is 'optuna', but Optuna cannot be imported ({error}); {hint}"
             ) from None
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            seed = Streams(self.seed).word(f"search/{line}", len(told)) % 2**32
+            seed = Streams(self.seed).word(f"search/{line}", len(results)) % 2**32
             sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-        study, distributions = _in_optuna(space, told, sampler)
-        asked = [study.ask(distributions).params for _ in range(count)]
-        return [
-            {key: space[key].written(number) for key, number in params.items()} for params in asked
-        ]
+        study, distributions = _in_optuna(space, results, sampler)
+        trials = []
+        for _ in range(count):
+            numbers = study.ask(distributions).params
+            trials.append({key: space[key].written(number) for key, number in numbers.items()})
+        return trials
 
 
-def importances(space: Space, told: Sequence[TrialResult]) -> dict[str, float]:
-    """The share of each key in how trials rank (0..1), the most first; empty without Optuna, or
-    with too little to tell.
+def importances(space: Space, results: Sequence[TrialResult]) -> dict[str, float]:
+    """The share of each key in how trials rank, by functional ANOVA.
 
     Source: F. Hutter, H. Hoos and K. Leyton-Brown, "An efficient approach for assessing
     hyperparameter importance", ICML 2014.
+
+    Args:
+        space: of a variant.
+        results: of its trials.
+
+    Returns:
+        Shares (0..1) by key, the greatest first; empty without Optuna, with fewer than two keys,
+        or with fewer than eight trials.
     """
-    if find_spec("optuna") is None or len(space) < 2 or len(told) < _FEW:
+    if find_spec("optuna") is None or len(space) < 2 or len(results) < _FEW:
         return {}
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-    study, _ = _in_optuna(space, told, None)
+    study, _ = _in_optuna(space, results, None)
     return dict(get_param_importances(study, evaluator=FanovaImportanceEvaluator(seed=0)))
 
 
 def _in_optuna(
-    space: Space, told: Sequence[TrialResult], sampler: Any
+    space: Space, results: Sequence[TrialResult], sampler: Any
 ) -> tuple[Any, dict[str, Any]]:
+    """Optuna's study with these results, and its distributions by key."""
     import optuna
 
     optuna.logging.disable_default_handler()
     study = optuna.create_study(sampler=sampler)
-    distributions = {key: one.distribution for key, one in space.items()}
-    for values, place in told:
-        params = {key: space[key].number(value) for key, value in values.items()}
-        study.add_trial(
-            optuna.trial.create_trial(
-                params=params, distributions=distributions, value=float(place)
-            )
+    distributions = {key: candidates.distribution for key, candidates in space.items()}
+    for values, place in results:
+        numbers = {key: space[key].number(value) for key, value in values.items()}
+        trial = optuna.trial.create_trial(
+            params=numbers, distributions=distributions, value=float(place)
         )
+        study.add_trial(trial)
     return study, distributions
 
 

@@ -1,4 +1,4 @@
-"""The grammar of a study file, and the reference lines that it can name."""
+"""The keys of a study file, and the reference lines that it can name."""
 
 import itertools
 import math
@@ -34,66 +34,71 @@ from fedsim.running.scenario import Scenario
 from fedsim.strategies import STRATEGIES, strategy_class
 from fedsim.world.population import PopulationSpec
 
-# places in the grid that are no keys of a scenario
+# keys of a point of the grid that are no keys of a scenario
 SIZE = "size"
 PART = "part"
 TRIAL = "trial"
-# beyond this a study is a typing error, and its plan alone would fill the memory
+# more runs are a typing error, and their plan would fill the memory
 _MOST_RUNS = 100_000
 _USUAL_DEVICES = PopulationSpec.model_fields["devices"].default
 _USUAL_ROUNDS = 100
 _NOT_ALONE = ("clients_per_round", "deadline")
-# shifts after which the same samples are other data
+# kinds of drift that alter the samples
 _CHANGES_SAMPLES = ("label-permutation", "rotation")
 
 
 def local(base: Mapping[str, Any]) -> Tables:
-    """Every device trains alone, as often in a round and for as many epochs as the base asks its
-    clients; nothing is sent.
+    """A scenario in which every device trains alone, and nothing is sent.
+
+    A device trains as often in a round, and for as many epochs, as a client of the base.
+
+    Args:
+        base: tables of the base scenario.
     """
-    kind = _table(base, "strategy").get("kind", STRATEGIES.usual)
+    kind = _section(base, "strategy").get("kind", STRATEGIES.usual)
     if not isinstance(kind, str):
         raise ScenarioError(f"strategy.kind is {kind!r}; it must be a name")
-    score = _table(base, "evaluation").get("score") or strategy_class(kind).score
+    score = _section(base, "evaluation").get("score") or strategy_class(kind).score
     return changed(base, {"strategy": {"kind": "local"}, "evaluation": {"score": score}})
 
 
 def centralised(base: Mapping[str, Any]) -> Tables:
-    """One device trains alone on the data of all devices of the base.
+    """A scenario in which one device trains alone on the data of all devices of the base.
 
-    It makes as many rounds as the base, with as many passes a round as its clients; nothing is sent
-    or late, and comparisons leave out its times. Swapped data ([drift]) are the same when pooled;
-    incremental data are all there from the start. ``ScenarioError``: the base has no number of
-    rounds, no learning, or a drift that alters samples.
+    The device makes as many rounds as the base, with as many passes per round as a client of the
+    base. Nothing is sent or late, and comparisons omit its times. Pooling undoes a swap of data
+    ([drift]). Incremental data are complete from the start.
+
+    Args:
+        base: tables of the base scenario.
+
+    Raises:
+        ScenarioError: the base has no number of rounds, no learning, or a drift that alters
+            samples.
     """
     if base.get("learning") == "off":
         raise ScenarioError(
             "'centralised' has no meaning with learning = \"off\": it is there for its accuracy"
         )
-    drift = _table(base, "drift").get("kind")
+    drift = _section(base, "drift").get("kind")
     if drift in _CHANGES_SAMPLES:
         raise ScenarioError(
             f"'centralised' has no meaning with drift.kind {drift!r}: there is no one set of "
             "data to pool"
         )
-    stop = {"rounds": _USUAL_ROUNDS} if "stop" not in base else _table(base, "stop")
+    stop = {"rounds": _USUAL_ROUNDS} if "stop" not in base else _section(base, "stop")
     if "rounds" not in stop:
         raise ScenarioError(
             "'centralised' needs stop.rounds in the base: it has no simulated time of its own"
         )
-    alone = local(
-        {key: value for key, value in base.items() if key not in ("drift", "population", "network")}
-    )
-    return alone | {
-        "strategy": {
-            key: value for key, value in alone["strategy"].items() if key not in _NOT_ALONE
-        },
-        "data": {
-            **_table(base, "data"),
-            "pooled_from": _table(base, "population").get("devices", _USUAL_DEVICES),
-        },
+    tables = local(_without(base, "drift", "population", "network"))
+    devices = _section(base, "population").get("devices", _USUAL_DEVICES)
+    return {
+        **tables,
+        "strategy": _without(tables["strategy"], *_NOT_ALONE),
+        "data": {**_section(base, "data"), "pooled_from": devices},
         "population": {"devices": 1},
-        "stop": {key: value for key, value in stop.items() if key != "simulated_time"},
+        "stop": _without(stop, "simulated_time"),
     }
 
 
@@ -103,15 +108,19 @@ REFERENCES: Mapping[str, Callable[[Mapping[str, Any]], Tables]] = {
 }
 
 
-def _table(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """A section of the base; one that is no table is refused when the scenario is validated."""
+def _section(base: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """A section of the base; empty for a value that is no table, which validation rejects later."""
     section = base.get(name, {})
     return section if isinstance(section, Mapping) else {}
 
 
+def _without(tables: Mapping[str, Any], *keys: str) -> Tables:
+    return {key: value for key, value in tables.items() if key not in keys}
+
+
 @dataclass(frozen=True)
 class _AsInScenario:
-    """Annotates tables as in a scenario; in a file perhaps the path of one."""
+    """Gives tables the JSON schema of a scenario, or of the path of a scenario."""
 
     or_path: bool = False
 
@@ -128,7 +137,7 @@ Changes = Annotated[dict[str, Any], _AsInScenario()]
 Base = Annotated[dict[str, Any], _AsInScenario(or_path=True)]
 
 
-def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
+def _refuse_equal(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
     if "seed" in grid:
         raise ValueError(
             "'seed' is no key of a grid; the study's 'seeds' are what runs are repeated with"
@@ -142,49 +151,49 @@ def _several(grid: dict[str, list[Any]]) -> dict[str, list[Any]]:
     return grid
 
 
+def _flatten(grid: object) -> object:
+    """Dotted keys for nested tables."""
+    return flat(grid) if isinstance(grid, dict) else grid
+
+
 Grid = Annotated[
     dict[str, list[Any]],
-    BeforeValidator(
-        lambda grid: flat(grid) if isinstance(grid, dict) else grid,
-        json_schema_input_type=dict[str, Any],
-    ),
-    AfterValidator(_several),
+    BeforeValidator(_flatten, json_schema_input_type=dict[str, Any]),
+    AfterValidator(_refuse_equal),
 ]
-"""Dotted key -> its values."""
+"""Values by dotted key."""
 
-Said = float | str
-"""A target as a study says it: an accuracy, or ``metric=value``."""
-
-
-def _listed(target: Any) -> Any:
-    return (
-        [target]
-        if isinstance(target, int | float | str) and not isinstance(target, bool)
-        else target
-    )
+DeclaredTarget = float | str
+"""A target of a study: an accuracy, or ``metric=value``."""
 
 
-def _read(target: list[Said]) -> list[Said]:
-    for one in target:
-        if isinstance(one, str):
-            metric = Target.read(one).metric
-            if metric == "accuracy" or (
-                metric not in MORE_IS_BETTER and nearest(metric, MORE_IS_BETTER)
-            ):
-                known = ", ".join(MORE_IS_BETTER)
+def _listed(target: object) -> object:
+    """A list of targets, for a single target."""
+    is_single = isinstance(target, int | float | str) and not isinstance(target, bool)
+    return [target] if is_single else target
+
+
+def _sort_targets(targets: list[DeclaredTarget]) -> list[DeclaredTarget]:
+    """Targets without repetitions, first the accuracies; rejects an invalid target."""
+    for target in targets:
+        if isinstance(target, str):
+            metric = Target.read(target).metric
+            is_typo = metric not in MORE_IS_BETTER and nearest(metric, MORE_IS_BETTER)
+            if metric == "accuracy" or is_typo:
+                metrics = ", ".join(MORE_IS_BETTER)
                 raise ValueError(
-                    f"{one!r} is of no metric; allowed are {known}, your own and loss, as in "
+                    f"{target!r} is of no metric; allowed are {metrics}, your own and loss, as in "
                     "'perplexity=8'"
                 )
-        elif not 0 < one <= 1:
-            raise ValueError(f"{one:g} is no accuracy; it must lie in (0, 1]")
-    return sorted({*target}, key=lambda one: (isinstance(one, str), one))
+        elif not 0 < target <= 1:
+            raise ValueError(f"{target:g} is no accuracy; it must lie in (0, 1]")
+    return sorted({*targets}, key=lambda target: (isinstance(target, str), target))
 
 
 Targets = Annotated[
-    list[Said],
-    BeforeValidator(_listed, json_schema_input_type=Said | list[Said]),
-    AfterValidator(_read),
+    list[DeclaredTarget],
+    BeforeValidator(_listed, json_schema_input_type=DeclaredTarget | list[DeclaredTarget]),
+    AfterValidator(_sort_targets),
 ]
 
 
@@ -192,26 +201,26 @@ class Size(Spec):
     """A way to run the same study, large or small."""
 
     base: Base | None = None
-    """the scenario that runs start from, if not the study's."""
+    """the base scenario; by default the study's."""
     changes: Changes = Field(default={})
-    """to the base, before a part's or a variant's own."""
+    """changes to the base, before a part's or a variant's own."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    """instead of those of the study that have the same names."""
+    """replace the study's sets with the same names."""
 
 
 class StudyPart(Spec):
-    """Some of the variants in a world of their own, such as those of one figure."""
+    """Some of the variants in a separate world, such as the lines of one figure of a paper."""
 
     base: Base | None = None
-    """the scenario that its runs start from, if not the size's or the study's."""
+    """the base scenario; by default the size's or the study's."""
     changes: Changes = Field(default={})
-    """to the base, before the variants' own."""
+    """changes to the base, before the variants' own."""
     variants: dict[str, Changes] | None = None
-    """names of variants to run, all by default; or a table of further changes by name."""
+    """names of the variants to run, or a table of further changes by name; by default all."""
     grid: Grid = Field(default={})
-    """of its own, besides the study's."""
+    """further keys of the grid, with their values."""
     sizes: list[str] | None = None
-    """in which it is run; by default in all."""
+    """the sizes in which the part is run; by default all."""
 
     @field_validator(
         "variants", mode="before", json_schema_input_type=list[str] | dict[str, Changes]
@@ -222,62 +231,61 @@ class StudyPart(Spec):
 
 
 class StudySpec(Spec):
-    """A base scenario, its variations, and the seeds: the same worlds for every variant."""
+    """A base scenario, its variants and the seeds, so that all variants run in the same worlds."""
 
     name: str = Field(default=UNNAMED, max_length=200)
-    """for people; it goes into reports, never into a path or a command."""
+    """a title for people, which goes into reports, and never into a path or a command."""
     about: str = Field(default="", max_length=2000)
-    """a text for readers, with which reports begin."""
+    """an introduction for readers, with which reports begin."""
     base: Base
-    """the tables of the scenario that all runs start from; in a file also the path of one,
-    relative to the study file, or the name of one that comes with fedsim.
+    """tables of the base scenario; in a file also the path of a scenario, relative to the study
+    file, or the name of a scenario that comes with fedsim.
     """
     seeds: list[int] = Field(default=[1], min_length=1)
-    """one run of every variant for each."""
+    """seeds of the runs; every variant is run once with each seed."""
     variants: dict[str, Changes] = Field(default={})
     """by name, the changes that make a variant out of the base: tables as in a scenario, or
     dotted keys.
     """
     grid: Grid = Field(default={})
-    """dotted key -> values; every variant is run with every combination.
+    """values by dotted key, or names of changes by the name of one of the ``sets``.
 
-    The name of one of the ``sets`` -> names in it.
+    Every variant is run with every combination.
     """
     search: AnySearch | None = None
-    """ranges in which the best values of each variant are searched, at every point of the grid."""
+    """a search for the best values of each variant, at every point of the grid."""
     sets: dict[str, dict[str, Changes]] = Field(default={})
-    """changes that go together, by name, for the grid."""
+    """changes for the grid that belong together, by the name of the set and of the change."""
     parts: dict[str, StudyPart] = Field(default={})
-    """the runs, if not every variant at every point of the grid."""
+    """parts of the study, by name, if not every variant is run at every point of the grid."""
     sizes: dict[str, Size] = Field(default={})
-    """ways to run it."""
+    """ways to run the study, by name."""
     size: str | None = None
-    """the one in which it is run; by default the first."""
+    """the size in which the study is run; by default the first."""
     references: list[str] = Field(default=[])
-    """lines to compare with, added as variants of these names (``REFERENCES``)."""
+    """names of reference lines (``REFERENCES``), which are added as variants."""
     baseline: str | None = None
-    """the variant that the others are compared with, seed by seed; None: they are not."""
+    """the variant with which all variants are compared, seed by seed; None compares none."""
     target: Targets = Field(default=[])
-    """one or several accuracies (0..1), up to which costs are compared; other metrics as
+    """one or several accuracies (0..1) at which costs are compared; other metrics as
     ``"perplexity=8"``.
     """
     goal: Literal[GOALS] | None = None  # type: ignore[valid-type]
     """criterion of the ranking of cells: the least ``time``, ``bytes``, ``energy``, ``carbon``,
-    ``money`` or ``rounds`` to the highest target that can be reached; the least of a ``battery``
-    (%) or the fewest devices that run ``flat``, over whole runs; the highest ``accuracy`` in the
-    end, or within the ``budget``. By default the time, or the accuracy within the budget, if there
-    is one.
+    ``money`` or ``rounds`` to the highest target that is reached; the least of a ``battery`` (%)
+    or the fewest devices that run ``flat``, over whole runs; the highest ``accuracy`` at the end,
+    or within the ``budget``. By default the time, or with a budget the accuracy within the budget.
     """
     budget: Budget = Field(default=Budget())
-    """limits of what a run may cost."""
+    """limits on the costs of a run."""
     published: (
         Annotated[
             dict[str, Any], WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]})
         ]
         | None
     ) = None
-    """what papers say of these figures, see ``fedsim.lab.compare.published``; tables, or in a
-    file the path of one.
+    """published figures of papers, see ``fedsim.lab.compare.published``: tables, or in a file the
+    path of a file of tables.
     """
 
     def __init__(self, **tables: Any) -> None:
@@ -288,15 +296,18 @@ class StudySpec(Spec):
 
     @property
     def names(self) -> list[str]:
+        """Names of the variants and the references."""
         return [*self.variants, *self.references]
 
     @property
     def chosen_size(self) -> tuple[str, Size] | None:
+        """The size in which the study is run, with its name."""
         name = self.size or next(iter(self.sizes), None)
         return None if name is None else (name, self.sizes[name])
 
     @property
     def _grids(self) -> list[dict[str, list[Any]]]:
+        """The grid of each part."""
         return [self.grid | part.grid for part in self.parts.values()] or [self.grid]
 
     @field_validator("seeds")
@@ -308,15 +319,17 @@ class StudySpec(Spec):
 
     @field_validator("variants", "parts", "sizes")
     @classmethod
-    def _named(cls, named: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        what, most = ("a variant's name", 200) if info.field_name == "variants" else ("a name", 60)
-        for name, said in named.items():
+    def _check_names(cls, named: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        is_variants = info.field_name == "variants"
+        noun = "a variant's name" if is_variants else "a name"
+        most = 200 if is_variants else 60
+        for name, tables in named.items():
             if not name.strip() or len(name) > most:
                 raise ValueError(
-                    f"{what} has {len(name)} characters; allowed are 1 to {most}, not all of "
+                    f"{noun} has {len(name)} characters; allowed are 1 to {most}, not all of "
                     "them blank"
                 )
-            if info.field_name == "variants" and "seed" in said:
+            if is_variants and "seed" in tables:
                 raise ValueError(
                     f"{name!r} has a seed of its own; all variants run with the study's 'seeds'"
                 )
@@ -340,30 +353,22 @@ class StudySpec(Spec):
                 )
         if self.search is not None:
             self._refuse_unfit(self.search)
-        for what, names, allowed in self._used_names():
+        for place, names, allowed in self._used_names():
             for name in names:
                 if name not in allowed:
-                    hint = (
-                        f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}"
-                        if allowed
-                        else "the study has none"
-                    )
-                    raise ValueError(f"{what} is {name!r}; {hint}")
+                    hint = "the study has none"
+                    if allowed:
+                        hint = f"allowed are {', '.join(allowed)}{nearest(str(name), allowed)}"
+                    raise ValueError(f"{place} is {name!r}; {hint}")
+        points = sum(math.prod(map(len, grid.values())) for grid in self._grids)
         trials = 1 if self.search is None else self.search.trials
-        runs = (
-            sum(math.prod(map(len, grid.values())) for grid in self._grids)
-            * len(self.names)
-            * len(self.seeds)
-            * trials
-        )
+        runs = points * len(self.names) * len(self.seeds) * trials
         if runs > _MOST_RUNS:
             raise ValueError(f"it has {runs} runs; at most {_MOST_RUNS} are allowed")
-        searched = (
-            []
-            if self.search is None
-            else [key for name in self.variants for key in self.search.space_of(name)]
-        )
-        used = [*itertools.chain(*self._grids), *searched]
+        used = list(itertools.chain.from_iterable(self._grids))
+        if self.search is not None:
+            for name in self.variants:
+                used += self.search.space_of(name)
         for key in self.sets:
             if key not in used:
                 raise ValueError(
@@ -378,7 +383,8 @@ class StudySpec(Spec):
                 "a search needs a variant at least, such as [variants.fedavg]; references are "
                 "not searched"
             )
-        if (measure := measure_of(search.metric, self.target)) is WITHIN and not self.budget.limits:
+        measure = measure_of(search.metric, self.target)
+        if measure is WITHIN and not self.budget.limits:
             raise ValueError(
                 f"search.metric is {search.metric!r}, which needs the study's [budget], such "
                 "as time = '20 min'"
@@ -400,11 +406,11 @@ class StudySpec(Spec):
                     f"search.space has no keys for the variant {name!r}; it needs one, such as "
                     "'training.lr'"
                 )
-            taken = [key for grid in self._grids for key in grid if key in space]
-            if taken:
-                raise ValueError(
-                    f"{taken[0]!r} is both in a grid and in search.space; allowed is one of them"
-                )
+            for key in itertools.chain.from_iterable(self._grids):
+                if key in space:
+                    raise ValueError(
+                        f"{key!r} is both in a grid and in search.space; allowed is one of them"
+                    )
             if "seed" in space:
                 raise ValueError(
                     "'seed' is no key to search over; the study's 'seeds' are what runs are "
@@ -412,24 +418,24 @@ class StudySpec(Spec):
                 )
 
     def _used_names(self) -> Iterator[tuple[str, Iterable[Any], Collection[str]]]:
-        """Names of other entries: where they stand, the names, and those that exist."""
+        """References to other entries: the place, the names there, and the allowed names."""
         yield "a reference", self.references, REFERENCES
-        yield "'baseline'", () if self.baseline is None else (self.baseline,), self.names
-        yield "size", () if self.size is None else (self.size,), self.sizes
+        if self.baseline is not None:
+            yield "'baseline'", (self.baseline,), self.names
+        if self.size is not None:
+            yield "size", (self.size,), self.sizes
         for name, part in self.parts.items():
             yield f"a variant of the part {name!r}", part.variants or (), self.names
             yield f"a size of the part {name!r}", part.sizes or (), self.sizes
-        for key, values in (
-            item for grid in self._grids for item in grid.items() if item[0] in self.sets
-        ):
-            yield f"a value of {key!r} in a grid", values, self.sets[key]
-        if self.search is not None:
-            yield "a variant of the search", self.search.variants, self.variants
-            for key, one in (
-                item for name in self.variants for item in self.search.space_of(name).items()
-            ):
-                yield (
-                    f"a value of {key!r} in search.space",
-                    one.extremes if key in self.sets else (),
-                    self.sets.get(key, ()),
-                )
+        for grid in self._grids:
+            for key, values in grid.items():
+                if key in self.sets:
+                    yield f"a value of {key!r} in a grid", values, self.sets[key]
+        if self.search is None:
+            return
+        yield "a variant of the search", self.search.variants, self.variants
+        for name in self.variants:
+            for key, candidates in self.search.space_of(name).items():
+                if key in self.sets:
+                    place = f"a value of {key!r} in search.space"
+                    yield place, candidates.extremes, self.sets[key]

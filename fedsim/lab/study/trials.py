@@ -1,9 +1,9 @@
-"""The trials of a study that searches, planned batch by batch, each by the results of those before.
+"""The trials of a study's search, planned in batches that follow from the results of all before.
 
-All results are read from the run folders, in the order of the trials: a search that was killed is
-planned again from the beginning, which gives the same trials as far as runs are there. A trial is
-over when its runs are; a run that ended by an error of its own is over too, one whose process was
-lost is not.
+Results are read from the run folders, in the order of the trials. A search whose process was
+killed is planned again from the beginning, which gives the same trials as far as their runs are
+done. A trial is over when each of its runs is done, or ended with an error. A run whose process
+was lost is repeated.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.units import show_bytes, show_seconds
-from fedsim.lab.compare.lines import short_key, shown
+from fedsim.lab.compare.lines import format_value, short_key
 from fedsim.lab.compare.measures import BEST, measure
 from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
@@ -26,57 +26,79 @@ from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
 _ENDED_WELL = {"done": 0, "pruned": 1, "failed": 2, "refused": 2, "open": 2}
-_FEW = 4  # so many others are needed before one is pruned
+_FEW = 4  # other trials that pruning needs
 _Build = Callable[[PlannedRun], None]
 
 
 @dataclass
 class Trial:
-    """A point of the space that is tried."""
+    """A point of the space of a search.
+
+    Attributes:
+        variant: at this point.
+        number: from 1.
+        values: by the keys of the space.
+        state: of the trial.
+        figures: the metric of each run, in the order of the seeds; None if a run lacks it.
+        nearest: the best accuracy of each run, which ranks runs that miss a target.
+        error: of a refused trial.
+    """
 
     variant: Variant
-    number: int  # from 1 on
-    values: Mapping[str, Any]  # of each key that is searched over
+    number: int
+    values: Mapping[str, Any]
     state: Literal["open", "done", "pruned", "failed", "refused"] = "open"
-    # the metric of its runs, one a seed; None where it is missing
     figures: list[float | None] = field(default_factory=list)
-    # the best accuracy of each run, where the metric is to reach one
     nearest: list[float] = field(default_factory=list)
-    error: str = ""  # of one that is refused
+    error: str = ""
 
     @property
     def value(self) -> float | None:
-        known = [figure for figure in self.figures if figure is not None]
-        return sum(known) / len(known) if known and len(known) == len(self.figures) else None
+        """The mean of the metric over the seeds; None if a run lacks it."""
+        figures = [figure for figure in self.figures if figure is not None]
+        if not figures or len(figures) < len(self.figures):
+            return None
+        return sum(figures) / len(figures)
 
     def rank(self, most: bool, seeds: int | None = None) -> tuple[float, ...]:
-        """Less is better: first trials that came to their end, then by how many runs lack the
-        figure, then by the figures.
+        """Sort key of trials, the best first.
 
-        ``most``: whether more of the metric is better. ``seeds``: compare so many runs; None:
-        all of them, and the state.
+        Finished trials come first, then trials whose runs lack fewer figures, then trials with
+        better figures.
+
+        Args:
+            most: whether more of the metric is better.
+            seeds: number of runs to compare, whatever the state of the trials; None compares the
+                state and all runs.
         """
         figures = self.figures[:seeds]
-        near = -sum(self.nearest[:seeds])
         missing = figures.count(None)
-        known = sum(figure for figure in figures if figure is not None)
-        ended = 0 if seeds is not None else _ENDED_WELL[self.state]
-        return (ended, -len(figures), missing, near if missing else -known if most else known)
+        if missing:
+            merit = sum(self.nearest[:seeds])
+        else:
+            total = sum(figure for figure in figures if figure is not None)
+            merit = total if most else -total
+        state = 0 if seeds is not None else _ENDED_WELL[self.state]
+        return (state, -len(figures), missing, -merit)
 
 
 @dataclass(frozen=True)
 class SearchedVariant:
-    """A variant at a point of the grid, without values of the keys that are searched over, and
-    its trials in their order.
-    """
+    """A variant at a point of the grid, without values of the searched keys, and its trials."""
 
     variant: Variant
     trials: list[Trial] = field(default_factory=list)
 
 
 class Trials:
-    """The trials of a study's ``search``, which are added to the ``study``; ``lines`` are the
-    variants that are searched.
+    """The trials of a search, which are added to a study.
+
+    Args:
+        study: which the trials are added to.
+        search: of the study.
+
+    Attributes:
+        lines: the searched variants.
     """
 
     def __init__(self, study: Study, search: Search) -> None:
@@ -94,15 +116,21 @@ class Trials:
 
     @property
     def is_over(self) -> bool:
-        return not self._batch and all(
-            len(line.trials) == self.search.trials for line in self.lines
-        )
+        if self._batch:
+            return False
+        return all(len(line.trials) == self.search.trials for line in self.lines)
 
     def grow(self, path: Path, try_to_build: _Build) -> None:
-        """Plan the trials that follow from the runs that are over in the study's folder; invalid
-        ones are refused.
+        """Plan the trials that follow from the finished runs.
+
+        Args:
+            path: the study's folder.
+            try_to_build: raises ``ScenarioError`` for an invalid run. Its trial is refused.
+
+        Raises:
+            ScenarioError: all trials of a variant are refused.
         """
-        while not self.is_over and self._told(path):
+        while not self.is_over and self._receive_results(path):
             if not self._batch:
                 self._propose()
                 self._plan(path, try_to_build)
@@ -120,51 +148,49 @@ class Trials:
     def _open(self) -> list[Trial]:
         return [trial for trial in self._batch if trial.state == "open"]
 
-    def _told(self, path: Path) -> bool:
-        new = (
-            (trial, self.study.runs_of[trial.variant.folder][len(trial.figures) :])
-            for trial in self._open
-        )
-        runs = [(trial, path / run.folder) for trial, own in new for run in own]
-        spec = self.study.spec
+    def _receive_results(self, path: Path) -> bool:
+        """Read the new runs of open trials, if all of these runs are over."""
+        runs = []
+        for trial in self._open:
+            planned_runs = self.study.runs_of[trial.variant.folder]
+            runs += [(trial, path / run.folder) for run in planned_runs[len(trial.figures) :]]
         if not all(is_done(folder) or gave_up(folder) for _, folder in runs):
             return False
+        spec = self.study.spec
+        targets = [*map(Target.read, spec.target)]
         for trial, folder in runs:
             if gave_up(folder):
                 trial.state = "failed"
             elif trial.state == "open":
-                values = measure(
-                    RunFolder(folder), [*map(Target.read, spec.target)], budget=spec.budget.limits
-                )
+                values = measure(RunFolder(folder), targets, budget=spec.budget.limits)
                 trial.figures.append(values[self._metric.name])
                 trial.nearest.append(values[BEST.name] or 0.0)
         return True
 
     def _results(self, line: SearchedVariant) -> list[TrialResult]:
         ranks = [*map(self._rank, line.trials)]
-        return [
-            (trial.values, sum(other < rank for other in ranks))
-            for trial, rank in zip(line.trials, ranks, strict=True)
-        ]
+        results = []
+        for trial, rank in zip(line.trials, ranks, strict=True):
+            better = sum(other < rank for other in ranks)
+            results.append((trial.values, better))
+        return results
 
     def _rank(self, trial: Trial) -> tuple[float, ...]:
         return trial.rank(self._most)
 
     def _propose(self) -> None:
         for line in self.lines:
-            told = self._results(line)
+            results = self._results(line)
             space = self.search.space_of(line.variant.name)
-            count = min(self.search.batch, self.search.trials - len(told))
-            for number, values in enumerate(
-                self.search.ask(line.variant.label, space, told, count), len(told) + 1
-            ):
-                line.trials.append(Trial(line.variant.at({TRIAL: number} | values), number, values))
-            self._batch += line.trials[len(told) :]
+            count = min(self.search.batch, self.search.trials - len(results))
+            proposals = self.search.ask(line.variant.label, space, results, count)
+            for number, values in enumerate(proposals, len(results) + 1):
+                variant = line.variant.at({TRIAL: number} | values)
+                line.trials.append(Trial(variant, number, values))
+            self._batch += line.trials[len(results) :]
 
     def _plan(self, path: Path, try_to_build: _Build) -> None:
-        """Plan the runs of this rung; trials that cannot be run are refused, and so is a search
-        of only such ones.
-        """
+        """Plan the runs of this rung, and refuse invalid trials."""
         for trial in self._open:
             try:
                 run = planned(trial.variant, self.study.spec, self._rungs[self._rung][0])
@@ -185,102 +211,115 @@ class Trials:
         for line in self.lines:
             peers = [trial for trial in line.trials if len(trial.figures) >= self._rung]
             ranks = sorted(trial.rank(self._most, self._rung) for trial in peers)
-            for trial in peers if len(ranks) > _FEW else ():
-                if (
-                    trial.state == "open"
-                    and trial.rank(self._most, self._rung) > ranks[(len(ranks) - 1) // 2]
-                ):
+            if len(ranks) <= _FEW:
+                continue
+            middle = ranks[(len(ranks) - 1) // 2]
+            for trial in peers:
+                if trial.state == "open" and trial.rank(self._most, self._rung) > middle:
                     trial.state = "pruned"
 
     def best(self, line: SearchedVariant) -> Trial | None:
-        """The first of a line's best trials, of those that came to their end and have the
-        figure.
-        """
-        there = [
-            trial for trial in line.trials if trial.state == "done" and trial.value is not None
-        ]
-        return min(there, key=self._rank, default=None)
+        """The best finished trial of a line with a figure; the first if several are equal."""
+        finished = []
+        for trial in line.trials:
+            if trial.state == "done" and trial.value is not None:
+                finished.append(trial)
+        return min(finished, key=self._rank, default=None)
 
     def write(self, path: Path) -> None:
-        """Write all trials as a table, the best first, and the scenario of the best of each
-        line.
+        """Write the table of trials, and the scenario of each line's best trial.
+
+        Args:
+            path: the study's folder.
         """
         files.write_text(path / TRIALS, to_csv(self.table()))
         for line in self.lines:
             best = self.best(line)
-            name = (
-                BEST_OF
-                if len(self.lines) == 1
-                else f"{Path(BEST_OF).stem}-{line.variant.folder}.toml"
-            )
-            if best is not None:
-                files.write_text(
-                    path / name, self.study.runs_of[best.variant.folder][0].scenario.to_toml()
-                )
+            if best is None:
+                continue
+            name = BEST_OF
+            if len(self.lines) > 1:
+                name = f"{Path(BEST_OF).stem}-{line.variant.folder}.toml"
+            first = self.study.runs_of[best.variant.folder][0]
+            files.write_text(path / name, first.scenario.to_toml())
 
     def table(self, most: int | None = None) -> ComparedTable:
-        rows = [row for line in self.lines for row in [*self._rows(line)][:most]]
-        heads = dict.fromkeys(head for row in rows for head in row if head != "error")
-        return ComparedTable.of(
-            [*heads, *(["error"] if any(row["error"] for row in rows) else [])], rows
-        )
+        """All trials of each line, the best first.
+
+        Args:
+            most: greatest number of trials per line; None for all.
+        """
+        rows: list[dict[str, Cell]] = []
+        for line in self.lines:
+            rows += [*self._rows(line)][:most]
+        heads: dict[str, None] = {}
+        for row in rows:
+            heads.update(dict.fromkeys(row))
+        heads.pop("error", None)
+        if any(row["error"] for row in rows):
+            heads["error"] = None
+        return ComparedTable.of([*heads], rows)
 
     def _rows(self, line: SearchedVariant) -> Iterator[dict[str, Cell]]:
         for trial in sorted(line.trials, key=lambda trial: (self._rank(trial), trial.number)):
-            yield {
-                "variant": line.variant.name,
-                **{key: _cell(value) for key, value in line.variant.point},
-                TRIAL: trial.number,
-                "state": trial.state,
-                self.search.metric: trial.value,
-                "runs": len(trial.figures),
-                **{key: _cell(value) for key, value in trial.values.items()},
-                "error": trial.error or None,
-            }
+            row: dict[str, Cell] = {"variant": line.variant.name}
+            for key, value in line.variant.point:
+                row[key] = _cell(value)
+            row[TRIAL] = trial.number
+            row["state"] = trial.state
+            row[self.search.metric] = trial.value
+            row["runs"] = len(trial.figures)
+            for key, value in trial.values.items():
+                row[key] = _cell(value)
+            row["error"] = trial.error or None
+            yield row
 
     def lines_of_text(self) -> list[str]:
-        found = [(best, line) for line in self.lines if (best := self.best(line)) is not None]
-        if len(found) < 2:
-            return list(map(self._text_of, self.lines))
-        first = min(found, key=lambda one: self._rank(one[0]))[1]
-        _, to, aim = self._metric.name.partition("to target")
-        return [
-            f"the best of all{' that reaches' if to else ''}{aim}: {self._text_of(first)}",
-            *map(self._text_of, self.lines),
-        ]
+        """The best trial of each line in words; of several lines first the best of all."""
+        texts = list(map(self._text_of, self.lines))
+        ranked = []
+        for line in self.lines:
+            best = self.best(line)
+            if best is not None:
+                ranked.append((self._rank(best), line))
+        if len(ranked) < 2:
+            return texts
+        _, first = min(ranked, key=lambda pair: pair[0])
+        _, to, target = self._metric.name.partition("to target")
+        reaches = " that reaches" if to else ""
+        return [f"the best of all{reaches}{target}: {self._text_of(first)}", *texts]
 
     def _text_of(self, line: SearchedVariant) -> str:
         states = [trial.state for trial in line.trials]
+        counts = f"{len(states)} trials"
+        for state in ("pruned", "failed", "refused"):
+            if state in states:
+                counts += f", {states.count(state)} {state}"
         best = self.best(line)
-        others = (
-            f", {states.count(state)} {state}"
-            for state in ("pruned", "failed", "refused")
-            if state in states
-        )
-        counted = f"({len(states)} trials{''.join(others)})"
         if best is None or best.value is None:
-            return f"{line.variant.label}: no trial has {self.search.metric} {counted}"
-        values = ", ".join(
-            f"{short_key(key, best.values)} = {value}" for key, value in best.values.items()
-        )
-        show = {"s": show_seconds, "device-s": show_seconds, "bytes": show_bytes}.get(
-            self._metric.unit, "{:.4g}".format
-        )
+            return f"{line.variant.label}: no trial has {self.search.metric} ({counts})"
+        values = []
+        for key, value in best.values.items():
+            values.append(f"{short_key(key, best.values)} = {value}")
+        formats = {"s": show_seconds, "device-s": show_seconds, "bytes": show_bytes}
+        show = formats.get(self._metric.unit, "{:.4g}".format)
+        text = f"{line.variant.label}: best is trial {best.number}, {self.search.metric} "
+        text += f"{show(best.value)}: {', '.join(values)} ({counts})"
         shares = importances(self.search.space_of(line.variant.name), self._results(line))
-        named = ", ".join(f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items())
-        matters = (
-            f"; of how its trials rank each key explains: {named} (Optuna's fANOVA)"
-            if named
-            else ""
-        )
-        best_is = f"best is trial {best.number}, {self.search.metric} {show(best.value)}: {values}"
-        return f"{line.variant.label}: {best_is} {counted}{matters}"
+        if shares:
+            explained = ", ".join(
+                f"{short_key(key, shares)} {share:.0%}" for key, share in shares.items()
+            )
+            text += f"; of how its trials rank each key explains: {explained} (Optuna's fANOVA)"
+        return text
 
 
 def gave_up(folder: Path) -> bool:
-    """Whether the run in a folder ended by an error of its own; it is not tried again."""
+    """Whether the run in a folder ended with an error; such runs are not repeated."""
     return bool(files.summarised_status(folder) == "failed")
 
 
-def _cell(value: Any) -> Cell:
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else shown(value)
+def _cell(value: object) -> Cell:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    return format_value(value)

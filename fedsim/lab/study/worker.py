@@ -1,8 +1,8 @@
-"""A process that carries out runs one after another, as its parent orders.
+"""A worker process that carries out runs one after another, as its parent orders.
 
-Orders come on standard input and news go out on standard output, a line of JSON each. SIGINT,
-SIGTERM and SIGHUP, passed on by the parent, interrupt the run under way, which saves itself; so
-does the end of standard input, when the parent is gone.
+Orders arrive on standard input and news leave on standard output, one line of JSON each. SIGINT,
+SIGTERM and SIGHUP, which the parent passes on, interrupt the active run, which saves itself. The
+end of standard input does the same, because the parent is gone.
 """
 
 import asyncio
@@ -31,11 +31,15 @@ from fedsim.running.runner import Job, end_soon
 from fedsim.running.scenario import Scenario
 
 _NEWS_EVERY_S = 0.25
-_ORPHAN_LIVES_S = 10.0  # a run that cannot be interrupted within this time dies with its parent
+_ORPHAN_LIVES_S = 10.0  # after the parent's death, a run that cannot be interrupted is killed
 
 
 class Worker:
-    """Carries out orders; ``say`` sends news to the parent."""
+    """Carries out orders.
+
+    Args:
+        say: sends news to the parent, as keyword arguments.
+    """
 
     def __init__(self, say: Callable[..., None]) -> None:
         self._say = say
@@ -43,11 +47,13 @@ class Worker:
         self._stopping = False
 
     def stop(self, number: int, *_: object) -> None:
+        """Interrupt the active run and all later runs, as a handler of signals."""
         self._stopping = True
         if self._job is not None:
             end_soon(self._job, number)
 
     def carry_out(self, order: Mapping[str, Any]) -> None:
+        """Carry out an order of the pool, and send the run's ending."""
         folder = Path(order["folder"])
         try:
             ending = outcome_of(self._run(order["scenario"], folder, order["how"]))
@@ -55,33 +61,33 @@ class Worker:
             ending = {"status": "failed", "error": failure(error, folder)}
         self._job = None
         gc.collect()  # a run's objects point at each other
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-            1 if sys.platform == "darwin" else 1024
-        )
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if sys.platform != "darwin":
+            peak *= 1024  # Linux counts kibibytes
         self._say(event="ended", run=ending, peak_bytes=peak)
 
     def _run(self, text: str, folder: Path, how: str) -> Mapping[str, Any] | None:
         if self._stopping:
             return None
-        # its code, if it names any, was allowed where it was read
+        # code that the scenario names was allowed when the parent read it
         scenario = Scenario(**tomllib.loads(text))
         job = self._prepare(scenario, folder, how)
         stop = scenario.strategy.horizon(scenario.stop)
         rounds = 0
-        said = time.perf_counter()
+        last_news = time.perf_counter()
 
         def take(record: Record) -> None:
-            nonlocal rounds, said
+            nonlocal rounds, last_news
             if record.kind == "round":
                 rounds = record.fields["round"] + 1
             now = time.perf_counter()
-            if now - said >= _NEWS_EVERY_S:
-                said = now
+            if now - last_news >= _NEWS_EVERY_S:
+                last_news = now
                 self._say(event="progress", share=share_done(stop, rounds, record.time))
 
         job.simulation.listen(take, kinds=("round", "task-end"))
         self._job = job
-        if self._stopping:  # asked while the run was being built
+        if self._stopping:  # interrupted while the run was being built
             job.interrupt()
         return asyncio.run(job.execute()).summary
 
@@ -104,7 +110,7 @@ def failure(error: Exception, folder: Path | None = None) -> str:
 
 
 def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Outcome of a run, by its summary; None for one that was not begun."""
+    """The ending of a run as news; ``summary`` is None for a run that was not begun."""
     if summary is None:
         return {"status": "interrupted"}
     return {
@@ -115,10 +121,10 @@ def outcome_of(summary: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Take orders from standard input."""
+    """Carry out the orders from standard input."""
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # prints of a user's strategy must not be taken for news
-    # the parent is gone; the end of standard input says so too
+    # a broken pipe: the parent is gone, and standard input ends too
     with suppress(BrokenPipeError), out:
 
         def say(**news: Any) -> None:
@@ -127,7 +133,7 @@ def main() -> None:
                 out.flush()
 
         worker = Worker(say)
-        # all are the parent's to pass on
+        # the parent passes all of them on
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, worker.stop)
         orders: SimpleQueue[Mapping[str, Any] | None] = SimpleQueue()
@@ -137,9 +143,7 @@ def main() -> None:
 
 
 def _listen(orders: "SimpleQueue[Mapping[str, Any] | None]") -> None:
-    """Pass orders on until standard input ends; then end the run under way, in its own thread,
-    as a SIGTERM would.
-    """
+    """Pass orders on until standard input ends, then interrupt the active run by a SIGTERM."""
     for line in sys.stdin:
         orders.put(json.loads(line))
     orders.put(None)

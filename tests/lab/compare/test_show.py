@@ -13,7 +13,7 @@ import pytest
 
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.paired import Estimate
-from fedsim.lab.compare.show import print_short, shown
+from fedsim.lab.compare.show import format_cell, print_short
 from fedsim.lab.compare.table import ComparedColumn, Comparison, _mean_difference
 from fedsim.lab.terminal import Console
 from fedsim.records.reading import RunFolder
@@ -136,15 +136,19 @@ def test_intervals_end_where_figures_do_and_digits_where_intervals_do(study: Pat
                 assert float(text) <= 1
     column = ComparedColumn("x", (), unit="bytes")
     assert (
-        shown(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column) == "1.83M (1.51M to 2.16M)"
+        format_cell(Estimate(1_834_567.0, 1_512_345.0, 2_156_789.0), column)
+        == "1.83M (1.51M to 2.16M)"
     )
-    assert shown(Estimate(1234.0, 912.0, 1556.0), ComparedColumn("x", ())) == "1,230 (910 to 1,560)"
     assert (
-        shown(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ()))
+        format_cell(Estimate(1234.0, 912.0, 1556.0), ComparedColumn("x", ()))
+        == "1,230 (910 to 1,560)"
+    )
+    assert (
+        format_cell(Estimate(0.90123, 0.90118, 0.90128), ComparedColumn("x", ()))
         == "0.901230 (0.901180 to 0.901280)"
     )
     assert (
-        shown(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True))
+        format_cell(Estimate(-0.001, -0.051, 0.049), ComparedColumn("x", (), signed=True))
         == "-0.001 (-0.051 to +0.049)"
     )
     noise = {1: (0.1 + 0.2, 0.3), 2: (0.3, 0.1 + 0.2), 3: (0.7, 0.7)}

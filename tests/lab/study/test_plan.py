@@ -18,9 +18,10 @@ from fedsim.common.streams import Streams
 from fedsim.lab.compare.lines import read_lines
 from fedsim.lab.compare.table import Comparison
 from fedsim.lab.study.folder import index_of
-from fedsim.lab.study.plan import Study, Variant, read_study, safe_name, searched
+from fedsim.lab.study.plan import Study, read_study, searched
 from fedsim.lab.study.search import measure_of
 from fedsim.lab.study.spec import StudySpec
+from fedsim.lab.study.variant import Variant, safe_name
 from fedsim.learning.data.spec import DataSpec
 from fedsim.records.reading import RunFolder
 from tests.lab.conftest import finish, write

@@ -1,0 +1,125 @@
+"""Cells of a comparison: variants at points of the grid, grouped by world and named for people."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import chain
+
+from fedsim.lab.compare.lines import Lines, format_value, short_key
+
+ANY = "any"  # the value of a key that changes nothing in a cell
+VARIANT = "variant"
+PLACES = ("size", "part")
+_CHOSEN = (
+    "name",
+    "seed",
+    "strategy",
+    "training",
+    "model",
+    "messages",
+    "stop",
+    "checkpoint",
+    "meters",
+)
+"""Sections of a scenario that are no part of its world."""
+
+
+def worlds_of(lines: Lines) -> list[list[int]]:
+    """Places of the lines that have runs, grouped by world."""
+    points: dict[tuple[object, ...], list[int]] = {}
+    for place, line in enumerate(lines.lines):
+        if line.runs:
+            point: tuple[object, ...] = () if lines.are_runs else (line.study, line.point)
+            points.setdefault(point, []).append(place)
+    if len(points) == 1:
+        return [*points.values()]
+    worlds: dict[tuple[object, ...], list[int]] = {}
+    for point, places in points.items():
+        compared = [lines.lines[place] for place in places]
+        ranked = [line for line in compared if not line.reference]
+        world = frozenset(_world_of(line.runs[0].scenario) for line in ranked or compared)
+        worlds.setdefault((point[0], world), []).extend(places)
+    return [sorted(places) for places in worlds.values()]
+
+
+def _world_of(scenario: Mapping[str, object]) -> str:
+    """The sections of a scenario that make its world, as JSON."""
+    world = {name: section for name, section in scenario.items() if name not in _CHOSEN}
+    return json.dumps(world, sort_keys=True, default=str)
+
+
+def name_world(lines: Lines, places: Sequence[int], keys: Sequence[str]) -> str:
+    """A name for the world of some lines, by which it differs from other worlds.
+
+    Args:
+        lines: of all worlds.
+        places: of the lines of this world.
+        keys: keys of the grid by which the lines of all worlds differ.
+    """
+    line = lines.lines[places[0]]
+    studies = {line.study for line in lines.lines}
+    parts = []
+    if len(studies) > 1 and line.study:
+        parts.append(line.study)
+    within = varying_keys(lines, places)
+    for key, value in dict(line.point).items():
+        if key in keys and key not in within:
+            parts.append(f"{key.rpartition('.')[2]} {format_value(value)}")
+    return ", ".join(parts)
+
+
+def varying_keys(lines: Lines, places: Sequence[int]) -> list[str]:
+    """The keys of the grid by which lines differ; to lack a key is to differ by it."""
+    points = []
+    for place in places:
+        points.append({key: format_value(value) for key, value in lines.lines[place].point})
+    keys = dict.fromkeys(chain.from_iterable(points))
+    return [key for key in keys if len({point.get(key) for point in points}) > 1]
+
+
+def cells_of(lines: Lines, places: Sequence[int]) -> dict[int, dict[str, str]]:
+    """The cells of a world by place: each cell's variant, and its values of the varying keys.
+
+    Lines with identical runs are one cell. Its values of the keys by which these lines differ
+    are ``ANY``.
+    """
+    by_runs: dict[tuple[object, ...], list[int]] = {}
+    for place in places:
+        folders = tuple(run.path for run in lines.lines[place].runs)
+        by_runs.setdefault(folders, []).append(place)
+    keys = varying_keys(lines, places)
+    cells = {}
+    for identical in by_runs.values():
+        line = lines.lines[identical[0]]
+        free = varying_keys(lines, identical)
+        point = {key: format_value(value) for key, value in line.point if key not in free}
+        cell = {VARIANT: line.name}
+        for key in keys:
+            cell[short_key(key, keys)] = point.get(key, ANY)
+        cells[identical[0]] = cell
+    return cells
+
+
+def cell_names(lines: Lines) -> list[str]:
+    """A name for each line: its variant, and the keys by which it differs from namesakes."""
+    places = [place for place, line in enumerate(lines.lines) if line.runs]
+    names = name_cells(cells_of(lines, places))
+    return [names.get(place, line.name) for place, line in enumerate(lines.lines)]
+
+
+def name_cells(cells: Mapping[int, Mapping[str, str]]) -> dict[int, str]:
+    """A name for each cell, by place; with its size and part only if other names are not unique."""
+    names = {place: _name_cell(cell, PLACES) for place, cell in cells.items()}
+    counts = Counter(names.values())
+    for place, name in names.items():
+        if counts[name] > 1:
+            names[place] = _name_cell(cells[place])
+    return names
+
+
+def _name_cell(cell: Mapping[str, str], excluded: Sequence[str] = ()) -> str:
+    parts = []
+    for key, value in cell.items():
+        if value != ANY and key not in (VARIANT, *excluded):
+            parts.append(f"{key}={value}")
+    return f"{cell[VARIANT]} ({', '.join(parts)})" if parts else cell[VARIANT]

@@ -1,0 +1,179 @@
+"""Figures of a run, as files of published figures declare them."""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from fedsim.common.errors import RunFolderError, nearest
+from fedsim.common.spec import Spec
+from fedsim.lab.compare.measures import measure, measures
+from fedsim.records.ledger import LedgerPreset
+from fedsim.records.reading import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Take = Literal[
+    "max", "mean", "median", "variance", "variance around a line", "zeros", "last", "after",
+    "rounds to", "time to", "missed", "count", "rounds before", "before"
+]  # fmt: skip
+
+
+def _variance_around_line(values: "pd.Series[float]") -> float:
+    """Variance of the residuals of a least-squares line, with two degrees of freedom less."""
+    squares = np.linalg.lstsq(np.vander(range(len(values)), 2), values)[1]
+    return float(squares[0] / (len(values) - 2))
+
+
+_OF_VALUES: "dict[str, Callable[[pd.Series[float]], float]]" = {
+    "max": lambda values: values.max(skipna=False),
+    "mean": lambda values: values.mean(skipna=False),
+    "median": lambda values: values.median(skipna=False),
+    "variance": lambda values: values.var(skipna=False),
+    "variance around a line": _variance_around_line,
+    "zeros": lambda values: (values == 0).mean(),
+    "last": lambda values: values.iloc[-1],
+}
+
+
+class Reading(Spec):
+    """A figure of a run.
+
+    Attributes:
+        title: the figure's name, with its unit.
+        take: how the figure is computed. Of the values of the column: ``max``, ``mean``,
+            ``median``, ``variance``, ``last``, the share of ``zeros``, the value ``after`` a
+            number of ``rounds``, or the ``variance around a line``, which suits values that still
+            climb. Of a target: the ``rounds to`` it, the ``time to`` it (s), or whether it was
+            ``missed`` (1 or 0); all rounds and all time of the run if it was missed. Of an event:
+            its ``count``, the number of whole ``rounds before`` it (all rounds if it is missing),
+            or the column's last value ``before`` the first such event.
+        column: of ``rounds.parquet``.
+        scale: factor of the values, such as 100 for %.
+        first, last: number of first or last values to use; ``last`` uses at most half of all
+            values.
+        rounds: from 1, for ``after``.
+        target: in the column's scaled unit.
+        below_best: sets the target to the best mean ``max`` of the table's rows minus this.
+        event: kind of an event.
+        number: which of the events ``rounds before`` counts to, from 1.
+        figure: a measure of ``fedsim.lab.compare.measures``, instead of all the above.
+        ledger: the bytes that count in ``figure``.
+        over, minus: a ``variant`` or place in the grid. The figure is divided by, or reduced by,
+            the figure of that place, seed by seed.
+        tolerance: greatest difference of the mean to the published figure; None: not judged.
+    """
+
+    title: str
+    take: Take = "max"
+    column: str = "accuracy"
+    scale: float = 1.0
+    first: int | None = Field(default=None, ge=1)
+    last: int | None = Field(default=None, ge=1)
+    rounds: int = Field(default=1, ge=1)
+    target: float | None = None
+    below_best: float | None = None
+    event: str | None = None
+    number: int = Field(default=1, ge=1)
+    figure: str | None = None
+    ledger: LedgerPreset = "strict"
+    over: dict[str, Any] = Field(default={})
+    minus: dict[str, Any] = Field(default={})
+    tolerance: float | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _complete(self) -> "Reading":
+        names = [figure.name for figure in measures()]
+        if self.figure is not None and self.figure not in names:
+            raise ValueError(
+                f"'figure' is {self.figure!r}; allowed are "
+                f"{', '.join(names)}{nearest(self.figure, names)}"
+            )
+        has_target = self.target is not None or self.below_best is not None
+        if self.take in ("rounds to", "time to", "missed") and not has_target:
+            raise ValueError(f"'take' is {self.take!r}, which needs 'target' or 'below_best'")
+        if self.take in ("count", "rounds before", "before") and self.event is None:
+            raise ValueError(f"'take' is {self.take!r}, which needs 'event'")
+        return self
+
+    @property
+    def comparison(self) -> dict[str, Any]:
+        """The variant or place in the grid to compare with; empty if there is none."""
+        return self.over or self.minus
+
+    def of(self, run: RunFolder, best: float = 0.0) -> float:
+        """Compute the figure of a run.
+
+        Args:
+            run: the folder of the run.
+            best: the mean for ``below_best``.
+
+        Returns:
+            The figure; NaN if the run has too few rounds or tests.
+
+        Raises:
+            RunFolderError: the rounds of the run have no such column.
+        """
+        try:
+            value = self._measure(run, best - (self.below_best or 0.0))
+        except (IndexError, ValueError):
+            return math.nan
+        except KeyError as error:
+            raise RunFolderError(
+                f"{str(run.path)!r} has no column {error} in its rounds, for {self.title!r}"
+            ) from None
+        return math.nan if value is None else value
+
+    def _measure(self, run: RunFolder, target: float) -> float | None:
+        if self.figure is not None:
+            value = measure(run, (), self.ledger)[self.figure]
+            return None if value is None else self.scale * float(value)
+        values = self._values(run)
+        if self.event is not None:
+            return self._measure_event(run, values)
+        if self.take == "after":
+            return values.get(self.rounds - 1)
+        if self.take in _OF_VALUES:
+            return self._summarise(values)
+        if self.target is not None:
+            target = self.target
+        return self._measure_target(run, values, target)
+
+    def _values(self, run: RunFolder) -> "pd.Series[float]":
+        """The column's scaled values by the places of their rounds, without missing values."""
+        import pandas as pd
+
+        values = {}
+        for place, row in enumerate(run.rounds):
+            if row[self.column] is not None:
+                values[place] = row[self.column]
+        return self.scale * pd.Series(values, dtype=float)
+
+    def _measure_event(self, run: RunFolder, values: "pd.Series[float]") -> float:
+        rounds = [number for (number,) in run.events_of((str(self.event),), ("round",))]
+        if self.take == "before":
+            end = rounds[0] if rounds else len(run.rounds)
+            return float(values[values.index < end].iloc[-1])
+        if self.take == "count":
+            return float(len(rounds))
+        if self.number > len(rounds):
+            return float(len(run.rounds))
+        return float(rounds[self.number - 1])
+
+    def _summarise(self, values: "pd.Series[float]") -> float:
+        if self.last is not None:
+            values = values.tail(min(self.last, len(values) // 2))
+        summary = float(_OF_VALUES[self.take](values.iloc[: self.first]))
+        return self.scale * summary if self.take == "zeros" else summary
+
+    def _measure_target(self, run: RunFolder, values: "pd.Series[float]", target: float) -> float:
+        reached = values.index[values >= target]
+        if self.take == "missed":
+            return float(reached.empty)
+        row = run.rounds[-1]
+        if not reached.empty:
+            row = run.rounds[reached[0]]
+        return float(row["time"]) if self.take == "time to" else float(row["round"] + 1)

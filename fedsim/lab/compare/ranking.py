@@ -1,0 +1,200 @@
+"""Rankings of lines by a figure, with the certainty of the best line's lead."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsim.common.harmless import clean
+from fedsim.lab.compare.lines import some_names
+from fedsim.lab.compare.measures import Measure
+from fedsim.lab.compare.paired import Estimate, mean_of, paired_difference, pairs_to_tell, ratio_of
+
+
+@dataclass(frozen=True)
+class RankedLine:
+    """A line in a ranking, with one figure per seed.
+
+    Attributes:
+        place: among all lines of the comparison.
+        name: of its cell.
+        reference: whether the line is shown but not ranked.
+        values: the figure by seed, of the runs that have it.
+        of: number of runs, with and without the figure.
+    """
+
+    place: int
+    name: str
+    reference: bool
+    values: Mapping[int, float]
+    of: int
+
+    @property
+    def mean(self) -> Estimate:
+        return mean_of(list(self.values.values()))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all its runs have the figure."""
+        return len(self.values) == self.of
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Lines of one world by one figure.
+
+    Attributes:
+        measure: the figure.
+        entries: first the lines with the figure in all their runs, the best first, then lines
+            with the figure in fewer runs.
+        baseline: place of the best line's baseline among all lines, if it has one.
+    """
+
+    measure: Measure
+    entries: tuple[RankedLine, ...]
+    baseline: int | None
+
+    @property
+    def whole(self) -> list[RankedLine]:
+        """The ranked lines: lines with the figure in all their runs, without references."""
+        return [line for line in self.entries if line.is_complete and not line.reference]
+
+    def against(self, other: RankedLine, first: RankedLine) -> Estimate | None:
+        """``other`` compared with ``first``, seed by seed.
+
+        Returns:
+            The ratio of a cost, or the difference of another figure. None if the lines do not
+            have the figure in the same seeds.
+        """
+        seeds = [seed for seed in other.values if seed in first.values]
+        if not seeds or len(seeds) < max(other.of, first.of):
+            return None
+        above = [other.values[seed] for seed in seeds]
+        below = [first.values[seed] for seed in seeds]
+        return ratio_of(above, below) if self.measure.is_cost else paired_difference(above, below)
+
+    @property
+    def alike(self) -> list[RankedLine]:
+        """The lines whose interval against the best line includes "no difference"."""
+        first, *rest = self.whole
+        equal = float(self.measure.is_cost)
+        lines = []
+        for line in rest:
+            estimate = self.against(line, first)
+            if estimate is None or estimate.pairs < 2:
+                continue
+            if estimate.low <= equal <= estimate.high:
+                lines.append(line)
+        return lines
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether the best line differs from the next beyond the interval, or by a single run."""
+        whole = self.whole
+        if len(whole) < 2:
+            return False
+        first, second = whole[:2]
+        if first.of == 1:
+            return True
+        return self.against(second, first) is not None and second not in self.alike
+
+    @property
+    def sentences(self) -> list[str]:
+        """Sentences on the best line, the next, the baseline, and the certainty of the lead."""
+        whole = self.whole
+        contenders = [line for line in self.entries if not line.reference]
+        if not whole or len(contenders) < 2:
+            return []
+        first, *rest = whole
+        words = [f"{clean(first.name)} {self._praise(first)}."]
+        if rest:
+            words.append(f"{clean(rest[0].name)}, the next, {self._compare(rest[0], first)}.")
+        for line in rest[1:]:
+            if line.place == self.baseline:
+                words.append(f"{clean(line.name)}, the baseline, {self._compare(line, first)}.")
+        if self.alike:
+            words.append(self._doubt(first))
+        return words
+
+    def _praise(self, first: RankedLine) -> str:
+        measure = self.measure
+        if measure.is_cost:
+            cost = measure.words
+            return f"{cost.verb} the least {cost.noun}, {self.show(first.mean.mean)}"
+        most = "lowest" if measure.best == "least" else "highest"
+        figure = measure.name.removeprefix("final ")
+        verb = "reaches" if figure == measure.name else "ends with"
+        return f"{verb} the {most} {figure}, {first.mean.mean:.3f}"
+
+    def _doubt(self, first: RankedLine) -> str:
+        """A sentence on the lines like the best, and the seeds that may tell them apart."""
+        alike = self.alike
+        counts = []
+        for line in alike:
+            count = self._seeds_more(line, first)
+            if count is not None:
+                counts.append(count)
+        counts.sort()
+        names = some_names([line.name for line in alike])
+        doubt = f"These {first.of} seeds do not tell it apart from {names}."
+        if not counts:
+            return doubt
+        up_to = ""
+        if len(counts) == len(alike) and counts[-1] > counts[0]:
+            up_to = f" to {counts[-1]}"
+        return f"{doubt} Some {counts[0]}{up_to} seeds more would, if they differ as these do."
+
+    def _seeds_more(self, other: RankedLine, first: RankedLine) -> int | None:
+        """Number of further seeds after which the interval excludes "no difference"."""
+        estimate = self.against(other, first)
+        if estimate is None or estimate.pairs < 2:
+            return None
+        mean = estimate.mean
+        high = estimate.high
+        if self.measure.is_cost:
+            mean = math.log(mean)
+            high = math.log(high)
+        pairs = pairs_to_tell(mean, high - mean, estimate.pairs)
+        return None if pairs is None else pairs - estimate.pairs
+
+    @property
+    def in_short(self) -> str:
+        """The best line and the number of lines ``alike``; empty for fewer than two lines."""
+        if len(self.whole) < 2:
+            return ""
+        first = self.whole[0]
+        alike = len(self.alike)
+        doubt = ""
+        if alike:
+            doubt = f", not told apart from {alike} other{'s' if alike > 1 else ''}"
+        most = (self.measure.best or "").capitalize()
+        figure = self.show(first.mean.mean)
+        return f"{most} {self.measure.name}: {clean(first.name)}, {figure}{doubt}."
+
+    def show(self, value: float) -> str:
+        return self.measure.show(value)
+
+    def _compare(self, other: RankedLine, first: RankedLine) -> str:
+        """The end of a sentence that compares ``other`` with the best line."""
+        estimate = self.against(other, first)
+        measure = self.measure
+        if estimate is None:
+            return f"comes to {self.show(other.mean.mean)}"
+        is_equal = estimate.mean == float(measure.is_cost)
+        if is_equal and (estimate.pairs < 2 or estimate.low == estimate.high):
+            return "does exactly as well"
+        if measure.is_cost:
+            text = f"{measure.words.verb} {estimate.mean:.3g} times {measure.words.as_much}"
+            interval = f"{estimate.low:.3g} to {estimate.high:.3g}"
+        elif estimate.mean > 0:
+            text = f"ends {estimate.mean:.3f} higher"
+            interval = f"{estimate.low:.3f} to {estimate.high:.3f}"
+        else:
+            text = f"ends {abs(estimate.mean):.3f} lower"
+            interval = f"{-estimate.high:.3f} to {-estimate.low:.3f}"
+        if estimate.pairs < 2:
+            return text
+        sign = 1 if measure.best == "least" else -1
+        worse = 0
+        for seed, value in first.values.items():
+            worse += sign * other.values[seed] > sign * value
+        return f"{text} (95 % interval {interval}; worse in {worse} of {estimate.pairs} worlds)"

@@ -1,0 +1,106 @@
+"""Variants of a study, and the layers of changes that make their scenarios."""
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
+from typing import Any
+
+from fedsim.common.errors import shown as overridden
+from fedsim.lab.compare.lines import format_value, short_key
+from fedsim.lab.study.spec import PART, SIZE, TRIAL, Size, StudyPart, StudySpec
+from fedsim.running.overrides import Tables, at, changed, spread_out
+
+_LONGEST_NAME = 60  # of a folder, so that its path stays below what file systems allow
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of a comparison: a way to change the base, at one point of the grid.
+
+    Attributes:
+        name: among the study's variants and references.
+        point: size and part, if any, then the grid's keys with their values; a trial also has its
+            number and its values.
+        changes: to the base, before the grid's.
+    """
+
+    name: str
+    point: tuple[tuple[str, Any], ...] = ()
+    changes: Mapping[str, Any] = field(default_factory=dict, compare=False)
+
+    @property
+    def label(self) -> str:
+        """Its name and its point of the grid, for people; unique within a study."""
+        keys = [key for key, _ in self.point]
+        parts = [self.name]
+        for key, value in self.point:
+            parts.append(f"{short_key(key, keys)}={format_value(value)}")
+        return ", ".join(parts)
+
+    def at(self, values: Mapping[str, Any]) -> "Variant":
+        """The variant at a point with further keys and values."""
+        return replace(self, point=(*self.point, *values.items()))
+
+    @property
+    def folder(self) -> str:
+        return safe_name(self.label)
+
+
+Layers = dict[str, Mapping[str, Any]]
+"""The tables of a run's base, and changes of it, by their place in the study's file."""
+
+
+def layers_of(variant: Variant, spec: StudySpec) -> Layers:
+    """The base of a variant, then the changes by size, part, variant and grid, in this order."""
+    point = {key: value for key, value in variant.point if key != TRIAL}
+    size_name = point.pop(SIZE, "")
+    part_name = point.pop(PART, "")
+    size = spec.sizes.get(size_name, Size())
+    part = spec.parts.get(part_name, StudyPart())
+    layers: Layers = {
+        "base": part.base or size.base or spec.base,
+        f"sizes.{size_name}.changes": spread_out(size.changes),
+        f"parts.{part_name}.changes": spread_out(part.changes),
+    }
+    if variant.name in spec.variants:
+        layers[f"variants.{variant.name}"] = spread_out(variant.changes)
+    for key, value in point.items():
+        sets = {**spec.sets.get(key, {}), **size.sets.get(key, {})}
+        if sets:
+            layers[f"sets.{key}.{value}"] = spread_out(sets[value])
+        else:
+            layers[f"grid.{key}"] = spread_out({key: value})
+    return layers
+
+
+def merge(layers: Layers) -> Tables:
+    """The tables of a scenario that some layers make."""
+    tables: Tables = reduce(changed, layers.values(), {})
+    return tables
+
+
+def find_last_layer(layers: Layers, keys: Sequence[str]) -> str:
+    """Words for the last layer that sets a key, or a table around it, and the value there."""
+    for place, tables in reversed(layers.items()):
+        for depth in range(len(keys), 0, -1):
+            value = at(tables, keys[:depth])
+            if value is not None:
+                return f"{place} says {'.'.join(keys[:depth])} = {overridden(value)}"
+    return "nothing of it is left"
+
+
+def safe_name(name: str) -> str:
+    """A name for a folder, made of letters, digits and ``-_.=,+``.
+
+    A name that had to be altered ends in a part of its sha256.
+    """
+    plain = name.replace(", ", ",")
+    safe = re.sub(r"[^A-Za-z0-9_.=,+-]", "_", plain)
+    is_short = len(safe) <= _LONGEST_NAME
+    if safe == plain and is_short and safe[:1].isalnum() and not safe.endswith("."):
+        return safe
+    digest = hashlib.sha256(name.encode(errors="surrogatepass")).hexdigest()[:8]
+    start = safe[:_LONGEST_NAME].lstrip("-_.=,+")
+    return f"{start or 'variant'}-{digest}"
