@@ -1,8 +1,6 @@
-"""The audit of a run folder, and beside it what needs the engine: whether fedsim takes the
-folder's scenario.
+"""The audit of a run folder, with the one check that needs the engine: a valid scenario.
 
-``lab.audit`` never imports the engine. The engine's classes alone know what a scenario may say,
-so this check stands here.
+``lab.audit`` never imports the engine, and only the engine's classes can validate a scenario.
 """
 
 from pathlib import Path
@@ -21,18 +19,21 @@ VALID = "the scenario is one that fedsim takes"
 
 
 class Audited(NamedTuple):
-    """The problems of each check, and the parts of the user's own that no check covers."""
+    """The result of an audit."""
 
-    findings: dict[str, list[str]]
-    unchecked: list[str]
+    findings: dict[str, list[str]]  # problems by the title of their check
+    unchecked: list[str]  # a sentence for each of the user's own parts that no check covers
 
 
 def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     """Audit a run folder, and validate its scenario.
 
+    The scenario is valid if this version of fedsim takes it. A scenario that another version
+    wrote, or whose code is not allowed, is listed as unchecked instead.
+
     Args:
         path: the run folder.
-        allow_code: whether code that its scenario names by import path is imported, to count and
+        allow_code: whether to import code that its scenario names by import path, to count and
             check again.
 
     Raises:
@@ -41,9 +42,10 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
     run = RunFolder(path)
     findings = audit(path, allow_code=allow_code)
     with from_file(allow_code):
-        unchecked, all_here = unchecked_parts(run)
+        unchecked, can_import_all = unchecked_parts(run)
     problem = _refusal(run, allow_code)
-    if problem is not None and not (all_here and run.summary.get("fedsim") == __version__):
+    is_comparable = can_import_all and run.summary.get("fedsim") == __version__
+    if problem is not None and not is_comparable:
         unchecked.append(f"{files.SCENARIO}: it cannot be validated here ({problem})")
         problem = None
     findings[VALID] = [] if problem is None else [problem]
@@ -51,8 +53,9 @@ def audit_run(path: str | Path, *, allow_code: bool = False) -> Audited:
 
 
 def _refusal(run: RunFolder, allow_code: bool) -> str | None:
-    """Why fedsim refuses the scenario of a run; None if it takes it, or a file of the user's is
-    not here.
+    """The reason why fedsim refuses a run's scenario; None if it takes the scenario.
+
+    Nor does a missing file of the user's count as a refusal.
     """
     try:
         load(run.path / files.SCENARIO, allow_code=allow_code)

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 import fedsim
 from fedsim.clock.simulation import TICK_S
 from fedsim.lab.audit import audit
-from fedsim.lab.audit.evidence import grain_s
-from fedsim.lab.audit.links import Rate, Stretch, slack_s
+from fedsim.lab.audit.capacity import Rate, Stretch, slack_s
+from fedsim.lab.audit.frames import grain_s
 from fedsim.records import folder as files
 from fedsim.records.schema import TRANSFERS
 from tests.calls import done

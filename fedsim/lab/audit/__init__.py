@@ -1,8 +1,7 @@
-"""The audit: checks whether a run folder is possible and consistent. It uses only the folder,
-never the engine.
+"""The audit: checks whether a run folder is possible and consistent, without the engine.
 
-Each check is one function over the folder's tables (``Evidence``) that yields problems;
-``audit`` runs all of them.
+Each check is a function over the folder's tables (``Evidence``) that yields the problems that it
+finds. ``audit`` runs all checks.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,9 +25,13 @@ from fedsim.lab.audit import (
     pace,
     peers,
     population,
+    presence,
+    privacy,
     processes,
     secure,
     story,
+    trainings,
+    updates,
     wire,
     world,
 )
@@ -47,9 +50,9 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "rounds begin with the clients that they ask": story.rounds_begin,
     "deadlines are those of the scenario": story.deadlines_as_said,
     "deadlines held": story.deadlines,
-    "every valid update was aggregated once": story.aggregated_once,
-    "updates are as old as their aggregations say": story.rounds_of_updates,
-    "rounds agree with their tasks": story.round_counts,
+    "every valid update was aggregated once": updates.aggregated_once,
+    "updates are as old as their aggregations say": updates.rounds_of_updates,
+    "rounds agree with their tasks": updates.round_counts,
     "transfers agree with the records": books.transfers_agree,
     "no more bytes arrived than were sent": books.delivered_at_most_sent,
     "headers were counted as the protocol says": books.headers_counted,
@@ -59,7 +62,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "tasks and devices keep their groups": population.groups_agree,
     "the devices' tests add up to the last round's": population.tests_agree,
     "devices could be reached when the seed says": population.availability_as_drawn,
-    "devices worked only while they could be reached": limits.reachable,
+    "devices worked only while they could be reached": presence.reachable,
     "each message has the bytes that models, parts and codecs make": wire.bytes_as_said,
     "links and cells are those of the scenario": links.layout_as_said,
     "no link carried more than it can": links.within_capacity,
@@ -71,12 +74,12 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "updates weigh what the strategy's rule gives them": combined.weights_as_said,
     "edge servers weigh what their samples give them": combined.edges_as_said,
     "secure aggregation exchanged what it says": secure.secure_as_said,
-    "epsilon follows from noise and rounds": combined.privacy_as_said,
+    "epsilon follows from noise and rounds": privacy.privacy_as_said,
     "the devices are those that the scenario and its seed make": world.devices_as_drawn,
     "data shifted as the scenario says": population.shifts_as_said,
-    "clients were asked for the scenario's epochs": world.epochs_as_said,
-    "epochs agree with their ends": world.epochs_agree,
-    "training took as long as samples and speed say": world.durations_agree,
+    "clients were asked for the scenario's epochs": trainings.epochs_as_said,
+    "epochs agree with their ends": trainings.epochs_agree,
+    "training took as long as samples and speed say": trainings.durations_agree,
     "hosts shared their cores": hosts.hosts_shared,
     "tasks waited for workers only while all were taken": hosts.workers_as_said,
     "tasks on hosts started up as the scenario says": hosts.started_up,
@@ -95,18 +98,25 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "parts of one's own find nothing wrong": declared.own_parts_agree,
 }
 
+"""The checks by their titles, in the order in which they run."""
+
 MOST_FINDINGS = 10_000
 """Findings listed for one check: one record too many can make all that follow wrong."""
 
 
 def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]:
-    """Run every check on the run folder at ``path``; returns the problems of each, an empty list
-    for a check that passes.
+    """Run every check on a run folder.
 
-    ``allow_code``: whether the meters that its scenario names by import path are imported, to
-    count again.
+    Args:
+        path: the run folder.
+        allow_code: whether to import the meters that its scenario names by import path, to count
+            again.
 
-    Raises ``RunFolderError``: there is no run folder.
+    Returns:
+        The problems of each check by its title; an empty list for a check that passes.
+
+    Raises:
+        RunFolderError: there is no run folder.
     """
     evidence = Evidence(RunFolder(path))
     with from_file(allow_code):
@@ -114,17 +124,18 @@ def audit(path: str | Path, *, allow_code: bool = False) -> dict[str, list[str]]
 
 
 def _findings(check: Callable[[Evidence], Iterator[str]], evidence: Evidence) -> list[str]:
-    """Findings of a check; a folder too damaged to check is a finding too."""
-    found: list[str] = []
+    """The findings of a check; a folder too damaged to check is a finding too."""
+    problems: list[str] = []
     try:
-        # numbers that are none are findings: they agree with no book
+        # NaN and infinity are findings, because they equal no due value
         with np.errstate(all="ignore"):
             findings = check(evidence)
-            found += islice(findings, MOST_FINDINGS)
+            problems += islice(findings, MOST_FINDINGS)
             if next(findings, None) is not None:
-                found.append(f"more than these {MOST_FINDINGS} findings, which are not listed")
+                problems.append(f"more than these {MOST_FINDINGS} findings, which are not listed")
     except FedsimError as error:
-        found.append(str(error))
+        problems.append(str(error))
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        found.append(f"cannot be checked: the folder is damaged ({type(error).__name__}: {error})")
-    return found
+        reason = f"{type(error).__name__}: {error}"
+        problems.append(f"cannot be checked: the folder is damaged ({reason})")
+    return problems

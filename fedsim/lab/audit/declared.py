@@ -1,14 +1,13 @@
-"""The coverage of the audit and its gaps, in one place; and the checks that parts of one's own
-bring with them.
+"""The coverage of the audit and its gaps, and the checks that a user's own parts bring along.
 
 A part that a scenario names by import path may have a static method ``check_run(run, section)``,
 which takes the run folder (``fedsim.plugin.RunFolder``) and the part's table in the scenario, and
-yields a sentence for each problem. Parts without one are listed as unchecked.
+yields a sentence for each problem. Parts without ``check_run`` are listed as unchecked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedsim.common.errors import ScenarioError
 from fedsim.common.imports import named
@@ -16,10 +15,19 @@ from fedsim.lab.audit.evidence import Evidence
 from fedsim.records.reading import RunFolder
 
 Section = Mapping[str, Any]
-OwnPart = tuple[str, str, Section]
-"""Its key in the scenario, its import path, and its table."""
+"""A part's table in the scenario."""
 
-_COUNTED_AGAIN = "meters."
+
+class OwnPart(NamedTuple):
+    """A part that a scenario names by import path."""
+
+    key: str  # in the scenario
+    path: str
+    section: Section
+
+
+_METERS = "meters."  # a user's meters are checked by counting them again
+
 
 _VALUES = "values of learning, which nothing else in the folder has"
 _NO_TRACE = "changes values of learning alone, no time and no byte"
@@ -111,54 +119,47 @@ UNCHECKED: Mapping[str, str] = {
     "scenario: strategy.mixing": _NO_TRACE,
     "scenario: strategy.start": _NO_TRACE,
 }
-"""Columns, fields of records, entries and keys that no check covers, as patterns, and why.
+"""Patterns of the columns, fields, entries and keys that no check covers, with the reasons.
 
-A table's column is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``; with ``summary:`` and
-``scenario:`` entries and keys.
+A column of a table is ``FILE: COLUMN``, a field of a record ``KIND: FIELD``, an entry of the
+summary ``summary: ENTRY``, a key of the scenario ``scenario: KEY``.
 """
-
 
 PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "strategy": {
         "messages, weights, limits and models": (
-            *(
-                "cata-fed",
-                "cfl",
-                "ditto",
-                "fedasync",
-                "fedat",
-                "fedavg",
-                "fedbn",
-                "fedbuff",
-                "feddr",
-                "feddyn",
-            ),
-            *(
-                "fedgroup",
-                "fednova",
-                "fedper",
-                "fedprox",
-                "fedrep",
-                "fesem",
-                "fesem-mig",
-                "fl-hc",
-                "flexcfl",
-                "flora",
-                "fpfc",
-            ),
-            *(
-                "heterofl",
-                "hierfavg",
-                "hypcluster",
-                "ifca",
-                "ifca-mig",
-                "lcfl",
-                "local",
-                "moon",
-                "pfedme",
-                "scaffold",
-                "tifl",
-            ),
+            "cata-fed",
+            "cfl",
+            "ditto",
+            "fedasync",
+            "fedat",
+            "fedavg",
+            "fedbn",
+            "fedbuff",
+            "feddr",
+            "feddyn",
+            "fedgroup",
+            "fednova",
+            "fedper",
+            "fedprox",
+            "fedrep",
+            "fesem",
+            "fesem-mig",
+            "fl-hc",
+            "flexcfl",
+            "flora",
+            "fpfc",
+            "heterofl",
+            "hierfavg",
+            "hypcluster",
+            "ifca",
+            "ifca-mig",
+            "lcfl",
+            "local",
+            "moon",
+            "pfedme",
+            "scaffold",
+            "tifl",
         ),
         "messages and their receivers, limits and models": (
             "d-psgd",
@@ -188,16 +189,14 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     },
     "selection": {
         "numbers of clients": (
-            *(
-                "favor",
-                "fedcs",
-                "flanp",
-                "least-asked",
-                "least-available",
-                "oort",
-                "power-of-choice",
-                "random",
-            ),
+            "favor",
+            "fedcs",
+            "flanp",
+            "least-asked",
+            "least-available",
+            "oort",
+            "power-of-choice",
+            "random",
         )
     },
     "server optimiser": {"nothing: it moves models alone": ("adagrad", "adam", "sgd", "yogi")},
@@ -205,9 +204,9 @@ PARTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "nothing: it changes values alone": ("gaussian", "label-flip", "scaled", "sign-flip")
     },
 }
-"""What the audit checks of the parts that ship, by family.
+"""The checks that cover the parts of fedsim, or the reason why none does: kinds by family.
 
-A new part stands here, with a check or with the words why not.
+Every new kind needs an entry.
 """
 
 
@@ -218,57 +217,67 @@ def is_unchecked(name: str) -> bool:
 
 def own_parts(scenario: Section) -> list[OwnPart]:
     """The parts that a scenario names by import path."""
-    return [*_own_parts(scenario, "")]
+    return [*_find_own_parts(scenario, "")]
 
 
-def _own_parts(section: Any, key: str) -> Iterator[OwnPart]:
+def _find_own_parts(section: object, key: str) -> Iterator[OwnPart]:
     if isinstance(section, list):
         for number, entry in enumerate(section):
-            yield from _own_parts(entry, f"{key}{number}.")
+            yield from _find_own_parts(entry, f"{key}{number}.")
     elif isinstance(section, Mapping):
         for name in ("kind", "factory"):
             path = section.get(name)
             if isinstance(path, str) and ":" in path:
-                yield f"{key}{name}", path, section
+                yield OwnPart(f"{key}{name}", path, section)
         for name, entry in section.items():
-            yield from _own_parts(entry, f"{key}{name}.")
+            yield from _find_own_parts(entry, f"{key}{name}.")
 
 
 def own_parts_agree(evidence: Evidence) -> Iterator[str]:
-    """Parts of one's own that have a check of runs find no problem; without their code they are
-    left out.
+    """The ``check_run`` of each of the user's own parts finds no problem.
+
+    Parts whose code may not be imported are left out.
     """
-    for key, path, section in own_parts(evidence.run.scenario):
-        check = _check_of(path, key)
+    for part in own_parts(evidence.run.scenario):
+        check = _check_of(part)
         if check is None:
             continue
         try:
-            problems = [*check(evidence.run, section)]
+            problems = [*check(evidence.run, part.section)]
         except Exception as error:  # code of a user's own
             problems = [f"its check failed ({type(error).__name__}: {error})"]
-        yield from (f"{key} = {path!r}: {problem}" for problem in problems)
+        for problem in problems:
+            yield f"{part.key} = {part.path!r}: {problem}"
 
 
-def _check_of(path: str, key: str) -> Any:
+def _check_of(part: OwnPart) -> Callable[[RunFolder, Section], Iterable[str]] | None:
     try:
-        return getattr(named(path, key), "check_run", None)
+        check: Callable[[RunFolder, Section], Iterable[str]] | None = getattr(
+            named(part.path, part.key), "check_run", None
+        )
     except ScenarioError:
-        return None  # its code may not be imported, or cannot be here
+        return None  # its code may not be imported, or cannot be found
+    return check
 
 
 def unchecked_parts(run: RunFolder) -> tuple[list[str], bool]:
-    """The parts of one's own of which no check covers what they have done, a sentence each; and
-    whether all can be imported.
+    """List the user's own parts whose behaviour no check covers.
+
+    Args:
+        run: the run folder.
+
+    Returns:
+        A sentence for each part, and whether the code of all own parts can be imported.
     """
-    found: list[str] = []
-    all_here = True
-    for key, path, _ in own_parts(run.scenario):
+    sentences: list[str] = []
+    can_import_all = True
+    for part in own_parts(run.scenario):
         try:
-            part = named(path, key)
+            code = named(part.path, part.key)
         except ScenarioError:
-            all_here = False
-            found.append(f"{key} = {path!r}: its code is not allowed, or not here")
+            can_import_all = False
+            sentences.append(f"{part.key} = {part.path!r}: its code is not allowed, or not here")
             continue
-        if not key.startswith(_COUNTED_AGAIN) and getattr(part, "check_run", None) is None:
-            found.append(f"{key} = {path!r}: it has no check_run")
-    return found, all_here
+        if not part.key.startswith(_METERS) and getattr(code, "check_run", None) is None:
+            sentences.append(f"{part.key} = {part.path!r}: it has no check_run")
+    return sentences, can_import_all

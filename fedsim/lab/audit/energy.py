@@ -1,123 +1,140 @@
-"""Checks that energy adds up: over the recorded phases, over devices, rounds and summary, and in
-the batteries.
+"""Checks that energy adds up: over phases, devices and rounds, and in the batteries.
 
-All is computed again from the records and from the power of each device (``energy.parquet``,
-``energy.json``), without the ledger that the run kept.
+All energy is computed again from the records and from the power of each device
+(``energy.parquet``, ``energy.json``), without the ledger that the run kept.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import Floats
+from fedsim.common.arrays import Flags, Floats
 from fedsim.common.units import TICK_S
-from fedsim.lab.audit.evidence import Evidence, close, differing, findings
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.lab.audit.frames import is_close, report, report_differences
 from fedsim.records import folder as files
 from fedsim.records.schema import OF_METERS
 from fedsim.world.meters.energy import DAY_S, PHASES, PLACES, SETTING, TABLE, computing_steps
 
 _HOURS = np.arange(25) * 3600.0
-_NOBODY = _GOES_ON = -1  # the device of a place, and the record of the costs of every round
+_WATTS = ["idle_w", "compute_w", "receive_w", "send_w", "tail_w", "charge_w"]
+_NOBODY = -1  # the device and the task of a server's energy
+_CONTINUOUS = -1  # the record of energy that is drawn all the time, and so in every round
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Joules and grams of each device and phase are those of the records, and all books say the
-    same.
-    """
+    """Joules and grams of devices, phases and rounds are those that the records add up to."""
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
-        yield (
-            "the scenario counts energy, and the summary does not"
-            if stated is None
-            else "the scenario counts no energy"
-        )
+        if stated is None:
+            yield "the scenario counts energy, and the summary does not"
+        else:
+            yield "the scenario counts no energy"
     if stated is None:
         return
     account = _Account(evidence)
+    yield from _check_phases_of_devices(evidence, account)
+    yield from _check_totals(account, stated)
+    yield from _check_sums_of_devices(evidence, account)
+    yield from _check_rounds(evidence, account)
+
+
+def _check_phases_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
     table = account.table
-    drawn = account.drawn
-    phases = stated["by_phase"]
-    rounds = evidence.rounds
     numbers = evidence.frame(TABLE, ["device"])["device"].to_numpy()
-    yield from differing(
-        "{name} in row {row} is {told!r}, due is {due!r}",
+    yield from report_differences(
+        "{name} in row {row} is {stated!r}, due is {due!r}",
         table.assign(device=numbers),
         {"device": table.index},
     )
-    text = "{name} of device {row} is {told!r}, the records say {due!r}"
-    yield from differing(text, table, account.of_devices.add_suffix("_j"))
-    joules = drawn.groupby("phase")["joules"].sum()
-    totals = {f"by_phase.{phase}": (phases[phase], table[f"{phase}_j"].sum()) for phase in PHASES}
-    totals |= {f"by_phase.{place}": (phases[place], joules[place]) for place in PLACES}
-    totals |= {
-        "joules": (stated["joules"], sum(phases.values())),
-        "wasted": (stated["wasted"], account.wasted()),
-    }
+    text = "{name} of device {row} is {stated!r}, the records say {due!r}"
+    yield from report_differences(text, table, account.of_devices.add_suffix("_j"))
+    if account.zones:
+        grams = account.drawn.groupby("device")["grams"].sum()
+        due = grams.reindex(table.index, fill_value=0.0)
+        yield from report_differences(text, table, {"grams": due})
+
+
+def _check_totals(account: "_Account", stated: Mapping[str, Any]) -> Iterator[str]:
+    phases = stated["by_phase"]
+    joules = account.drawn.groupby("phase")["joules"].sum()
+    totals = {}
+    for phase in PHASES:
+        totals[f"by_phase.{phase}"] = phases[phase], account.table[f"{phase}_j"].sum()
+    for place in PLACES:
+        totals[f"by_phase.{place}"] = phases[place], joules[place]
+    totals["joules"] = stated["joules"], sum(phases.values())
+    totals["wasted"] = stated["wasted"], account.wasted()
+    if account.zones:
+        totals["grams"] = stated["grams"], account.drawn["grams"].sum()
+    for name, (entry, due) in totals.items():
+        if not is_close(entry, due):
+            yield f"energy.{name} is {entry!r} in the summary, what it sums up is {float(due)!r}"
+
+
+def _check_sums_of_devices(evidence: Evidence, account: "_Account") -> Iterator[str]:
+    due = account.table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
+    if not evidence.run.has_all_devices:
+        due = due[evidence.devices["device"]]
+    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{stated!r}}, in {TABLE} {{due!r}}"
+    yield from report_differences(text, evidence.devices, {"joules": due})
+
+
+def _check_rounds(evidence: Evidence, account: "_Account") -> Iterator[str]:
     quantities = ["joules"]
     if account.zones:
         quantities.append("grams")
-        totals["grams"] = stated["grams"], drawn["grams"].sum()
-        weights = drawn.groupby("device")["grams"].sum().reindex(table.index, fill_value=0.0)
-        yield from differing(text, table, {"grams": weights})
-    for name, (one, found) in totals.items():
-        if not close(one, found):
-            yield f"energy.{name} is {one!r} in the summary, what it sums up is {float(found)!r}"
-    of_devices = table[[f"{phase}_j" for phase in PHASES]].sum(axis=1)
-    due = of_devices if evidence.run.has_all_devices else of_devices[evidence.devices["device"]]
-    text = f"{{name}} in row {{row}} of {files.DEVICES} is {{told!r}}, in {TABLE} {{due!r}}"
-    yield from differing(text, evidence.devices, {"joules": due})
     for quantity in quantities:
-        booked = account.by_round(quantity)
-        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(booked))  # each is a difference of two sums
-        text = "round {row} has {told!r} {name}, the records say {due!r}"
-        yield from differing(text, rounds, {quantity: booked}, atol=slack)
+        due = account.by_round(quantity)
+        slack = 1e-6 + 1e-9 * np.abs(np.cumsum(due))  # each is a difference of two sums
+        text = "round {row} has {stated!r} {name}, the records say {due!r}"
+        yield from report_differences(text, evidence.rounds, {quantity: due}, atol=slack)
 
 
 def batteries_hold(evidence: Evidence) -> Iterator[str]:
-    """No battery is below zero or over full; each level is the last one plus the charge minus
-    the energy drawn.
-    """
+    """Battery levels lie within the capacity and follow from the energy charged and drawn."""
     if "energy" not in evidence.run.summary or not (evidence.events["kind"] == "battery").any():
         return
     account = _Account(evidence)
-    told = (
-        evidence.said("battery")
+    records = (
+        evidence.data_of("battery")
         .join(evidence.events[["device", "time"]])
         .join(account.table, on="device")
     )
-    points = (told["points"] + 1.0).groupby(told["device"]).transform("sum")
-    watts = told[
-        [f"{name}_w" for name in ("idle", "compute", "receive", "send", "tail", "charge")]
-    ].sum(axis=1)
-    slack = 1e-6 + 1e-9 * (told["charged"] + told["idle"] + told["drawn"]) + TICK_S * watts * points
+    booked = records["charged"] + records["idle"] + records["drawn"]
+    watts = records[_WATTS].sum(axis=1)
+    points = (records["points"] + 1.0).groupby(records["device"]).transform("sum")
+    slack = 1e-6 + 1e-9 * booked + TICK_S * watts * points
     text = (
         "the battery of device {device} holds {least!r} to {most!r} J; allowed are 0 to "
         "{capacity_j!r} J"
     )
-    yield from findings(
-        text, told, (told["least"] < 0) | (told["most"] > told["capacity_j"] + slack)
-    )
-    told["held"] = told["initial_j"] + told["charged"] - told["idle"] - told["drawn"]
-    text = "the battery of device {device} holds {level!r} J at {time!r} s, its books {held!r} J"
-    yield from findings(text, told, ~(np.abs(told["level"] - told["held"]) <= slack))
+    over_full = records["most"] > records["capacity_j"] + slack
+    yield from report(text, records, (records["least"] < 0) | over_full)
+    records["due"] = records["initial_j"] + records["charged"] - records["idle"] - records["drawn"]
+    text = "the battery of device {device} holds {level!r} J at {time!r} s, its books {due!r} J"
+    yield from report(text, records, ~(np.abs(records["level"] - records["due"]) <= slack))
     if evidence.run.summary["status"] == "failed":  # unfinished work has no record of its end
         return
-    took = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.after_the_end()
-    last = told.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
-    last["took"] = took.reindex(last["device"]).to_numpy()
-    text = "the battery of device {device} gave {drawn!r} J to tasks, they took {took!r} J"
-    yield from findings(text, last, ~(np.abs(last["drawn"] - last["took"]) <= last["slack"]))
+    due = account.of_devices[list(PHASES[1:])].sum(axis=1) - account.tails_after_end()
+    last = records.assign(slack=slack).drop_duplicates("device", keep="last").sort_values("device")
+    last["due"] = due.reindex(last["device"]).to_numpy()
+    text = "the battery of device {device} gave {drawn!r} J to tasks, they took {due!r} J"
+    yield from report(text, last, ~(np.abs(last["drawn"] - last["due"]) <= last["slack"]))
 
 
 class _Account:
-    """Energy by the records: in ``drawn``, and of each device (row) in each phase (column) in
-    ``of_devices``.
+    """The energy that the records add up to.
 
-    ``drawn`` has ``joules`` from ``start`` to ``end`` (s), by ``phase`` or place, for a ``device``
-    and a ``task`` (-1: none); their ``grams``, the grid's ``zone``, and ``row``: the record with
-    which they were booked.
+    Attributes:
+        table: the power of each device and the energy that the run has booked for it.
+        zones: the zones of the grid; empty if the scenario counts no carbon.
+        drawn: energy by ``device``, ``task`` (-1: none) and ``phase`` or place: ``joules`` from
+            ``start`` to ``end`` (s), their ``grams``, the grid's ``zone``, and ``row``, the record
+            with which the energy was booked.
+        of_devices: joules of each device (row) in each phase (column).
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -129,186 +146,215 @@ class _Account:
         self._end: float = evidence.run.summary["simulated_s"]
         self._round_rows = np.flatnonzero(self._events["kind"] == "round")
         columns = ["device", "task", "start", "end", "joules", "row", "phase"]
-        drawn = pd.concat(
-            [part.assign(phase=phase)[columns] for phase, part in self._parts()], ignore_index=True
-        )
-        # without a device the first
+        parts = [part.assign(phase=phase)[columns] for phase, part in self._parts()]
+        drawn = pd.concat(parts, ignore_index=True)
+        # energy of no device has the zone of the first
         drawn["zone"] = np.append(self.table["zone"].to_numpy(), 0)[drawn["device"]]
-        joules, start, end = (drawn[name] for name in ("joules", "start", "end"))
         drawn["grams"] = 0.0
         for number, zone in enumerate(self.zones):
-            hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
-            mean = (_summed(zone, end) - _summed(zone, start)) / (end - start)
-            grams = joules * np.where(end > start, mean, np.array(zone["hours"])[hour])
-            drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, grams)
+            drawn["grams"] = drawn["grams"].where(drawn["zone"] != number, _grams(zone, drawn))
         self.drawn = drawn
-        found = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
-        self.of_devices = found.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
+        joules = drawn.groupby(["device", "phase"])["joules"].sum().unstack(fill_value=0)
+        self.of_devices = joules.reindex(index=self.table.index, columns=PHASES, fill_value=0.0)
 
     def _parts(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        yield "idle", self._idle()
+        yield from self._of_steps()
+        yield "tail", self._tails()
+        yield from self._of_servers()
+
+    def _of_steps(self) -> Iterator[tuple[str, pd.DataFrame]]:
         evidence = self._evidence
         steps = (
             evidence.steps.join(evidence.core_s)
-            .join(evidence.moved["delivered"])
+            .join(evidence.recorded_transfers["delivered"])
             .join(self.table, on="device")
         )
         steps = steps.assign(end=steps["time"], row=steps.index)
-        yield "idle", self._idle()
         computing = steps[steps["step"].isin(computing_steps())]
         core_s = computing["core_s"].fillna(computing["end"] - computing["start"])
         yield "compute", computing.assign(joules=computing["compute_w"] * core_s)
         for phase, step in (("receive", "download"), ("send", "upload")):
-            own = steps[steps["step"] == step]
+            transfers = steps[steps["step"] == step]
+            seconds = transfers["end"] - transfers["start"]
             joules = (
-                own[f"{phase}_w"] * (own["end"] - own["start"])
-                + own["delivered"] * own[f"{phase}_j_byte"]
+                transfers[f"{phase}_w"] * seconds
+                + transfers["delivered"] * transfers[f"{phase}_j_byte"]
             )
-            yield phase, own.assign(joules=joules)
-        yield "tail", self._tails()
-        moved = evidence.moved
-        named = evidence.said("aggregate")
-        of_devices = moved["kind"] == "step-end"
-        of_edges = moved["kind"] == "edge-transfer"
-        near = of_devices & ((moved["sender"] != "") | (moved["receiver"] != ""))
-        of_peers = moved["kind"] == "message"
-        for place, passing in (("server", ~(near | of_peers)), ("edge", of_devices | of_edges)):
-            draws = self._setting[place]
-            here = named[named["at_edge"] == (place == "edge")]
-            time = self._events["time"][here.index]
-            joules = draws["update_j"] * here["tasks"].map(len).astype(float)
-            updates = pd.DataFrame({"joules": joules, "start": time, "end": time})
-            messages = moved[["start", "end"]].assign(joules=draws["j_byte"] * moved["delivered"])[
-                passing
-            ]
-            idle = pd.DataFrame(
-                {"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end},
-                index=[_GOES_ON],
-            )
-            parts = pd.concat([idle, messages, updates])
-            yield place, parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
+            yield phase, transfers.assign(joules=joules)
 
-    def after_the_end(self) -> pd.Series:
-        """Joules of tails that each device's radio draws after the run, of which no battery
-        tells.
-        """
+    def _of_servers(self) -> Iterator[tuple[str, pd.DataFrame]]:
+        transfers = self._evidence.recorded_transfers
+        of_devices = transfers["kind"] == "step-end"
+        of_edges = transfers["kind"] == "edge-transfer"
+        of_peers = transfers["kind"] == "message"
+        has_near_end = (transfers["sender"] != "") | (transfers["receiver"] != "")
+        to_server = ~((of_devices & has_near_end) | of_peers)
+        yield "server", self._of_place("server", to_server)
+        yield "edge", self._of_place("edge", of_devices | of_edges)
+
+    def _of_place(self, place: str, passing: Any) -> pd.DataFrame:
+        """The energy of the server or of all edge servers, which messages pass."""
+        draws = self._setting[place]
+        aggregates = self._evidence.data_of("aggregate")
+        aggregates = aggregates[aggregates["at_edge"] == (place == "edge")]
+        time = self._events["time"][aggregates.index]
+        joules = draws["update_j"] * aggregates["tasks"].map(len).astype(float)
+        updates = pd.DataFrame({"joules": joules, "start": time, "end": time})
+        transfers = self._evidence.recorded_transfers
+        messages = transfers[["start", "end"]].assign(
+            joules=draws["j_byte"] * transfers["delivered"]
+        )
+        idle = pd.DataFrame(
+            {"joules": draws["idle_w"] * self._end, "start": 0.0, "end": self._end},
+            index=[_CONTINUOUS],
+        )
+        parts = pd.concat([idle, messages[passing], updates])
+        return parts.assign(device=_NOBODY, task=_NOBODY, row=parts.index)
+
+    def tails_after_end(self) -> "pd.Series[float]":
+        """Joules of each device's radio after the run's end, of which no battery has a record."""
         tails = self.drawn[self.drawn["phase"] == "tail"]
-        late = (tails["end"] - np.maximum(tails["start"], self._end)).clip(
-            lower=0.0
-        ) * self._of_devices(tails, "tail_w")
-        return late.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
+        seconds = (tails["end"] - np.maximum(tails["start"], self._end)).clip(lower=0.0)
+        joules = seconds * self._of_rows(tails, "tail_w")
+        return joules.groupby(tails["device"]).sum().reindex(self.table.index, fill_value=0.0)
 
     def wasted(self) -> float:
-        """Joules of tasks that ended otherwise than done, or trained without an epoch that
-        counts; their idling included.
-        """
-        wasted = self._evidence.in_vain
-        idle = self._booked(wasted.assign(end=wasted["time"]), "idle_w")["joules"].sum()
-        others = self.drawn["task"].isin(wasted["task"]) & (self.drawn["phase"] != "idle")
-        return float(idle + self.drawn["joules"][others].sum())
+        """Joules of tasks without an update that counts, their idle power included."""
+        tasks = self._evidence.wasted_tasks
+        idle = self._book(tasks.assign(end=tasks["time"]), "idle_w")["joules"].sum()
+        of_steps = self.drawn["task"].isin(tasks["task"]) & (self.drawn["phase"] != "idle")
+        return float(idle + self.drawn["joules"][of_steps].sum())
 
     def by_round(self, quantity: str) -> Floats:
-        """Joules or grams that were booked since the round before, with each record of a round;
-        float64 [rounds].
-        """
-        goes_on = self.drawn["row"] == _GOES_ON
-        at_once = self.drawn[~goes_on]
-        evenly = self.drawn[goes_on & (self.drawn["end"] > self.drawn["start"])]
+        """Joules or grams that each round has booked since the last; float64 [rounds]."""
+        is_continuous = self.drawn["row"] == _CONTINUOUS
+        at_once = self.drawn[~is_continuous]
+        evenly = self.drawn[is_continuous & (self.drawn["end"] > self.drawn["start"])]
         place = np.searchsorted(self._round_rows, at_once["row"], side="right")
-        found = np.bincount(place, at_once[quantity], len(self._round_rows) + 1)[:-1].astype(
-            np.float64
-        )
+        booked = np.bincount(place, at_once[quantity], len(self._round_rows) + 1)[:-1]
         times = self._events["time"].to_numpy()[self._round_rows]
         total = np.zeros(len(self._round_rows))
-        watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()
-        for number, zone in enumerate(self.zones if quantity == "grams" else [None]):
-            own = (evenly["zone"] == number).to_numpy() | (zone is None)
-            start, end, now = (
-                one if zone is None else _summed(zone, one)
-                for one in (evenly["start"], evenly["end"], times)
-            )
-            start = np.asarray(start)[own]
-            end = np.asarray(end)[own]
-            total += [
-                float(np.sum(watts[own] * (np.clip(each, start, end) - start))) for each in now
-            ]
-        return found + np.diff(total, prepend=0.0)
+        if quantity == "grams":
+            for number, zone in enumerate(self.zones):
+                in_zone = (evenly["zone"] == number).to_numpy()
+                total += _drawn_by(evenly, in_zone, times, zone)
+        else:
+            total += _drawn_by(evenly, np.ones(len(evenly), dtype=bool), times, None)
+        return booked.astype(np.float64) + np.diff(total, prepend=0.0)
 
-    def _of_devices(self, rows: pd.DataFrame, name: str) -> Floats:
+    def _of_rows(self, rows: pd.DataFrame, name: str) -> Floats:
+        """A column of ``table`` for the device of each row."""
         return self.table[name].to_numpy()[rows["device"]]
 
-    def _booked(self, rows: pd.DataFrame, name: str) -> pd.DataFrame:
-        """Energy at so many watts, from ``start`` to ``end`` of each record."""
-        return rows.assign(
-            joules=self._of_devices(rows, name) * (rows["end"] - rows["start"]), row=rows.index
-        )
+    def _book(self, rows: pd.DataFrame, power: str) -> pd.DataFrame:
+        """Book a power of each record's device (W), from the record's ``start`` to its ``end``."""
+        joules = self._of_rows(rows, power) * (rows["end"] - rows["start"])
+        return rows.assign(joules=joules, row=rows.index)
 
     def _idle(self) -> pd.DataFrame:
-        events = self._events
-        tasks = self._evidence.tasks
         if self._setting["idle_while"] == "working":
-            return self._booked(tasks.assign(end=tasks["time"]), "idle_w")
-        first, left = (
-            events[events["kind"] == kind]
-            .drop_duplicates("device")
-            .set_index("device")["time"]
-            .sort_index()
-            for kind in ("task-start", "departure")
-        )
-        gone = left.reindex(first.index).clip(upper=self._end).fillna(self._end)
-        there = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
-        there["end"] = np.maximum(gone.to_numpy(), there["start"])
-        drawn = self._booked(there, "idle_w").assign(row=_GOES_ON)
+            tasks = self._evidence.tasks
+            return self._book(tasks.assign(end=tasks["time"]), "idle_w")
+        first = self._first_times("task-start")
+        departure = self._first_times("departure").reindex(first.index)
+        end = departure.clip(upper=self._end).fillna(self._end)
+        present = pd.DataFrame({"device": first.index, "task": _NOBODY, "start": first.to_numpy()})
+        present["end"] = np.maximum(end.to_numpy(), present["start"])
+        drawn = self._book(present, "idle_w").assign(row=_CONTINUOUS)
         if not self._setting["batteries"]:
             return drawn
-        # Records of batteries have the idle energy of their devices, from the first task on.
-        told = self._evidence.said("battery").join(events[["device", "time"]])
-        before = told.groupby("device")[["idle", "time"]].shift()
-        told = told.assign(
+        plugged_in = drawn[np.isinf(self._of_rows(drawn, "capacity_j"))]
+        return pd.concat([plugged_in, self._idle_of_batteries()])
+
+    def _first_times(self, kind: str) -> "pd.Series[float]":
+        """The time of each device's first record of a kind (s), by device."""
+        records = self._events[self._events["kind"] == kind].drop_duplicates("device")
+        return records.set_index("device")["time"].sort_index()
+
+    def _idle_of_batteries(self) -> pd.DataFrame:
+        """Idle energy between the records of a battery, which have its sum since the first task."""
+        records = self._evidence.data_of("battery").join(self._events[["device", "time"]])
+        before = records.groupby("device")[["idle", "time"]].shift()
+        intervals = records.assign(
             task=_NOBODY,
             start=before["time"],
-            end=told["time"],
-            joules=told["idle"] - before["idle"],
+            end=records["time"],
+            joules=records["idle"] - before["idle"],
+            row=records.index,
         )
-        plugged_in = drawn[np.isinf(self._of_devices(drawn, "capacity_j"))]
-        return pd.concat([plugged_in, told.assign(row=told.index).dropna(subset="start")])
+        return intervals.dropna(subset="start")
 
     def _tails(self) -> pd.DataFrame:
-        """Radios that stay awake after a transfer: until its next one, or its battery is flat,
-        or for their time.
+        """Energy of radios that stay awake after a transfer.
+
+        A tail lasts its time, or until the device's next transfer or an empty battery.
         """
         events = self._events
+        ends = events["kind"] == "step-end"
         moving = events["step"].isin(("download", "upload"))
         ran_flat = events["outcome"] == "battery"
-        begins = (events["kind"] == "step-end") & moving & ~ran_flat
-        cuts = ((events["kind"] == "step-start") & moving) | (
-            (events["kind"] == "step-end") & ran_flat
-        )
+        begins = ends & moving & ~ran_flat
+        cuts = ((events["kind"] == "step-start") & moving) | (ends & ran_flat)
         if self._setting["batteries"]:
-            battery = self._evidence.said("battery")
+            battery = self._evidence.data_of("battery")
             cuts |= events.index.isin(battery.index[battery["flat"]])
         turns = events.assign(row=events.index)[begins | cuts]
-        following = (
-            turns.groupby("device")[["row", "time"]]
-            .shift(-1)
-            .fillna({"row": len(events), "time": np.inf})
-        )
-        following = following[begins[turns.index]]
-        tails = turns[begins[turns.index]].rename(columns={"time": "start"})
-        asleep = tails["start"] + self._of_devices(tails, "tail_s")
-        drawn = self._booked(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
-        # the first round of which its end is known
-        over = np.searchsorted(events["time"].to_numpy()[self._round_rows], asleep)
-        known = np.append(self._round_rows, len(events))[over]
-        ending = following["row"].to_numpy()
-        return drawn.assign(
-            row=np.where(known <= drawn["row"], ending, np.minimum(ending, known - 1)).astype(
-                np.int64
-            )
-        )
+        is_tail = begins[turns.index]
+        following = turns.groupby("device")[["row", "time"]].shift(-1)
+        following = following.fillna({"row": len(events), "time": np.inf})[is_tail]
+        tails = turns[is_tail].rename(columns={"time": "start"})
+        asleep = tails["start"] + self._of_rows(tails, "tail_s")
+        drawn = self._book(tails.assign(end=np.minimum(following["time"], asleep)), "tail_w")
+        return drawn.assign(row=self._rows_of_tails(drawn, asleep, following["row"].to_numpy()))
+
+    def _rows_of_tails(self, tails: pd.DataFrame, asleep: Any, ending: Any) -> Any:
+        """The record with which each tail is booked.
+
+        It is the device's next record (``ending``), or the last one before the first round at
+        which the whole tail (until ``asleep``, s) is over.
+        """
+        times = self._events["time"].to_numpy()[self._round_rows]
+        place = np.searchsorted(times, asleep)
+        round_row = np.append(self._round_rows, len(self._events))[place]
+        row = np.where(round_row <= tails["row"], ending, np.minimum(ending, round_row - 1))
+        return row.astype(np.int64)
 
 
-def _summed(zone: Any, times: Any) -> Any:
-    """The integral of a zone's intensity from a midnight before the run to some times (s)."""
-    edges = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
+def _grams(zone: Mapping[str, Any], drawn: pd.DataFrame) -> Any:
+    """Carbon of energy in a zone of the grid, by the mean intensity from its start to its end."""
+    start = drawn["start"]
+    end = drawn["end"]
+    hour = np.nan_to_num(np.mod(start + zone["offset_s"], DAY_S) // 3600).astype(np.int64)
+    mean = (_integral(zone, end) - _integral(zone, start)) / (end - start)
+    intensity = np.where(end > start, mean, np.array(zone["hours"])[hour])
+    return drawn["joules"] * intensity
+
+
+def _drawn_by(
+    evenly: pd.DataFrame, rows: Flags, times: Floats, zone: Mapping[str, Any] | None
+) -> Floats:
+    """Energy of some rows up to each of some times (s), at constant powers.
+
+    Returns:
+        Joules, or grams of a ``zone``; float64 [times].
+    """
+    watts = (evenly["joules"] / (evenly["end"] - evenly["start"])).to_numpy()[rows]
+    start = evenly["start"]
+    end = evenly["end"]
+    clock = times
+    if zone is not None:
+        start = _integral(zone, start)
+        end = _integral(zone, end)
+        clock = _integral(zone, times)
+    begin = np.asarray(start)[rows]
+    until = np.asarray(end)[rows]
+    sums = [float(np.sum(watts * (np.clip(now, begin, until) - begin))) for now in clock]
+    return np.array(sums, dtype=np.float64)
+
+
+def _integral(zone: Mapping[str, Any], times: Any) -> Any:
+    """Integrate a zone's intensity from a midnight before the run to some times (s)."""
+    sums = np.append(0.0, np.cumsum(zone["hours"])) * 3600.0
     days, rest = np.divmod(times + zone["offset_s"], DAY_S)
-    return days * edges[-1] + np.interp(rest, _HOURS, edges)
+    return days * sums[-1] + np.interp(rest, _HOURS, sums)

@@ -1,60 +1,65 @@
-"""Are the figures of the summary those of the rounds, and are a round's figures possible?"""
+"""Checks that the summary's figures are those of the rounds, and possible."""
 
 import json
+import math
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from fedsim.lab.audit.evidence import Evidence, findings, shown
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.lab.audit.frames import plain_value, report
 from fedsim.records import folder as files
 
 _SHARES = ("accuracy", "purity", "nmi", "mean_accuracy")
-_AT_LEAST_NONE = ("discrepancy", "discrepancy_start", "consensus")
+_DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
 
 
 def metrics_agree(evidence: Evidence) -> Iterator[str]:
-    """The last and the best value of each metric are those of the rounds, and whether the best
-    is the most or the least.
-    """
-    stated = evidence.run.summary.get("metrics", {})
-    for name, entry in stated.items():
+    """The last and the best value of each metric are those of the rounds, and end the run."""
+    for name, entry in evidence.run.summary.get("metrics", {}).items():
         column = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
-        last = shown(column.iat[-1]) if len(column) else None
-        best = {"most": column.max, "least": column.min}.get(entry["best_is"])
-        if best is None:
+        best_is = entry["best_is"]
+        if best_is == "most":
+            best = column.max()
+        elif best_is == "least":
+            best = column.min()
+        else:
             yield (
-                f"metrics.{name}.best_is is {json.dumps(entry['best_is'])}; there are only 'most' "
+                f"metrics.{name}.best_is is {json.dumps(best_is)}; there are only 'most' "
                 "and 'least'"
             )
             continue
-        due = shown(best()) if len(column) else None
-        for key, value in (("final", last), ("best", due)):
+        due = {"final": _last(column), "best": plain_value(best) if len(column) else None}
+        for key, value in due.items():
             if entry[key] != value:
                 yield (
                     f"metrics.{name}.{key} is {entry[key]!r} in the summary, by the rounds "
                     f"{value!r}"
                 )
         stop = evidence.run.scenario["stop"].get("metrics", {}).get(name)
-        reached = (
-            stop is not None
-            and (
-                column.iloc[:-1] >= stop if entry["best_is"] == "most" else column.iloc[:-1] <= stop
-            ).any()
-        )
-        if reached:
+        if stop is None:
+            continue
+        before_last = column.iloc[:-1]
+        reached = before_last >= stop if best_is == "most" else before_last <= stop
+        if reached.any():
             yield (
                 f"the {name} at which the run was to stop, {stop!r}, was reached before its last "
                 "round"
             )
 
 
+def _last(column: "pd.Series[float]") -> Any:
+    return plain_value(column.iat[-1]) if len(column) else None
+
+
 def accuracies_agree(evidence: Evidence) -> Iterator[str]:
-    """The summary has the last and the best accuracy of the rounds, or says why there is none."""
+    """The summary has the last and the best accuracy of the rounds, or why there is none."""
     measured = evidence.rounds["accuracy"].dropna()
     stated = evidence.run.summary["accuracy"]
-    last = shown(measured.iat[-1]) if len(measured) else None
-    best = shown(measured.max()) if len(measured) else None
+    last = _last(measured)
+    best = plain_value(measured.max()) if len(measured) else None
     if stated["final"] != last or stated["best"] != best:
         yield f"the summary's accuracy is {stated}, the rounds' last {last!r} and best {best!r}"
     if last is not None and "no_accuracy" in evidence.run.summary:
@@ -67,20 +72,16 @@ def accuracies_agree(evidence: Evidence) -> Iterator[str]:
 def figures_possible(evidence: Evidence) -> Iterator[str]:
     """Shares are from 0 to 1 and distances not below 0, in rounds and of devices."""
     for name in _SHARES:
-        column = evidence.rounds[name].astype(np.float64)
-        yield from _outside(
-            f"{name} of round {{row}} is {{value!r}}; it is a share", column, 0.0, 1.0
-        )
-    for name in _AT_LEAST_NONE:
-        column = evidence.rounds[name].astype(np.float64)
-        yield from _outside(
-            f"{name} of round {{row}} is {{value!r}}; it is a distance", column, 0.0, np.inf
-        )
-    column = evidence.devices["accuracy"].astype(np.float64)
-    yield from _outside(
-        "the accuracy of device {row} is {value!r}; it is a share", column, 0.0, 1.0
-    )
+        text = f"{name} of round {{row}} is {{value!r}}; it is a share"
+        yield from _report_outside(text, evidence.rounds[name], 1.0)
+    for name in _DISTANCES:
+        text = f"{name} of round {{row}} is {{value!r}}; it is a distance"
+        yield from _report_outside(text, evidence.rounds[name], math.inf)
+    text = "the accuracy of device {row} is {value!r}; it is a share"
+    yield from _report_outside(text, evidence.devices["accuracy"], 1.0)
 
 
-def _outside(text: str, column: "pd.Series[float]", least: float, most: float) -> Iterator[str]:
-    yield from findings(text, pd.DataFrame({"value": column}), (column < least) | (column > most))
+def _report_outside(text: str, values: Any, most: float) -> Iterator[str]:
+    """Report values below 0 or above ``most``."""
+    column = values.astype(np.float64)
+    yield from report(text, pd.DataFrame({"value": column}), (column < 0.0) | (column > most))

@@ -1,7 +1,7 @@
-"""Did devices that share hosts wait for workers, start up and share cores as the scenario says?"""
+"""Checks that devices on shared hosts wait for workers, start up and share cores as they should."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -9,34 +9,35 @@ import pandas as pd
 
 from fedsim.common.arrays import Floats
 from fedsim.common.units import Bytes, Seconds
-from fedsim.lab.audit.evidence import NOTHING, Evidence, findings, grain_s, read
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.frames import NOTHING, grain_s, read, report
 
 _ROUNDING = 1e-6
 _ON_CORES = ("train", "evaluate", "compute")
 
 
 def hosts_shared(evidence: Evidence) -> Iterator[str]:
-    """Each computation had its host's even share at every instant, and no host had more tasks at
-    once than it has room for.
-    """
+    """Each computation had an even share of its host's throughput at every instant."""
     host = evidence.run.scenario["population"].get("host")
     if host is None:
         return
     steps = evidence.steps
     cores = host.get("cores", 1)
-    counts, work = zip([1.0, 1.0], *host.get("throughput", [[cores, cores]]), strict=True)
+    throughput = [[1.0, 1.0], *host.get("throughput", [[cores, cores]])]
+    counts = [count for count, _ in throughput]
+    work = [rate for _, rate in throughput]
     computing = steps[steps["step"].isin(_ON_CORES) & (steps["outcome"] != "memory")]
     text = (
-        "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {had!r} s"
+        "device {device} had {core_s!r} s of a core by {time!r} s; its host's share was {due!r} s"
     )
-    for _, own in computing.join(evidence.core_s).groupby(steps["device"] % host["number"]):
-        times, busy = counts_at_once(own)
+    hosts = steps["device"] % host["number"]
+    for _, spans in computing.join(evidence.core_s).groupby(hosts):
+        times, busy = counts_at_once(spans)
         rates = np.interp(busy, counts, work) / np.maximum(busy, 1)
         served = np.append(0.0, np.cumsum(rates[:-1] * np.diff(times)))
-        had = np.interp(own["time"], times, served) - np.interp(own["start"], times, served)
-        yield from findings(
-            text, own.assign(had=had), ~(np.abs(own["core_s"] - had) <= _ROUNDING * (1 + had))
-        )
+        due = np.interp(spans["time"], times, served) - np.interp(spans["start"], times, served)
+        wrong = ~(np.abs(spans["core_s"] - due) <= _ROUNDING * (1 + due))
+        yield from report(text, spans.assign(due=due), wrong)
 
 
 def workers_as_said(evidence: Evidence) -> Iterator[str]:
@@ -49,53 +50,72 @@ def workers_as_said(evidence: Evidence) -> Iterator[str]:
     slots = _slots(host)
     first = steps.sort_values("begun").drop_duplicates("task")
     waits = first[first["step"] == "queue"]  # a queue that comes first is for a worker
+    if slots == math.inf:
+        yield from report("task {task} waited for a worker, and its host has one for each", waits)
+        return
     entered = waits.set_index("task")["time"]
     at_work = tasks.assign(start=tasks["task"].map(entered).fillna(tasks["start"]))
-    if slots == math.inf:
-        yield from findings("task {task} waited for a worker, and its host has one for each", waits)
-        return
-    for number, own in at_work.groupby(tasks["device"] % host["number"]):
-        times, busy = counts_at_once(own)
-        if (most := busy.max()) > slots:
+    waits = waits[waits["time"] > waits["start"]]
+    for number, spans in at_work.groupby(tasks["device"] % host["number"]):
+        times, busy = counts_at_once(spans)
+        most = busy.max()
+        if most > slots:
             yield f"host {number} had {most:g} tasks at once; it has room for {slots:g}"
-        waited = waits[waits["device"] % host["number"] == number]
-        waited = waited[waited["time"] > waited["start"]]
-        least = fewest_at_once(times, busy, waited["start"].to_numpy(), waited["time"].to_numpy())
+        waiting = waits[waits["device"] % host["number"] == number]
+        start = waiting["start"].to_numpy()
+        least = fewest_at_once(times, busy, start, waiting["time"].to_numpy())
         text = (
             "task {task} waited for a worker of host {number} at {start!r} s, when {least:g} of "
             "{slots:g} were taken"
         )
-        yield from findings(
-            text, waited.assign(number=number, least=least, slots=slots), least < slots
-        )
+        waiting = waiting.assign(number=number, least=least, slots=slots)
+        yield from report(text, waiting, least < slots)
 
 
-def _slots(host: Mapping[str, Any]) -> float:
+def _slots(host: TomlTable) -> float:
+    """The most tasks that a host has at a time."""
     slots = float(host.get("workers", math.inf))
     if "memory" in host:
-        memory, each = (read(Bytes, host[key]) for key in ("memory", "task_memory"))
-        slots = min(slots, memory // each)
+        memory = read(Bytes, host["memory"])
+        task_memory = read(Bytes, host["task_memory"])
+        slots = min(slots, memory // task_memory)
     return slots
 
 
 def fewest_at_once(times: Floats, busy: Floats, start: Floats, end: Floats) -> Floats:
-    """The fewest tasks at work at any time of each interval, its end left out."""
-    found = np.full(len(start), np.inf)
+    """Find the fewest tasks at work at any time of some intervals.
+
+    Args:
+        times: at which the number of tasks changes (s); float64 [n].
+        busy: the number of tasks from each time on; float64 [n].
+        start: of the intervals (s); float64 [m].
+        end: of the intervals (s), not part of them; float64 [m].
+
+    Returns:
+        The fewest tasks, infinity without any time; float64 [m].
+    """
+    fewest = np.full(len(start), np.inf)
     if not len(start) or not len(times):
-        return found
+        return fewest
     settled = np.append(times[1:] > times[:-1], True)  # after the last change of an instant
     times = times[settled]
     busy = busy[settled]
     for place, (begin, until) in enumerate(zip(start, end, strict=True)):
         first = np.searchsorted(times, begin, side="right") - 1
         last = np.searchsorted(times, until, side="left")
-        found[place] = busy[max(first, 0) : max(last, first + 1)].min(initial=np.inf)
-    return found
+        within = busy[max(first, 0) : max(last, first + 1)]
+        fewest[place] = within.min(initial=np.inf)
+    return fewest
 
 
 def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
-    """Times at which intervals begin or end, ascending, and how many there are from each on;
-    ends come first.
+    """Count the intervals that hold at each time at which one begins or ends.
+
+    Args:
+        spans: intervals from ``start`` to ``time`` (s).
+
+    Returns:
+        Times (s), ascending, ends before begins, and counts from each on; float64 [2 spans] each.
     """
     times = np.concatenate([spans["time"], spans["start"]])
     order = np.argsort(times, kind="stable")
@@ -103,29 +123,26 @@ def counts_at_once(spans: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def started_up(evidence: Evidence) -> Iterator[str]:
-    """Each task on a host starts up before its first step of another kind, for as long as the
-    scenario says.
-    """
+    """Tasks on hosts start up before their first other step, for as long as the scenario gives."""
     host = evidence.run.scenario["population"].get("host") or {}
     due = read(Seconds, host.get("start_up", "0 s"))
     steps = evidence.steps[evidence.steps["device"] != NOTHING]
-    starting = steps[steps["step"] == "start-up"]
+    start_ups = steps[steps["step"] == "start-up"]
     if not due:
-        yield from findings("task {task} starts up, and by the scenario none does", starting)
+        yield from report("task {task} starts up, and by the scenario none does", start_ups)
         return
-    took = starting["time"] - starting["start"]
+    start_ups = start_ups.assign(took=start_ups["time"] - start_ups["start"], due=due)
     text = "task {task} started up in {took!r} s; by the scenario that takes {due!r} s"
-    told = starting.assign(took=took, due=due)
-    over = starting["outcome"] == "done"
-    yield from findings(
-        text, told, np.where(over, np.abs(took - due), took - due) > 2 * grain_s(starting["time"])
-    )
-    others = (
-        steps[~steps["step"].isin(("start-up", "queue"))]
-        .sort_values("begun")
-        .drop_duplicates("task")
-    )
-    begun = starting.set_index("task")["begun"]
-    before = others["task"].map(begun).fillna(math.inf)
+    yield from report(text, start_ups, _off_by(start_ups, due) > 2 * grain_s(start_ups["time"]))
+    rest = steps[~steps["step"].isin(("start-up", "queue"))]
+    first = rest.sort_values("begun").drop_duplicates("task")
+    begun = start_ups.set_index("task")["begun"]
+    start_up_row = first["task"].map(begun).fillna(math.inf)
     text = "task {task} begins with {step}; by the scenario it starts up first"
-    yield from findings(text, others, before > others["begun"])
+    yield from report(text, first, start_up_row > first["begun"])
+
+
+def _off_by(start_ups: pd.DataFrame, due: float) -> Any:
+    """Time by which each start-up misses the due one (s); one that was cut off may be shorter."""
+    excess = start_ups["took"] - due
+    return np.where(start_ups["outcome"] == "done", np.abs(excess), excess)

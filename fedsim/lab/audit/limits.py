@@ -1,5 +1,6 @@
-"""Did devices work only while they were there, and did the run keep to its scenario: rounds,
-time, clients, the model?
+"""Checks that devices worked only while they were present, and that the run kept to its scenario.
+
+The limits are rounds, time and clients, and the kind of the models.
 """
 
 import json
@@ -11,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fedsim.common.arrays import Flags, Ints
 from fedsim.common.stop import StopSpec
-from fedsim.lab.audit.evidence import NOTHING, Evidence, at_places, findings, latest, numbered
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.frames import NOTHING, at_places, report
 
 _WIDTHS: Mapping[str, tuple[int, ...]] = {
     "logistic": (),
@@ -29,310 +30,260 @@ _WIDTHS: Mapping[str, tuple[int, ...]] = {
 }
 """Outputs of each layer of a kind of model, except the last, whose outputs are the classes."""
 
-_FAMILIES = {
-    ("global",): (
-        *(
-            "cata-fed",
-            "fedasync",
-            "fedat",
-            "fedavg",
-            "fedbuff",
-            "feddr",
-            "feddyn",
-            "fednova",
-            "fedprox",
-        ),
-        *(
-            "flora",
-            "heterofl",
-            "hetlora",
-            "hierfavg",
-            "moon",
-            "refl",
-            "rfedavg",
-            "scaffold",
-            "tifl",
-        ),
-    ),
-    ("global", "device"): ("ditto", "fedbn", "fedper", "fedrep", "pfedme"),
-    ("group",): (
-        "cfl",
-        "fedgroup",
-        "fesem",
-        "fesem-mig",
-        "fl-hc",
-        "flexcfl",
-        "fpfc",
-        "hypcluster",
-        "ifca",
-        "ifca-mig",
-        "lcfl",
-    ),
-    ("device",): ("local",),
-}
-_FILES = {kind: set(names) for names, kinds in _FAMILIES.items() for kind in kinds}
-"""The files of models that a strategy leaves, if it leaves any."""
+_WITH_GLOBAL_MODEL = (
+    "cata-fed",
+    "fedasync",
+    "fedat",
+    "fedavg",
+    "fedbuff",
+    "feddr",
+    "feddyn",
+    "fednova",
+    "fedprox",
+    "flora",
+    "heterofl",
+    "hetlora",
+    "hierfavg",
+    "moon",
+    "refl",
+    "rfedavg",
+    "scaffold",
+    "tifl",
+)
+_WITH_PERSONAL_MODELS = (
+    "ditto",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    "pfedme",
+)
+_WITH_GROUP_MODELS = (
+    "cfl",
+    "fedgroup",
+    "fesem",
+    "fesem-mig",
+    "fl-hc",
+    "flexcfl",
+    "fpfc",
+    "hypcluster",
+    "ifca",
+    "ifca-mig",
+    "lcfl",
+)
+_BY_ROUND = r"\d+ rounds|accuracy .* reached"
+"""Reasons of a run's end that end it with a round."""
 
 
 def devices_agree(evidence: Evidence) -> Iterator[str]:
-    """One row a device, selected for a round as often as the records say, and at work only while
-    it was there.
+    """Each device has a row, was selected as often as recorded, and worked only while present.
 
-    Of very many devices there is one for each that was ever asked.
+    A table that lists only the devices that were asked has a row for each of those.
     """
     events = evidence.events
     devices = evidence.devices
     stated = evidence.run.scenario["population"]["devices"]
-    starts, ends = (events["kind"] == kind for kind in ("task-start", "task-end"))
-    number = np.arange(len(devices))
+    starts = events["kind"] == "task-start"
+    ends = events["kind"] == "task-end"
+    numbers = np.arange(len(devices))
     if evidence.run.has_all_devices:
         if len(devices) != stated:
             yield f"there are {len(devices)} devices, the scenario says {stated}"
     else:
-        number = devices["device"].to_numpy()
+        numbers = devices["device"].to_numpy()
         asked = np.unique(events["device"][starts])
-        if not np.array_equal(asked, number) or not (asked < stated).all():
+        if not np.array_equal(asked, numbers) or not (asked < stated).all():
             yield (
                 f"there are rows of {len(devices)} devices; the records ask others, or "
                 f"{len(asked)} of the {stated}"
             )
-    yield from findings("row {row} is device {device}", devices, devices["device"] != number)
-    asked = evidence.row_of(
-        events["device"][starts & (events["round"] != NOTHING) & ~evidence.continues]
-    )
-    times = np.bincount(asked[asked >= 0], minlength=len(devices))
-    text = "device {number} was selected {selected} times, the records say {times}"
+    yield from report("row {row} is device {device}", devices, devices["device"] != numbers)
+    of_rounds = starts & (events["round"] != NOTHING) & ~evidence.is_continuation
+    rows = evidence.row_of(events["device"][of_rounds])
+    times = np.bincount(rows[rows >= 0], minlength=len(devices))
     # the error of a failed run may come between a choice and its record
-    unrecorded = devices["selected"] - times
     most_unrecorded = 1 if evidence.run.summary["status"] == "failed" else 0
+    unrecorded = devices["selected"] - times
     wrong = (unrecorded < 0) | (unrecorded > most_unrecorded)
-    yield from findings(text, devices.assign(number=number, times=times), wrong)
-    nobody = events["kind"].isin(("arrival", "departure", "shift")) & (events["device"] == NOTHING)
-    yield from findings("record {row} ({kind}) is of no device", events, nobody)
+    text = "device {number} was selected {selected} times, the records say {times}"
+    yield from report(text, devices.assign(number=numbers, times=times), wrong)
+    of_devices = events["kind"].isin(("arrival", "departure", "shift"))
+    text = "record {row} ({kind}) is of no device"
+    yield from report(text, events, of_devices & (events["device"] == NOTHING))
     # A server may ask a device without knowing that it has left: that task ends at once.
-    gone = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
-    told = events[(ends | starts) & (events["device"] != NOTHING) & ~gone]
-    row = evidence.row_of(told["device"])
-    yield from findings("task {task} is on device {device}, which does not exist", told, row < 0)
-    there = (at_places(devices["arrival"], row) <= told["time"]) & (
-        told["time"] <= at_places(devices["departure"], row)
-    )
-    yield from findings(
-        "device {device} works at {time!r} s, when it is not there", told, (row >= 0) & ~there
-    )
+    absent = events["task"].isin(events["task"][ends & (events["outcome"] == "left")])
+    work = events[(ends | starts) & (events["device"] != NOTHING) & ~absent]
+    yield from _check_lifetimes(evidence, work)
 
 
-def reachable(evidence: Evidence) -> Iterator[str]:
-    """The table of availability is in order; steps lie within on phases; lost or flat devices
-    went off, or were switched off.
-
-    Devices without rows are left out.
-    """
-    table = evidence.availability
-    end = evidence.run.summary["simulated_s"]
-    before = table.shift()
-    device = table["device"]
-    time = table["time"]
-    first = device != before["device"]
-    wrong = (device < before["device"]) | (first & (time != 0)) | ~(time <= end)
-    wrong |= ~first & ((time <= before["time"]) | (table["on"] == before["on"]))
-    wrong |= (device < 0) | (device >= evidence.run.population)
-    text = (
-        "row {row} of the availability, device {device} at {time!r} s, is no change after the row "
-        "before"
-    )
-    yield from findings(text, table, wrong)
-    if wrong.any() or table.empty:
-        return
-    steps = evidence.steps
-    ends = evidence.tasks
-    steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
-    text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
-    yield from findings(text, steps, _away(table, steps))
-    ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
-    on = at_places(table["on"], _state(table, ends["device"], ends["time"])) == 1
-    excused = _switched_off(evidence)[ends.index] | _edge_lost(evidence, ends)
-    yield from findings(
-        "task {task} was lost at {time!r} s, when its device was there", ends, on & ~excused
-    )
-    text = (
-        "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was "
-        "away"
-    )
-    for way in ("sender", "receiver"):
-        messages = evidence.said("message").join(evidence.events["time"])
-        messages["device"] = numbered(messages[way], "device")
-        yield from findings(text, messages, _away(table, messages))
-
-
-def _away(table: pd.DataFrame, told: pd.DataFrame) -> Any:
-    """Whether each device was off at some time from ``start`` to ``time`` (s), if that takes
-    time; bool, as many.
-    """
-    state = _state(table, told["device"], told["start"])
-    until = table["time"].shift(-1).where(table["device"] == table["device"].shift(-1), np.inf)
-    there = (at_places(table["on"], state) == 1) & (told["time"] <= at_places(until, state))
-    return (state >= 0) & (told["time"] > told["start"]) & ~there
-
-
-def _state(table: pd.DataFrame, device: Any, time: Any) -> Ints:
-    """The row of the availability that holds for each device at a time (s); -1 where there is
-    none; int64, as many.
-    """
-    asked = pd.DataFrame(
-        {"device": np.asarray(device, dtype=np.int64), "time": np.asarray(time, dtype=np.float64)}
-    )
-    changes = table[["device", "time"]].assign(
-        device=table["device"].astype(np.int64), row=table.index
-    )
-    found = pd.merge_asof(
-        asked.reset_index().sort_values("time"), changes.sort_values("time"), on="time", by="device"
-    )
-    return found.set_index("index")["row"].sort_index().fillna(-1).to_numpy(np.int64)
-
-
-def _switched_off(evidence: Evidence) -> Flags:
-    """Whether a process had switched each record's device off, or did so at that instant; bool
-    [records].
-    """
-    events = evidence.events
-    device = evidence.events["device"]
-    off = (events["kind"] == "switch-off").to_numpy()
-    act = latest(off | (events["kind"] == "switch-on"), device)
-    just_now = at_places(events["time"], latest(off, device)) == events["time"].to_numpy()
-    return np.asarray(np.append(off, False)[act] | just_now)
-
-
-def _edge_lost(evidence: Evidence, ends: pd.DataFrame) -> Flags:
-    """Whether the edge server of each record's device was lost at that instant; bool [ends]."""
-    lost = evidence.said("edge-off")
-    layout = evidence.network
-    if not len(lost) or layout is None or "edges" not in layout:
-        return np.zeros(len(ends), dtype=bool)
-    of = np.array(layout["edges"]["of"])
-    where = pd.MultiIndex.from_arrays([of[ends["device"] % len(of)], ends["time"]])
-    return where.isin(
-        pd.MultiIndex.from_arrays([lost["edge"], evidence.events["time"][lost.index]])
-    )
+def _check_lifetimes(evidence: Evidence, work: pd.DataFrame) -> Iterator[str]:
+    devices = evidence.devices
+    row = evidence.row_of(work["device"])
+    yield from report("task {task} is on device {device}, which does not exist", work, row < 0)
+    has_arrived = at_places(devices["arrival"], row) <= work["time"]
+    has_not_left = work["time"] <= at_places(devices["departure"], row)
+    wrong = (row >= 0) & ~(has_arrived & has_not_left)
+    text = "device {device} works at {time!r} s, when it is not there"
+    yield from report(text, work, wrong)
 
 
 def limits_kept(evidence: Evidence) -> Iterator[str]:
-    """No more rounds, time and clients than the scenario allows, and no end before one of its
-    conditions is met.
-    """
+    """Rounds, time and clients keep to the scenario, and the run ended by a condition of it."""
+    stop = StopSpec.model_validate(evidence.run.scenario["stop"])
+    yield from _check_end(evidence, stop)
+    strategy = evidence.run.scenario["strategy"]
+    if ":" not in strategy["kind"]:  # a user's own strategy has its own parameters
+        yield from _check_clients(evidence, strategy)
+
+
+def _check_end(evidence: Evidence, stop: StopSpec) -> Iterator[str]:
     summary = evidence.run.summary
-    scenario = evidence.run.scenario
-    rounds, time, stopped = (summary[key] for key in ("rounds", "simulated_s", "stopped"))
-    stop = StopSpec.model_validate(scenario["stop"])
+    rounds = summary["rounds"]
+    time = summary["simulated_s"]
+    stopped = summary["stopped"]
     if stop.rounds is not None and rounds > stop.rounds:
         yield f"there were {rounds} rounds, the scenario allows {stop.rounds}"
     if stop.simulated_time is not None and time > stop.simulated_time:
         yield f"the run went on to {time!r} s, the scenario allows {stop.simulated_time!r} s"
-    reached = (
-        evidence.rounds["accuracy"] >= (math.inf if stop.accuracy is None else stop.accuracy)
-    ).to_numpy()
+    accuracy = math.inf if stop.accuracy is None else stop.accuracy
+    reached = (evidence.rounds["accuracy"] >= accuracy).to_numpy()
     if reached[:-1].any():
         yield (
             f"the accuracy at which the run was to stop, {stop.accuracy!r}, was reached in round "
             f"{int(reached.argmax())}"
         )
     can_be = stopped != "simulated time" or time == stop.simulated_time
-    if found := re.fullmatch(r"(\d+) rounds", str(stopped)):
-        can_be = int(found[1]) == rounds == stop.rounds
+    counted = re.fullmatch(r"(\d+) rounds", str(stopped))
+    if counted is not None:
+        can_be = int(counted[1]) == rounds == stop.rounds
     if re.fullmatch(r"accuracy .* reached", str(stopped)):
         can_be = bool(reached[-1:].any())
+    reason = json.dumps(stopped)
     if not can_be:
-        reason = json.dumps(stopped)
         yield (
             f"the run stopped as {reason}, which is not what the scenario says of {rounds} rounds "
             f"and {time!r} s"
         )
-    by_round = re.fullmatch(r"\d+ rounds|accuracy .* reached", str(stopped))
     last = evidence.rounds["time"].tolist()[-1:]
-    if by_round and last and last[0] != time:
+    if re.fullmatch(_BY_ROUND, str(stopped)) and last and last[0] != time:
         yield (
-            f"the run stopped as {json.dumps(stopped)} at {time!r} s, and its last round was at "
-            f"{last[0]!r} s"
+            f"the run stopped as {reason} at {time!r} s, and its last round was at {last[0]!r} s"
         )
-    said = scenario["strategy"]
+
+
+def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
+    """Check how many clients each round asks, and how many are at work at a time."""
     events = evidence.events
-    if ":" in said["kind"]:
-        return  # its parameters have a meaning of its own
     starts = events[(events["kind"] == "task-start") & (events["round"] != NOTHING)]
-    most = _cohort(said, scenario["population"]["devices"])
-    at_once = said.get("concurrency", math.inf)
-    if said["kind"] == "fedat":  # a tier that lost its clients asks others in the same version
-        most, at_once = math.inf, most
+    most = _cohort(strategy, evidence.run.scenario["population"]["devices"])
+    most_at_work = strategy.get("concurrency", math.inf)
+    if strategy["kind"] == "fedat":  # a tier that lost its clients asks others in its round
+        most_at_work = most
+        most = math.inf
     asked = starts.groupby("round")["device"].nunique()
     for number, count in asked[asked > most].items():
         yield f"round {number} asked {count} clients, the scenario allows {most:g}"
     ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
-    at_work = np.cumsum(events.index.isin(starts.index).astype(int) - events.index.isin(ends.index))
-    if at_work.max(initial=0) > at_once:
-        when = events["time"].tolist()[int(at_work.argmax())]
-        yield f"{at_work.max()} clients were at work at {when!r} s, the scenario allows {at_once:g}"
+    change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)
+    at_work = np.cumsum(change)
+    count = at_work.max(initial=0)
+    if count > most_at_work:
+        time = events["time"].tolist()[int(at_work.argmax())]
+        yield f"{count} clients were at work at {time!r} s, the scenario allows {most_at_work:g}"
 
 
-def _cohort(said: Mapping[str, Any], devices: int) -> float:
-    if "participation" in said:
-        share = max(said["participation"], said["moment"].get("participation", 0.0))
-        return float(round(share * devices) + said.get("groups", 0))
-    if said.get("clients_per_round") is None:
+def _cohort(strategy: TomlTable, devices: int) -> float:
+    """The most clients that a round of the strategy asks."""
+    if "participation" in strategy:
+        share = max(strategy["participation"], strategy["moment"].get("participation", 0.0))
+        return float(round(share * devices) + strategy.get("groups", 0))
+    clients = strategy.get("clients_per_round")
+    if clients is None:
         return math.inf
-    tiers = said["tiers"] if said["kind"] == "fedat" else 1
-    return float(
-        math.ceil(said["clients_per_round"] * said.get("over_selection", 1.0) - 1e-9) * tiers
-    )
+    tiers = strategy["tiers"] if strategy["kind"] == "fedat" else 1
+    return float(math.ceil(clients * strategy.get("over_selection", 1.0) - 1e-9) * tiers)
 
 
 def models_as_said(evidence: Evidence) -> Iterator[str]:
-    """Models are of the scenario's kind, and every file of the strategy's and every group of the
-    devices' is there.
-    """
-    run = evidence.run
+    """The model files that the strategy leaves are complete, and of the scenario's kind of model."""
     models = evidence.run.models()
-    strategy = run.scenario["strategy"]["kind"]
-    model = run.scenario.get("model", {"kind": "module"})
-    learns = run.scenario.get("learning") == "on" and run.summary["status"] != "failed"
-    wanted = _FILES.get(strategy, set()) if learns else set()
-    # the run has ended in its warm-up
-    if strategy in ("lcfl", "fl-hc") and "global" in models and "group" not in models:
-        wanted = {"global"}
-    if wanted and {"keep", "send"} & model.keys():
-        wanted = wanted | {"device"}
-    # no device has its own or a group model yet
-    if not evidence.said("aggregate")["tasks"].map(len).any():
-        wanted = wanted - {"device", "group"}
-    for name in sorted(wanted - models.keys()):
+    strategy = evidence.run.scenario["strategy"]["kind"]
+    model = evidence.run.scenario.get("model", {"kind": "module"})
+    due = _files_due(evidence, models)
+    for name in sorted(due - models.keys()):
         yield f"there is no models/{name}.safetensors, which the strategy {strategy!r} leaves"
-    whole = tuple(model["hidden"]) if model["kind"] == "mlp" else _WIDTHS.get(model["kind"])
-    widths = (
-        None
-        if whole is None or "train" in model
-        else tuple(math.ceil(model.get("width", 1.0) * each) for each in whole)
-    )
-    for name in sorted(wanted & models.keys()):
-        for member, found in sorted(_layers(models[name]).items()):
-            if widths is not None and found[:-1] != widths:
-                one = f"{name}/{member}" if member else name
-                yield (
-                    f"the layers of model {one!r} put out {list(found[:-1])}, those of "
-                    f"{model['kind']!r} {list(widths)}"
-                )
-    if "group" in wanted & models.keys():
-        there = {int(name.partition("/")[0]) for name in models["group"]}
+    widths = _widths(model)
+    if widths is not None:
+        for name in sorted(due & models.keys()):
+            yield from _check_layers(name, models[name], model["kind"], widths)
+    if "group" in due & models.keys():
+        saved = {int(name.partition("/")[0]) for name in models["group"]}
         groups = evidence.devices["group"]
-        for group in sorted(set(groups[groups != NOTHING].tolist()) - there):
+        for group in sorted(set(groups[groups != NOTHING].tolist()) - saved):
             yield f"devices are in group {group}, of which there is no model"
 
 
+def _files_due(evidence: Evidence, models: Mapping[str, Any]) -> set[str]:
+    """The names of the files of models that the run has to leave."""
+    run = evidence.run
+    strategy = run.scenario["strategy"]["kind"]
+    due = set[str]()
+    if run.scenario.get("learning") == "on" and run.summary["status"] != "failed":
+        due = _files_of(strategy)
+    ended_in_warm_up = "global" in models and "group" not in models
+    if strategy in ("lcfl", "fl-hc") and ended_in_warm_up:
+        due = {"global"}
+    if due and {"keep", "send"} & run.scenario.get("model", {}).keys():
+        due.add("device")
+    if not evidence.data_of("aggregate")["tasks"].map(len).any():
+        due -= {"device", "group"}  # no device has its own or a group's model yet
+    return due
+
+
+def _files_of(strategy: str) -> set[str]:
+    """The files of models that a strategy leaves, if it leaves any."""
+    names = set[str]()
+    if strategy in _WITH_GLOBAL_MODEL or strategy in _WITH_PERSONAL_MODELS:
+        names.add("global")
+    if strategy in _WITH_GROUP_MODELS:
+        names.add("group")
+    if strategy in _WITH_PERSONAL_MODELS or strategy == "local":
+        names.add("device")
+    return names
+
+
+def _widths(model: TomlTable) -> tuple[int, ...] | None:
+    """Outputs of each layer of the model but the last; None if the scenario does not have them."""
+    if model["kind"] == "mlp":
+        whole: tuple[int, ...] | None = tuple(model["hidden"])
+    else:
+        whole = _WIDTHS.get(model["kind"])
+    if whole is None or "train" in model:
+        return None
+    share = model.get("width", 1.0)
+    return tuple(math.ceil(share * outputs) for outputs in whole)
+
+
+def _check_layers(
+    name: str, tensors: Mapping[str, Any], kind: str, widths: tuple[int, ...]
+) -> Iterator[str]:
+    """Check the outputs of each layer of the models in a file."""
+    for member, outputs in sorted(_layers(tensors).items()):
+        if outputs[:-1] != widths:
+            place = f"{name}/{member}" if member else name
+            yield (
+                f"the layers of model {place!r} put out {list(outputs[:-1])}, those of {kind!r} "
+                f"{list(widths)}"
+            )
+
+
 def _layers(tensors: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of each model in a file, how many outputs each layer has, in order."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    """Outputs of each layer, in order, of each model in a file."""
+    layers: dict[str, dict[int, int]] = {}
     for name, values in tensors.items():
-        told = re.fullmatch(r"(?:(.*)/)?(\d+)\.weight", name)
-        if told is not None:
-            found.setdefault(told[1] or "", []).append((int(told[2]), values.shape[0]))
-    return {
-        member: tuple(outputs for _, outputs in sorted(layers)) for member, layers in found.items()
-    }
+        match = re.fullmatch(r"(?:(.*)/)?(\d+)\.weight", name)
+        if match is not None:
+            layers.setdefault(match[1] or "", {})[int(match[2])] = values.shape[0]
+    outputs = {}
+    for member, by_place in layers.items():
+        outputs[member] = tuple(by_place[place] for place in sorted(by_place))
+    return outputs

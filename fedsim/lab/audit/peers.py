@@ -1,162 +1,177 @@
-"""Did devices send to those that the scenario's topology, draws or all-reduce say?"""
+"""Checks that devices sent to the peers of the scenario: by topology, draws or all-reduces."""
 
 import inspect
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import pandas as pd
 
 from fedsim.common.errors import RunFolderError
 from fedsim.common.streams import Streams
-from fedsim.lab.audit.evidence import NOTHING, Evidence, TomlTable, numbered
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.frames import NOTHING, endpoint_numbers
 from fedsim.lab.audit.layout import coded_bytes, dense_tensors, left_tensors, numbers
 
 PeerPair = tuple[int, int]
+_Neighbours: TypeAlias = Callable[[int], list[list[int]]]
+"""The devices to which each device may send, by the number of a round or graph."""
 
 _GENERATORS = {
     "ring": "cycle_graph",
     "random-regular": "random_regular_graph",
     "torus": "grid_2d_graph",
 }
+"""Generators of NetworkX for kinds of topology that are not their names."""
+
 _USUAL: Mapping[str, Mapping[str, Any]] = {
     "random_regular_graph": {"d": 3},
     "grid_2d_graph": {"periodic": True},
 }
+"""Arguments of generators that a scenario may leave out."""
 
 
 def peers_as_said(evidence: Evidence) -> Iterator[str]:
-    """In each round each device sends to the receivers of the scenario, and to all of them once
-    it sends to one.
+    """Devices send to the receivers that topology, draws or all-reduce give in each round.
+
+    A device that sends to one of its receivers sends to all.
     """
     strategy = evidence.run.scenario["strategy"]
     messages = _messages(evidence)
     match strategy["kind"]:
         case "d-psgd" | "epidemic":
-            yield from _rounds_of_neighbours(evidence, messages)
+            yield from _check_receivers(evidence, messages)
         case "gossip":
-            yield from _asks(evidence, messages)
+            yield from _check_asks(evidence, messages)
         case "diloco" | "local-sgd":
-            yield from _all_reduces(evidence, messages)
+            yield from _check_all_reduces(evidence, messages)
+            yield from _check_fragments(evidence, messages)
 
 
 def _messages(evidence: Evidence) -> pd.DataFrame:
-    """Messages from device to device within rounds: ``round``, ``source``, ``to`` and their
-    first purpose and bytes.
+    """The messages between devices within rounds.
+
+    Columns: ``round``, ``source`` and ``to`` (devices), ``purpose`` of the first part, ``bytes``.
     """
-    told = evidence.transfers
-    told = told[(told["direction"] == "peer") & (told["round"] != NOTHING)]
-    first = [parts[0] if parts else ("", 0.0) for parts in evidence.payloads]
-    found = pd.DataFrame({"round": told["round"], "bytes": told["bytes"]})
-    found["source"] = numbered(told["sender"], "device")
-    found["to"] = numbered(told["receiver"], "device")
-    return found.assign(purpose=[first[code][0] for code in told["payloads"]])
+    transfers = evidence.transfers
+    of_rounds = (transfers["direction"] == "peer") & (transfers["round"] != NOTHING)
+    transfers = transfers[of_rounds]
+    purposes = [parts[0][0] if parts else "" for parts in evidence.payloads.lists]
+    messages = pd.DataFrame({"round": transfers["round"], "bytes": transfers["bytes"]})
+    messages["source"] = endpoint_numbers(transfers["sender"], "device")
+    messages["to"] = endpoint_numbers(transfers["receiver"], "device")
+    messages["purpose"] = [purposes[code] for code in transfers["payloads"]]
+    return messages
 
 
-def _rounds_of_neighbours(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+def _check_receivers(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
     receivers = _receivers(evidence.run.scenario)
     pairs: Any = messages.groupby(["round", "source"])
-    for (number, source), own in pairs:
-        due = receivers(int(number))[source]
-        if (found := sorted(own["to"])) != sorted(due) and not _sent_again(found, due):
+    for (number, source), group in pairs:
+        stated = sorted(group["to"])
+        due = sorted(receivers(int(number))[source])
+        if stated != due and not _is_repeated(stated, due):
             yield (
-                f"device {source} sent to {found} in round {number}; by the scenario its receivers "
-                f"are {sorted(due)}"
+                f"device {source} sent to {stated} in round {number}; by the scenario its "
+                f"receivers are {due}"
             )
 
 
-def _sent_again(found: Sequence[int], due: Sequence[int]) -> bool:
-    """Whether a device has sent to the same receivers more than once, as one does that was away
-    and begins a round again.
+def _receivers(scenario: TomlTable) -> _Neighbours:
+    if scenario["strategy"]["kind"] == "epidemic":
+        return _drawn_receivers(scenario)
+    return _neighbours_in_round(scenario)
+
+
+def _is_repeated(stated: Sequence[int], due: Sequence[int]) -> bool:
+    """Whether a device has sent to all its receivers more than once.
+
+    A device that was away begins its round again.
     """
-    counts = Counter(found)
+    counts = Counter(stated)
     return {*counts} == {*due} and len(set(counts.values())) == 1
 
 
-def _receivers(scenario: TomlTable) -> Any:
-    """Of each round the receivers of every device."""
-    strategy = scenario["strategy"]
+def _drawn_receivers(scenario: TomlTable) -> _Neighbours:
+    """The receivers that Epidemic Learning draws for every device of a round."""
     streams = Streams(scenario["seed"])
     devices = scenario["population"]["devices"]
+    sample_size = scenario["strategy"]["sample_size"]
 
     @cache
-    def drawn(number: int) -> list[list[int]]:
+    def receivers(number: int) -> list[list[int]]:
         generator = streams.generator("strategy/epidemic", number)
-        draws = [
-            generator.choice(devices - 1, strategy["sample_size"], replace=False)
-            for _ in range(devices)
-        ]
-        return [(draw + (draw >= device)).tolist() for device, draw in enumerate(draws)]
-
-    if strategy["kind"] == "epidemic":
+        drawn = []
+        for device in range(devices):
+            draw = generator.choice(devices - 1, sample_size, replace=False)
+            drawn.append((draw + (draw >= device)).tolist())  # the device itself is left out
         return drawn
-    every = strategy["topology"].get("every")
-    graph = _graphs(scenario)
-    return lambda number: graph(0 if every is None else number // every)
+
+    return receivers
 
 
-def _graphs(scenario: TomlTable) -> Any:
+def _neighbours_in_round(scenario: TomlTable) -> _Neighbours:
+    """The neighbours of every device in the topology of a round."""
+    every = scenario["strategy"]["topology"].get("every")
+    neighbours = _neighbours(scenario)
+    if every is None:
+        return lambda number: neighbours(0)
+    return lambda number: neighbours(number // every)
+
+
+def _neighbours(scenario: TomlTable) -> _Neighbours:
     """The neighbours of every device in the graph of a number."""
     import networkx
 
     topology = scenario["strategy"]["topology"]
     devices = scenario["population"]["devices"]
     streams = Streams(scenario["seed"])
-    name = (
-        _GENERATORS.get(topology["kind"], topology["kind"].replace("-", "_")).removesuffix("_graph")
-        + "_graph"
-    )
+    kind = topology["kind"]
+    stem = _GENERATORS.get(kind, kind.replace("-", "_")).removesuffix("_graph")
+    name = f"{stem}_graph"
     generator = getattr(networkx.generators, name, None)
     if generator is None:
-        raise RunFolderError(
-            f"strategy.topology.kind is {topology['kind']!r}, of which there is no graph"
-        )
+        raise RunFolderError(f"strategy.topology.kind is {kind!r}, of which there is no graph")
+    parameters = inspect.signature(generator).parameters
 
     @cache
     def neighbours(number: int) -> list[list[int]]:
         arguments = {**_USUAL.get(name, {}), **topology.get("parameters", {})}
-        known = inspect.signature(generator).parameters
-        if "seed" in known:
-            arguments["seed"] = int(
-                streams.generator("strategy/topology", number).integers(1 << 31)
-            )
-        if "n" in known and "n" not in arguments:
+        if "seed" in parameters:
+            draw = streams.generator("strategy/topology", number).integers(1 << 31)
+            arguments["seed"] = int(draw)
+        if "n" in parameters and "n" not in arguments:
             arguments["n"] = devices - 1 if name == "star_graph" else devices
         try:
-            made = generator(**arguments)
+            graph = generator(**arguments)
         except (TypeError, ValueError, networkx.NetworkXException) as error:
             raise RunFolderError(f"the scenario's topology cannot be made: {error}") from None
-        graph = networkx.convert_node_labels_to_integers(made, ordering="sorted")
+        graph = networkx.convert_node_labels_to_integers(graph, ordering="sorted")
         if len(graph) != devices:
             raise RunFolderError(
                 f"the scenario's topology has {len(graph)} nodes, and there are {devices} devices"
             )
-        return [
-            [other for other in graph.neighbors(device) if other != device]
-            for device in range(devices)
-        ]
+        lists = []
+        for device in range(devices):
+            lists.append([peer for peer in graph.neighbors(device) if peer != device])
+        return lists
 
     return neighbours
 
 
-def _asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """A device asks the neighbour that its stream draws."""
+def _check_asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+    """Check that a device asks the neighbour that its stream draws."""
     scenario = evidence.run.scenario
     streams = Streams(scenario["seed"])
-    every = scenario["strategy"]["topology"].get("every")
-    graph = _graphs(scenario)
-    asked = messages[messages["purpose"] == "ask"]
-    for number, source, to in (
-        asked[["round", "source", "to"]].drop_duplicates().itertuples(index=False)
-    ):
-        near = sorted(graph(0 if every is None else number // every)[source])
-        due = (
-            int(streams.generator("strategy/partner", number, source).choice(near))
-            if near
-            else None
-        )
+    neighbours = _neighbours_in_round(scenario)
+    asks = messages[messages["purpose"] == "ask"][["round", "source", "to"]].drop_duplicates()
+    for number, source, to in asks.itertuples(index=False):
+        options = sorted(neighbours(number)[source])
+        due = None
+        if options:
+            due = int(streams.generator("strategy/partner", number, source).choice(options))
         if to != due:
             yield (
                 f"device {source} asked device {to} in round {number}; by the scenario it asks "
@@ -164,61 +179,70 @@ def _asks(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
             )
 
 
-def _all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
-    """Each all-reduce that is over has the messages of its collective, each with its share of
-    the vector.
-    """
+def _check_all_reduces(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+    """Check that each all-reduce has the messages of its collective."""
     scenario = evidence.run.scenario
-    strategy = scenario["strategy"]
-    devices = scenario["population"]["devices"]
-    due, share = _collective(strategy["collective"], devices)
+    collective = scenario["strategy"]["collective"]
+    due = _collective(collective, scenario["population"]["devices"])
     last = messages["round"].max()
-    for number, own in messages.groupby("round"):
-        found = Counter(zip(own["source"], own["to"], strict=True))
-        # the run may have ended within its last one
-        if found == due or (number == last and found <= due):
+    for number, group in messages.groupby("round"):
+        stated = Counter(zip(group["source"], group["to"], strict=True))
+        is_unfinished = number == last and stated <= due  # the run may have ended within it
+        if stated == due or is_unfinished:
             continue
-        pair = next(iter((found - due) or (due - found)))
-        where = f"device {pair[0]} to device {pair[1]}"
+        pair = next(iter((stated - due) or (due - stated)))
         yield (
-            f"all-reduce {number} has {found[pair]} messages from {where}; a "
-            f"{strategy['collective']} has {due[pair]}"
+            f"all-reduce {number} has {stated[pair]} messages from device {pair[0]} to device "
+            f"{pair[1]}; a {collective} has {due[pair]}"
         )
+
+
+def _check_fragments(evidence: Evidence, messages: pd.DataFrame) -> Iterator[str]:
+    """Check that each message of an all-reduce has its share of the vector."""
+    scenario = evidence.run.scenario
+    parts = 1
+    if scenario["strategy"]["collective"] != "tree":
+        parts = scenario["population"]["devices"]
     sizes = messages[["round", "bytes"]].drop_duplicates()
     for number, size in sizes.itertuples(index=False):
-        whole = _fragment_bytes(evidence, int(number))
-        if whole is not None and not math.isclose(size, whole * share, rel_tol=1e-9):
+        fragment = _fragment_bytes(evidence, int(number))
+        if fragment is None:
+            continue
+        due = fragment * (1 / parts)
+        if not math.isclose(size, due, rel_tol=1e-9):
             yield (
                 f"all-reduce {number} has messages of {size!r} bytes; by the scenario they have "
-                f"{whole * share!r}"
+                f"{due!r}"
             )
 
 
-def _collective(kind: str, nodes: int) -> tuple[Counter[PeerPair], float]:
-    """The messages of an all-reduce, and the part of the vector in each."""
-    everybody = range(nodes)
+def _collective(kind: str, devices: int) -> Counter[PeerPair]:
+    """The count of messages of an all-reduce, by sender and receiver."""
+    counts = Counter[PeerPair]()
     if kind == "ring":
-        return Counter(
-            {(node, (node + 1) % nodes): 2 * (nodes - 1) for node in everybody}
-        ), 1 / nodes
-    if kind == "tree":
-        pairs = [((node - 1) // 2, node) for node in range(1, nodes)]
-        return Counter([*pairs, *((child, parent) for parent, child in pairs)]), 1.0
-    return Counter(
-        {(one, other): 2 for one in everybody for other in everybody if one != other}
-    ), 1 / nodes
+        for device in range(devices):
+            counts[device, (device + 1) % devices] = 2 * (devices - 1)
+    elif kind == "tree":
+        edges = [((child - 1) // 2, child) for child in range(1, devices)]
+        counts.update(edges)
+        counts.update((child, parent) for parent, child in edges)
+    else:
+        for sender in range(devices):
+            for receiver in range(devices):
+                if sender != receiver:
+                    counts[sender, receiver] = 2
+    return counts
 
 
 def _fragment_bytes(evidence: Evidence, number: int) -> float | None:
-    """Bytes of the fragment of an all-reduce as the codec writes it; None where they are not
-    known.
-    """
+    """Bytes of the fragment of an all-reduce as the codec encodes it; None if not known."""
     scenario = evidence.run.scenario
-    left = left_tensors(evidence)
-    expected = dense_tensors(scenario)
-    tensors = left if left is not None or expected is None else expected[0]
+    tensors = left_tensors(evidence)
     if tensors is None:
-        return None
+        expected = dense_tensors(scenario)
+        if expected is None:
+            return None
+        tensors = expected[0]
     whole = numbers(tensors)
     count = scenario["strategy"]["fragments"]
     part = number % count

@@ -1,110 +1,107 @@
-"""Did secure aggregation exchange the keys and shares of its protocol?"""
+"""Check that secure aggregation exchanged the keys and shares of its protocol."""
 
 import math
 from collections.abc import Iterator
 
+import numpy as np
 import pandas as pd
 
 from fedsim.common.units import Bytes
-from fedsim.lab.audit.evidence import Evidence, findings, read
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.lab.audit.frames import read, report
 
 _PHASES = ("secure-keys", "secure-shares", "secure-unmask")
 
 
 def secure_as_said(evidence: Evidence) -> Iterator[str]:
-    """Keys and shares have the scenario's sizes, and go to as many neighbours as its graph gives
-    each client.
-    """
-    section = evidence.run.scenario["strategy"].get("secure_aggregation")
+    """Keys and shares have the scenario's sizes, and go to each client's neighbours in the graph."""
+    scenario = evidence.run.scenario
+    section = scenario["strategy"].get("secure_aggregation")
     parts = _parts(evidence)
     if section is None:
-        yield from findings(
-            "transfer {row} has {purpose}, and the scenario has no secure aggregation", parts
-        )
+        text = "transfer {row} has {purpose}, and the scenario has no secure aggregation"
+        yield from report(text, parts)
         return
-    if len(evidence.said("aggregate")) and not len(parts):
+    if len(evidence.data_of("aggregate")) and not len(parts):
         yield "the scenario has secure aggregation, and there are no messages of it"
     key = read(Bytes, section["key"])
     share = read(Bytes, section["share"])
-    most = section.get("neighbours") or evidence.run.scenario["population"]["devices"] - 1
-    told = parts.assign(near=_neighbours(parts, section.get("neighbours")))
-    for (way, purpose), own in told.groupby(["direction", "purpose"]):
+    degree = section.get("neighbours")
+    most_neighbours = degree or scenario["population"]["devices"] - 1
+    parts = parts.assign(neighbours=_neighbours(parts, degree))
+    for (direction, purpose), group in parts.groupby(["direction", "purpose"]):
+        neighbours = group["neighbours"]
         unit = 2 * key if purpose == "secure-keys" else share
-        near = own["near"]
-        match way, purpose:
-            case "up", "secure-keys":
-                least = near * 0 + unit
-                greatest = near * 0 + unit
-            case "down", "secure-keys":
-                least = unit * near
-                greatest = unit * near
-            case "up", "secure-shares":
-                least = 2 * unit * near
-                greatest = 2 * unit * near
-            case _:  # shares of clients that may have dropped out
-                least = near * 0 + unit
-                greatest = near * 0 + 2 * unit * most
-        wrong = (
-            (own["bytes"] < least.fillna(0.0))
-            | (own["bytes"] > greatest.fillna(math.inf))
-            | (own["bytes"] % unit > 0)
-        )
+        if (direction, purpose) == ("up", "secure-keys"):
+            least = neighbours * 0 + unit
+            most = least
+        elif (direction, purpose) == ("down", "secure-keys"):
+            least = unit * neighbours
+            most = least
+        elif (direction, purpose) == ("up", "secure-shares"):
+            least = 2 * unit * neighbours
+            most = least
+        else:  # shares of clients that may have dropped out
+            least = neighbours * 0 + unit
+            most = neighbours * 0 + 2 * unit * most_neighbours
+        size = group["bytes"]
+        wrong = size < least.fillna(0.0)
+        wrong |= size > most.fillna(math.inf)
+        wrong |= size % unit > 0
         text = (
             "transfer {row} {direction} has {bytes!r} bytes of {purpose}; by the scenario "
-            "{least:g} to {greatest:g}"
+            "{least:g} to {most:g}"
         )
-        yield from findings(text, own.assign(least=least, greatest=greatest), wrong)
+        yield from report(text, group.assign(least=least, most=most), wrong)
 
 
 def _parts(evidence: Evidence) -> pd.DataFrame:
-    """The parts of messages that are of secure aggregation, by the row of their transfer, in
-    order of their ends.
+    """The parts of messages that belong to secure aggregation, in order of their ends.
+
+    The index is the row of the transfer.
     """
-    transfers = evidence.transfers[["direction", "payloads", "start", "end", "outcome", "task"]]
-    found = [
-        transfers[transfers["payloads"] == code].assign(purpose=purpose, bytes=size)
-        for code, parts in enumerate(evidence.payloads)
-        for purpose, size in parts
-        if purpose in _PHASES
-    ]
-    empty = transfers.iloc[:0].assign(purpose="", bytes=0.0)
-    return (
-        pd.concat([empty, *found]).astype({"direction": object}).sort_values("end", kind="stable")
-    )
+    columns = ["direction", "payloads", "start", "end", "outcome", "task"]
+    transfers = evidence.transfers[columns]
+    parts = [transfers.iloc[:0].assign(purpose="", bytes=0.0)]
+    for code, payloads in enumerate(evidence.payloads.lists):
+        for purpose, size in payloads:
+            if purpose in _PHASES:
+                messages = transfers[transfers["payloads"] == code]
+                parts.append(messages.assign(purpose=purpose, bytes=size))
+    return pd.concat(parts).astype({"direction": object}).sort_values("end", kind="stable")
 
 
-def _neighbours(parts: pd.DataFrame, wanted: int | None) -> "pd.Series[float]":
-    """Neighbours of each client in the phase of shares: of those that sent keys since the phase
-    before, as the graph has.
+def _neighbours(parts: pd.DataFrame, degree: int | None) -> "pd.Series[float]":
+    """The number of neighbours of each message's client, NaN if it is not known.
+
+    Neighbours are drawn, ``degree`` for each client, from the clients that have sent keys since the
+    keys were last sent out; by default all of these are neighbours.
     """
-    keys = (
-        (parts["direction"] == "up")
-        & (parts["purpose"] == "secure-keys")
-        & (parts["outcome"] == "done")
+    of_keys = parts["purpose"] == "secure-keys"
+    is_key = (parts["direction"] == "up") & of_keys & (parts["outcome"] == "done")
+    is_sent_out = (parts["direction"] == "down") & of_keys
+    ordered = parts.assign(
+        at=parts["start"].where(is_sent_out, parts["end"]), is_key=is_key, is_sent_out=is_sent_out
     )
-    begins = (parts["direction"] == "down") & (parts["purpose"] == "secure-keys")
-    near: dict[int, float] = {}
-    sent = 0
-    since = -1.0
-    count = 0
-    order = parts.assign(at=parts["start"].where(begins, parts["end"])).sort_values(
-        ["at"], kind="stable"
-    )
-    first_keys = keys.reindex(order.index)
-    first_begins = begins.reindex(order.index)
-    of_task: dict[int, float] = {}
-    for row, at, is_key, is_begin, task in zip(
-        order.index, order["at"], first_keys, first_begins, order["task"], strict=True
-    ):
-        if is_key:
-            sent += 1
-        elif is_begin:
-            if at != since:
-                since = at
-                count = sent
-                sent = 0
-            near[row] = count - 1 if wanted is None or wanted >= count else wanted
-            of_task[task] = near[row]
+    ordered = ordered.sort_values(["at"], kind="stable")
+    by_row: dict[int, float] = {}
+    by_task: dict[int, float] = {}
+    keys = 0
+    clients = 0
+    last_time = -1.0
+    columns = ["at", "is_key", "is_sent_out", "task"]
+    for row, time, adds_key, sends_out, task in ordered[columns].itertuples():
+        if adds_key:
+            keys += 1
+        elif sends_out:
+            if time != last_time:
+                last_time = time
+                clients = keys
+                keys = 0
+            everybody = clients - 1
+            neighbours = everybody if degree is None else min(degree, everybody)
+            by_row[row] = neighbours
+            by_task[task] = neighbours
     for row, task in zip(parts.index, parts["task"], strict=True):
-        near.setdefault(row, of_task.get(task, float("nan")))
-    return pd.Series(near).reindex(parts.index)
+        by_row.setdefault(row, by_task.get(task, np.nan))
+    return pd.Series(by_row).reindex(parts.index)

@@ -1,0 +1,241 @@
+"""The ``data`` of records, parsed into the cells of a table for each kind of record.
+
+A reader raises ``KeyError``, ``TypeError`` or ``ValueError`` for data that no run writes.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+from fedsim.world.meters.base import ends_of
+
+OF_DEVICES = "step-end of download or upload"
+FLOWS = ("edge-transfer", "message")
+"""Records of messages outside of tasks that were on links."""
+
+RecordData: TypeAlias = dict[str, Any]
+"""The parsed ``data`` of a record."""
+
+PayloadList: TypeAlias = tuple[tuple[str, float], ...]
+"""Purpose and size (bytes) of each part of a message."""
+
+
+class DataReader(NamedTuple):
+    """Reads the ``data`` of a kind of record.
+
+    Attributes:
+        columns: names and types of the cells.
+        cells: parses a record's data into cells.
+    """
+
+    columns: Mapping[str, type]
+    cells: Callable[[RecordData], tuple[object, ...]]
+
+
+def number(value: object) -> float:
+    """Convert a number of JSON to float; ``TypeError`` for anything else."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no number")
+    return float(value)
+
+
+def _number_or(value: object, default: float) -> float:
+    return default if value is None else number(value)
+
+
+def _numbers(values: Iterable[object]) -> list[float]:
+    return [number(value) for value in values]
+
+
+def _tasks(data: RecordData) -> list[int]:
+    tasks = data["tasks"]
+    if not all(type(task) is int for task in tasks):
+        raise TypeError(f"{tasks!r} are no tasks")
+    return list(tasks)
+
+
+def _read_training(data: RecordData) -> tuple[object, ...]:
+    epochs = number(data["epochs"])
+    asked = number(data["asked"])
+    part = data.get("part")
+    part_samples = math.nan if part is None else number(part[2])
+    return epochs, asked, part is not None, part_samples, _numbers(data["epoch_ends"])
+
+
+def _read_computation(data: RecordData) -> tuple[object, ...]:
+    return (number(data.get("core_s", math.nan)),)
+
+
+def _read_task_start(data: RecordData) -> tuple[object, ...]:
+    return (data.get("continues") is True,)
+
+
+def _read_edge(data: RecordData) -> tuple[object, ...]:
+    return (int(data["edge"]),)
+
+
+def _read_assignment(data: RecordData) -> tuple[object, ...]:
+    return (_number_or(data["before"], math.nan),)
+
+
+def _read_shift(data: RecordData) -> tuple[object, ...]:
+    return data["what"], int(data["occasion"])
+
+
+def _read_pace(data: RecordData) -> tuple[object, ...]:
+    return (number(data["factor"]),)
+
+
+def _read_queue(data: RecordData) -> tuple[object, ...]:
+    return data["direction"], int(data["slots"])
+
+
+def _read_lost_updates(data: RecordData) -> tuple[object, ...]:
+    return (_tasks(data),)
+
+
+def _read_aggregation(data: RecordData) -> tuple[object, ...]:
+    tasks = _tasks(data)
+    edge = _number_or(data.get("edge"), math.nan)
+    weights = data.get("weights")
+    if weights is not None:
+        weights = _numbers(weights)
+    staleness = data.get("staleness")
+    bears = number(data.get("bears", math.nan))
+    return tasks, "staleness" not in data, "edge" in data, edge, weights, staleness, bears
+
+
+def _read_combination(data: RecordData) -> tuple[object, ...]:
+    return [*data["edges"]], [*data["weights"]]
+
+
+def _read_round_start(data: RecordData) -> tuple[object, ...]:
+    deadline = _number_or(data.get("deadline"), math.nan)
+    training = number(data.get("training_limit", math.inf))
+    selected = number(data.get("selected", math.nan))
+    return deadline, training, selected
+
+
+def _read_round(data: RecordData) -> tuple[object, ...]:
+    return (data,)
+
+
+def _read_battery(data: RecordData) -> tuple[object, ...]:
+    levels = [number(data["level"])]
+    for _, level in data["path"]:
+        levels.append(number(level))
+    joules = [number(data[key]) for key in _JOULES]
+    return bool(data["flat"]), *joules, min(levels), max(levels), len(levels) - 1
+
+
+def _read_run_end(data: RecordData) -> tuple[object, ...]:
+    return (data["reason"],)
+
+
+def _read_link_rate(data: RecordData) -> tuple[object, ...]:
+    return str(data["link"]), _number_or(data["rate"], math.inf)
+
+
+_JOULES = ("level", "charged", "idle", "drawn")
+_TRAINING = {
+    "epochs": float,
+    "asked": float,
+    "in_part": bool,
+    "part_samples": float,
+    "ends": object,
+}
+_AGGREGATION = {
+    "tasks": object,
+    "rounds": bool,
+    "at_edge": bool,
+    "edge": float,
+    "weights": object,
+    "staleness": object,
+    "bears": float,
+}
+_BATTERY = {"flat": bool, **dict.fromkeys((*_JOULES, "least", "most", "points"), float)}
+_MESSAGE = {
+    "direction": object,
+    "sender": object,
+    "receiver": object,
+    "start": float,
+    "bytes": float,
+    "delivered": float,
+    "wire_bytes": float,
+    "payloads": int,
+}
+
+READERS: Mapping[str, DataReader] = {
+    "step-end of train": DataReader(_TRAINING, _read_training),
+    "step-end of train or evaluate or compute": DataReader({"core_s": float}, _read_computation),
+    "task-start": DataReader({"continues": bool}, _read_task_start),
+    "edge-off": DataReader({"edge": int}, _read_edge),
+    "edge-on": DataReader({"edge": int}, _read_edge),
+    "assign": DataReader({"before": float}, _read_assignment),
+    "shift": DataReader({"what": object, "occasion": int}, _read_shift),
+    "pace": DataReader({"factor": float}, _read_pace),
+    "queue": DataReader({"direction": object, "slots": int}, _read_queue),
+    "updates-lost": DataReader({"tasks": object}, _read_lost_updates),
+    "aggregate": DataReader(_AGGREGATION, _read_aggregation),
+    "edges-combined": DataReader({"edges": object, "weights": object}, _read_combination),
+    "round-start": DataReader(
+        {"deadline": float, "training": float, "selected": float}, _read_round_start
+    ),
+    "round": DataReader({"data": object}, _read_round),
+    "battery": DataReader(_BATTERY, _read_battery),
+    "run-end": DataReader({"reason": object}, _read_run_end),
+    "link-rate": DataReader({"link": object, "rate": float}, _read_link_rate),
+}
+"""Readers of all records but messages, by kind, or by kind and steps."""
+
+
+class PayloadTable:
+    """The distinct lists of payloads of a run's messages, numbered as they are first met."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[PayloadList, int] = {}
+
+    @property
+    def lists(self) -> list[PayloadList]:
+        """The distinct lists, by their numbers."""
+        return [*self._numbers]
+
+    def intern(self, payloads: Any) -> int:
+        """Return the number of a list of purposes and sizes (bytes).
+
+        Raises:
+            TypeError: a size is no number.
+            ValueError: a purpose is no text.
+        """
+        parts = tuple([(purpose, number(size)) for purpose, size in payloads])
+        if not all(isinstance(purpose, str) for purpose, _ in parts):
+            raise ValueError(f"{payloads!r} are no payloads")
+        return self._numbers.setdefault(parts, len(self._numbers))
+
+    def readers(self) -> dict[str, DataReader]:
+        """Readers of the records of messages."""
+        on_links = DataReader(_MESSAGE, self._read_flow)
+        readers = dict.fromkeys(FLOWS, on_links)
+        readers[OF_DEVICES] = DataReader(_MESSAGE, self._read_step)
+        readers["server-transfer"] = DataReader(_MESSAGE, self._read_server_transfer)
+        return readers
+
+    def _read_step(self, data: RecordData) -> tuple[object, ...]:
+        sender = data.get("sender") or ""
+        receiver = data.get("receiver") or ""
+        return "", sender, receiver, math.nan, *self._read_sizes(data)
+
+    def _read_flow(self, data: RecordData) -> tuple[object, ...]:
+        return *ends_of(data), number(data["start"]), *self._read_sizes(data)
+
+    def _read_server_transfer(self, data: RecordData) -> tuple[object, ...]:
+        """A message between parts of the server takes no time and no bytes on a link."""
+        size = number(data["bytes"])
+        payloads = self.intern([[data["purpose"], size]])
+        return "up", data["sender"], data["receiver"], math.nan, size, size, 0.0, payloads
+
+    def _read_sizes(self, data: RecordData) -> tuple[object, ...]:
+        size = number(data["bytes"])
+        delivered = number(data["delivered"])
+        wire_bytes = number(data.get("wire_bytes", delivered))
+        return size, delivered, wire_bytes, self.intern(data["payloads"])

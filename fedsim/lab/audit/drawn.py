@@ -1,0 +1,48 @@
+"""Quantities of devices, drawn again from the distributions and the seed of a scenario."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fedsim.common.arrays import Floats
+from fedsim.common.streams import Streams
+from fedsim.lab.audit.evidence import TomlTable
+from fedsim.lab.audit.frames import read
+
+
+def draw(scenario: TomlTable, section: TomlTable | None, purpose: str, unit: Any) -> Floats:
+    """Draw a quantity of every device.
+
+    Args:
+        scenario: the scenario.
+        section: the distribution, if the scenario has one.
+        purpose: of the random stream.
+        unit: the type of the quantity.
+
+    Returns:
+        Values in the base unit, NaN if the scenario does not define them; float64 [devices].
+    """
+    count = scenario["population"]["devices"]
+    generator = Streams(scenario["seed"]).generator(purpose)
+    if not section:
+        return np.full(count, np.nan)
+    match section["kind"]:
+        case "constant":
+            return np.full(count, read(unit, section["value"]), dtype=np.float64)
+        case "uniform":
+            low = read(unit, section["low"])
+            high = read(unit, section["high"])
+            return np.asarray(generator.uniform(low, high, count))
+        case "lognormal":
+            normal = generator.standard_normal(count)
+            median = read(unit, section["median"])
+            return np.asarray(median * np.exp(normal * math.log(section["spread"])))
+        case "choice":
+            shares = section.get("shares")
+            weights = np.array(shares) / sum(shares) if shares else None
+            values = np.array(read(list[unit], section["values"]))
+            return np.asarray(generator.choice(values, count, p=weights))
+        case "list":
+            return np.array(read(list[unit], section["values"]), dtype=np.float64)
+    return np.full(count, np.nan)

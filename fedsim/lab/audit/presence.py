@@ -1,0 +1,114 @@
+"""Checks that the table of availability is in order, and that devices worked only while online."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.arrays import Flags, Ints
+from fedsim.lab.audit.evidence import Evidence
+from fedsim.lab.audit.frames import NOTHING, at_places, endpoint_numbers, latest, report
+
+
+def reachable(evidence: Evidence) -> Iterator[str]:
+    """Steps and messages lie within online phases, and lost tasks end offline or switched off.
+
+    Devices without rows in the table of availability are left out.
+    """
+    table = evidence.availability
+    wrong = _out_of_order(evidence, table)
+    text = (
+        "row {row} of the availability, device {device} at {time!r} s, is no change after the row "
+        "before"
+    )
+    yield from report(text, table, wrong)
+    if wrong.any() or table.empty:
+        return
+    steps = evidence.steps
+    steps = steps[(steps["device"] != NOTHING) & (steps["begun"] >= 0)]
+    text = "task {task} has a step from {start!r} s to {time!r} s, while its device was away"
+    yield from report(text, steps, _are_away(table, steps))
+    ends = evidence.tasks
+    ends = ends[ends["outcome"].isin(("lost", "battery")) & (ends["device"] != NOTHING)]
+    is_online = at_places(table["on"], _phase_rows(table, ends["device"], ends["time"])) == 1
+    excused = _switched_off(evidence)[ends.index] | _lost_with_edge(evidence, ends)
+    text = "task {task} was lost at {time!r} s, when its device was there"
+    yield from report(text, ends, is_online & ~excused)
+    text = (
+        "device {device} sends or receives a message from {start!r} s to {time!r} s, while it was "
+        "away"
+    )
+    for endpoint in ("sender", "receiver"):
+        messages = evidence.data_of("message").join(evidence.events["time"])
+        messages["device"] = endpoint_numbers(messages[endpoint], "device")
+        yield from report(text, messages, _are_away(table, messages))
+
+
+def _out_of_order(evidence: Evidence, table: pd.DataFrame) -> Any:
+    """Whether each row of the table is impossible after the row before; bool [rows]."""
+    before = table.shift()
+    device = table["device"]
+    time = table["time"]
+    is_first = device != before["device"]
+    is_repeat = (time <= before["time"]) | (table["on"] == before["on"])
+    wrong = (device < 0) | (device >= evidence.run.population)
+    wrong |= ~(time <= evidence.run.summary["simulated_s"])
+    wrong |= device < before["device"]
+    wrong |= is_first & (time != 0)
+    wrong |= ~is_first & is_repeat
+    return wrong
+
+
+def _are_away(table: pd.DataFrame, spans: pd.DataFrame) -> Any:
+    """Whether each device is offline at some time from ``start`` to ``time`` (s); bool [spans].
+
+    An instant, and a device without a row, never is.
+    """
+    phase = _phase_rows(table, spans["device"], spans["start"])
+    is_last = table["device"] != table["device"].shift(-1)
+    until = table["time"].shift(-1).mask(is_last, np.inf)
+    is_online = at_places(table["on"], phase) == 1
+    online_to_end = is_online & (spans["time"] <= at_places(until, phase))
+    return (phase >= 0) & (spans["time"] > spans["start"]) & ~online_to_end
+
+
+def _phase_rows(table: pd.DataFrame, device: Any, time: Any) -> Ints:
+    """The row of the availability for each device at a time (s), -1 for none; int64 [n]."""
+    requests = pd.DataFrame(
+        {"device": np.asarray(device, dtype=np.int64), "time": np.asarray(time, dtype=np.float64)}
+    )
+    changes = table[["device", "time"]].assign(
+        device=table["device"].astype(np.int64), row=table.index
+    )
+    phases = pd.merge_asof(
+        requests.reset_index().sort_values("time"),
+        changes.sort_values("time"),
+        on="time",
+        by="device",
+    )
+    return phases.set_index("index")["row"].sort_index().fillna(-1).to_numpy(np.int64)
+
+
+def _switched_off(evidence: Evidence) -> Flags:
+    """Whether a process keeps each record's device off, or switches it off; bool [records]."""
+    events = evidence.events
+    device = events["device"]
+    off = (events["kind"] == "switch-off").to_numpy()
+    switch = latest(off | (events["kind"] == "switch-on"), device)
+    off_time = at_places(events["time"], latest(off, device))
+    just_now = off_time == events["time"].to_numpy()
+    return np.asarray(np.append(off, False)[switch] | just_now)
+
+
+def _lost_with_edge(evidence: Evidence, ends: pd.DataFrame) -> Flags:
+    """Whether each device's edge server is lost at the end of the task; bool [ends]."""
+    outages = evidence.data_of("edge-off")
+    layout = evidence.network
+    if not len(outages) or layout is None or "edges" not in layout:
+        return np.zeros(len(ends), dtype=bool)
+    edge_of = np.array(layout["edges"]["of"])
+    edges = edge_of[ends["device"] % len(edge_of)]
+    times = evidence.events["time"][outages.index]
+    lost = pd.MultiIndex.from_arrays([outages["edge"], times])
+    return pd.MultiIndex.from_arrays([edges, ends["time"]]).isin(lost)

@@ -1,0 +1,129 @@
+"""Check that the rounds have the epsilon that differential privacy has cost by then."""
+
+from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
+
+import numpy as np
+
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+
+_ROUNDING = 1e-9
+_ASK_IN_ROUNDS = (
+    "ditto",
+    "fedavg",
+    "fedbn",
+    "fedper",
+    "fednova",
+    "fedprox",
+    "fedrep",
+    "moon",
+    "pfedme",
+)
+"""Strategies whose server asks no device outside of rounds.
+
+All devices that are present are idle between them.
+"""
+
+
+def privacy_as_said(evidence: Evidence) -> Iterator[str]:
+    """Each round has the epsilon that follows from noise, delta and rounds, if it is accounted.
+
+    It is exact, or within the bounds of the draws.
+    """
+    aggregation = evidence.run.scenario["strategy"].get("aggregation", {})
+    is_private = aggregation.get("kind") == "private"
+    accounts = is_private and aggregation["account"] and aggregation["noise"] > 0
+    stated = evidence.rounds["epsilon"].to_numpy(np.float64)
+    if accounts and np.isnan(stated).any():
+        yield "epsilon is missing in some rounds, and the scenario asks for it"
+    if not accounts and not np.isnan(stated).all():
+        yield "epsilon is given in some rounds, and the scenario does not ask for it"
+    if not accounts or not len(stated) or np.isnan(stated).any():
+        return
+    if (np.diff(stated) < -_ROUNDING).any():
+        yield f"epsilon falls from round to round: {stated.tolist()}"
+    if find_spec("dp_accounting") is None:
+        return
+    least, most = _epsilons(evidence, aggregation)
+    if not least * (1 - 1e-6) <= stated[-1] <= most * (1 + 1e-6):
+        due = f"{least:.6g}" if least == most else f"{least:.6g} to {most:.6g}"
+        yield (
+            f"epsilon after the last round is {float(stated[-1])!r}; by the scenario's noise and "
+            f"the rounds it is {due}"
+        )
+
+
+def _epsilons(evidence: Evidence, aggregation: TomlTable) -> tuple[float, float]:
+    """The least and the most that epsilon may be after the last round."""
+    strategy = evidence.run.scenario["strategy"]
+    devices = evidence.run.scenario["population"]["devices"]
+    is_local = aggregation["where"] == "local"
+    count = len(evidence.rounds)
+    delta = aggregation.get("delta") or min(0.5, devices**-1.1)
+    noise = aggregation["noise"] / (2 if is_local else 1)
+    accountant = aggregation["accountant"]
+    most = _epsilon(noise, {1.0: count}, delta, accountant)
+    selection = strategy.get("selection", {"kind": "random"})
+    # the selections of CATA-Fed are names
+    is_uniform = isinstance(selection, dict) and selection["kind"] == "random"
+    if is_local or not is_uniform:
+        return most, most
+    rounds_of = _shares_of_rounds(evidence, devices)
+    if sum(rounds_of.values()) != count:
+        return 0.0, most
+    least = _epsilon(noise, rounds_of, delta, accountant)
+    if _all_are_idle(evidence.run.scenario):
+        return least, least
+    return least, most
+
+
+def _shares_of_rounds(evidence: Evidence, devices: int) -> dict[float, int]:
+    """The number of rounds for each share of the devices that rounds ask."""
+    starts = evidence.data_of("round-start").join(evidence.events["round"])
+    starts = starts.drop_duplicates("round", keep="last")
+    selected = starts["selected"].to_numpy(np.float64)[: len(evidence.rounds)]
+    rounds_of: dict[float, int] = {}
+    for clients in selected.tolist():
+        share = min(1.0, clients / devices)
+        rounds_of[share] = rounds_of.get(share, 0) + 1
+    return rounds_of
+
+
+def _all_are_idle(scenario: TomlTable) -> bool:
+    """Whether every device is idle, and so can be drawn, as each round begins."""
+    population = scenario["population"]
+    if scenario["strategy"]["kind"] not in _ASK_IN_ROUNDS:
+        return False
+    if {"arrivals", "departures"} & population.keys():
+        return False
+    if population["availability"]["kind"] != "always":
+        return False
+    return "energy" not in scenario and not scenario.get("world", {}).get("processes")
+
+
+def _epsilon(noise: float, rounds: Mapping[float, int], delta: float, accountant: str) -> float:
+    """Compute epsilon with the package dp-accounting.
+
+    Args:
+        noise: multiplier of the Gaussian mechanism.
+        rounds: the number of rounds by the probability with which a device takes part.
+        delta: of (epsilon, delta)-differential privacy.
+        accountant: ``pld`` or ``rdp``.
+    """
+    import dp_accounting as dp
+    from absl import logging
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    is_pld = accountant == "pld"
+    account = PLDAccountant(value_discretization_interval=1e-3) if is_pld else RdpAccountant()
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    for share, count in sorted(rounds.items()):
+        release = dp.GaussianDpEvent(noise)
+        if share < 1.0:
+            release = dp.PoissonSampledDpEvent(share, release)
+        account.compose(release, count)
+    epsilon = float(account.get_epsilon(delta))
+    logging.set_verbosity(verbosity)
+    return epsilon

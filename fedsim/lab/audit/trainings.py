@@ -1,0 +1,162 @@
+"""Checks that trainings had the scenario's epochs, and took the time that samples and speed imply."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fedsim.common.arrays import Floats
+from fedsim.common.streams import Streams
+from fedsim.common.units import TICK_S
+from fedsim.lab.audit.evidence import Evidence, TomlTable
+from fedsim.lab.audit.frames import NOTHING, at_places, report
+
+_ROUNDING = 1e-6
+_PLAIN = (
+    "fedasync",
+    "fedavg",
+    "fedbn",
+    "fedbuff",
+    "feddr",
+    "feddyn",
+    "fednova",
+    "fedper",
+    "fedprox",
+    "refl",
+)
+"""Strategies each of whose trainings is of ``local_epochs``."""
+
+_OF_STEPS = ("pfedme", "flexcfl", "fedgroup", "flower", "heterofl", "hetlora", "flora")
+"""Strategies in which an epoch is not always one pass over the samples."""
+
+_LONGER_PASSES = ("moon",)
+"""Strategies in which an epoch takes longer than a pass for training."""
+
+
+def epochs_agree(evidence: Evidence) -> Iterator[str]:
+    """Trainings have as many ends of epochs as epochs, or none that counts, in order and in time."""
+    trainings = evidence.trainings
+    count = trainings["ends"].map(len)
+    epochs = trainings["epochs"]
+    ends = trainings["ends"].explode().dropna().astype(np.float64)
+    before = ends.groupby(level=0).shift().fillna(trainings["start"])
+    in_order = (before <= ends) & (ends <= trainings["time"].reindex(ends.index))
+    has_all = (epochs == count) | (epochs == 0)
+    is_possible = has_all & (count <= trainings["asked"]) & (epochs >= 0)
+    text = "task {task} trained {epochs:g} of {asked:g} epochs, which are said to end at {ends}"
+    wrong = ~is_possible | trainings.index.isin(ends.index[~in_order])
+    yield from report(text, trainings, wrong)
+
+
+def epochs_as_said(evidence: Evidence) -> Iterator[str]:
+    """Clients are asked for the scenario's epochs in rounds.
+
+    Outside of rounds a selection may have them profiled with other epochs.
+    """
+    strategy = evidence.run.scenario["strategy"]
+    if strategy["kind"] not in _PLAIN:
+        return
+    trainings = evidence.trainings
+    of_rounds = evidence.events["round"].loc[trainings.index] != NOTHING
+    trainings = trainings[of_rounds].assign(due=strategy["local_epochs"])
+    text = "task {task} was asked for {asked:g} epochs, by the scenario for {due}"
+    yield from report(text, trainings, trainings["asked"] != trainings["due"])
+
+
+def durations_agree(evidence: Evidence) -> Iterator[str]:
+    """A device's last training took its samples over its speed an epoch, by that instant's jitter."""
+    scenario = evidence.run.scenario
+    population = scenario["population"]
+    if not _follows_from_speed(scenario):
+        return
+    trainings = _last_trainings(evidence)
+    devices = evidence.devices
+    epoch_s = at_places(devices["samples"] / devices["speed"], evidence.row_of(trainings["device"]))
+    jitter = _Jitter(Streams(scenario["seed"]), population["jitter"]["value"])
+    ratios = np.array(
+        [
+            _ratio(training, seconds, jitter)
+            for training, seconds in zip(trainings.itertuples(), epoch_s, strict=True)
+        ],
+        dtype=np.float64,
+    )
+    slow = population.get("slow_phases", {"factor": 1.0})["factor"]
+    usual = 1.0
+    if "reference_flops" in population or scenario["strategy"]["kind"] in _LONGER_PASSES:
+        usual = _usual_ratio(ratios, slow)
+    slack = _ROUNDING if usual == 1.0 else 1e-4
+    # comparisons with NaN are false: an unknown ratio is not wrong
+    wrong = (ratios < usual * (1 - slack)) | (ratios > usual / slow * (1 + slack))
+    text = (
+        "device {device}: its last training took {ratio:.6g} times as long as its samples over its "
+        "speed"
+    )
+    yield from report(text, trainings.assign(ratio=ratios / usual), wrong)
+
+
+def _follows_from_speed(scenario: TomlTable) -> bool:
+    """Whether the durations of trainings follow from samples, speed and jitter."""
+    population = scenario["population"]
+    strategy = scenario["strategy"]
+    if "device" in population:
+        return False
+    if population.get("capacity", {}).get("kind", "fedscale") != "fedscale":
+        return False
+    if strategy["kind"] in _OF_STEPS or strategy.get("local_steps"):
+        return False
+    # a user's own trainer may stop early
+    if ":" in strategy["kind"] or ":" in scenario.get("training", {}).get("kind", ""):
+        return False
+    return bool(population["jitter"]["kind"] == "constant")
+
+
+def _last_trainings(evidence: Evidence) -> pd.DataFrame:
+    """Each device's last training of which an epoch has ended, on all samples of its last data."""
+    events = evidence.events
+    trainings = evidence.trainings
+    trainings = trainings[trainings["ends"].map(bool) & ~trainings["in_part"]]
+    trainings = trainings.drop_duplicates("device", keep="last").sort_values("device")
+    shifts = events[events["kind"] == "shift"].groupby("device")["time"].last()
+    last_shift = shifts.reindex(trainings["device"]).fillna(-1.0)
+    is_after = trainings["start"].to_numpy() > last_shift.to_numpy()
+    is_paced = trainings["device"].isin(events["device"][events["kind"] == "pace"])
+    return trainings[is_after & ~is_paced.to_numpy()]
+
+
+class _Jitter:
+    """The factors of the scenario's lognormal jitter, of mean 1."""
+
+    def __init__(self, streams: Streams, variation: float) -> None:
+        self._streams = streams
+        self._sigma = math.sqrt(math.log1p(variation**2))
+
+    def sum_of_epochs(self, device: int, begins: list[float]) -> float:
+        """Sum the factors of a device's epochs that begin at some times (s)."""
+        if not self._sigma:
+            return len(begins)
+        factors = []
+        for time in begins:
+            normal = self._streams.normal("world/jitter", device, int(time / TICK_S))
+            factors.append(math.exp(self._sigma * normal - self._sigma**2 / 2))
+        return math.fsum(factors)
+
+
+def _ratio(training: Any, epoch_s: float, jitter: _Jitter) -> float:
+    """The duration of a training's epochs, over their due one; NaN if it is not known."""
+    times = [training.start, *training.ends]
+    seconds = times[-1] - times[0]
+    if not math.isnan(training.core_s):
+        # core time includes an epoch that was cut off
+        seconds = training.core_s if times[-1] == training.time else math.nan
+    if not 0 < epoch_s < math.inf or not seconds > 1e4 * TICK_S * len(training.ends):
+        return math.nan
+    return float(seconds / (epoch_s * jitter.sum_of_epochs(training.device, times[:-1])))
+
+
+def _usual_ratio(ratios: Floats, slow: float) -> float:
+    """The median ratio; NaN if devices have slow phases, or if no ratio is known."""
+    if slow != 1.0 or np.isnan(ratios).all():
+        return math.nan
+    return float(np.nanmedian(ratios))
