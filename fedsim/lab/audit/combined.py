@@ -178,12 +178,12 @@ class _WeightRule:
         else:
             due = count - 2 * tolerated
         positive = weights[weights > 0]
-        chosen = len(positive)
-        if not self._all_finite and chosen <= due:
-            due = chosen
-        is_right = chosen == due
-        if is_right and chosen:
-            is_right = np.allclose(positive, 1 / chosen, rtol=_ROUNDING, atol=0.0)
+        size = len(positive)
+        if not self._all_finite and size <= due:
+            due = size
+        is_right = size == due
+        if is_right and size:
+            is_right = np.allclose(positive, 1 / size, rtol=_ROUNDING, atol=0.0)
         if is_right:
             return None
         return f"{kind} takes {due} of {count} updates alike; the weights are {weights.tolist()}"

@@ -56,10 +56,10 @@ def _tasks(data: RecordData) -> list[int]:
 
 def _read_training(data: RecordData) -> tuple[object, ...]:
     epochs = number(data["epochs"])
-    asked = number(data["asked"])
+    epochs_due = number(data["asked"])
     part = data.get("part")
     part_samples = math.nan if part is None else number(part[2])
-    return epochs, asked, part is not None, part_samples, _numbers(data["epoch_ends"])
+    return epochs, epochs_due, part is not None, part_samples, _numbers(data["epoch_ends"])
 
 
 def _read_computation(data: RecordData) -> tuple[object, ...]:

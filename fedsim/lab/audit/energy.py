@@ -25,7 +25,7 @@ _CONTINUOUS = -1  # the record of energy that is drawn all the time, and so in e
 
 
 def energy_adds_up(evidence: Evidence) -> Iterator[str]:
-    """Joules and grams of devices, phases and rounds are those that the records add up to."""
+    """Joules and grams of devices, phases and rounds agree with the sums over the records."""
     stated = evidence.run.summary.get("energy")
     if (stated is None) == ("energy" in evidence.run.scenario):
         if stated is None:

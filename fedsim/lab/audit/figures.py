@@ -1,4 +1,4 @@
-"""Checks that the summary's figures are those of the rounds, and possible."""
+"""Checks that the summary's figures agree with the rounds, and are possible."""
 
 import json
 import math
@@ -17,7 +17,7 @@ _DISTANCES = ("discrepancy", "discrepancy_start", "consensus")
 
 
 def metrics_agree(evidence: Evidence) -> Iterator[str]:
-    """The last and the best value of each metric are those of the rounds, and end the run."""
+    """The last and the best value of each metric agree with the rounds, and the run stops in time."""
     for name, entry in evidence.run.summary.get("metrics", {}).items():
         column = evidence.frame(files.ROUNDS, [name])[name].astype(np.float64).dropna()
         best_is = entry["best_is"]

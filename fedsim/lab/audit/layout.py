@@ -172,7 +172,7 @@ def sent_numbers(scenario: TomlTable, tensors: Tensors) -> int | None:
 
 
 def _local_names(scenario: TomlTable, tensors: Tensors) -> list[str] | None:
-    """The tensors that never leave a device; None if the folder does not tell them."""
+    """The tensors that never leave a device; None if the folder lacks them."""
     strategy = scenario["strategy"]
     if strategy["kind"] in ("fedper", "fedrep"):
         head = strategy["head"]

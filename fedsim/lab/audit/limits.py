@@ -90,11 +90,11 @@ def devices_agree(evidence: Evidence) -> Iterator[str]:
             yield f"there are {len(devices)} devices, the scenario says {stated}"
     else:
         numbers = devices["device"].to_numpy()
-        asked = np.unique(events["device"][starts])
-        if not np.array_equal(asked, numbers) or not (asked < stated).all():
+        recorded = np.unique(events["device"][starts])
+        if not np.array_equal(recorded, numbers) or not (recorded < stated).all():
             yield (
                 f"there are rows of {len(devices)} devices; the records ask others, or "
-                f"{len(asked)} of the {stated}"
+                f"{len(recorded)} of the {stated}"
             )
     yield from report("row {row} is device {device}", devices, devices["device"] != numbers)
     of_rounds = starts & (events["round"] != NOTHING) & ~evidence.is_continuation
@@ -179,8 +179,8 @@ def _check_clients(evidence: Evidence, strategy: TomlTable) -> Iterator[str]:
     if strategy["kind"] == "fedat":  # a tier that lost its clients asks others in its round
         most_at_work = most
         most = math.inf
-    asked = starts.groupby("round")["device"].nunique()
-    for number, count in asked[asked > most].items():
+    clients = starts.groupby("round")["device"].nunique()
+    for number, count in clients[clients > most].items():
         yield f"round {number} asked {count} clients, the scenario allows {most:g}"
     ends = events[(events["kind"] == "task-end") & events["task"].isin(starts["task"])]
     change = events.index.isin(starts.index).astype(int) - events.index.isin(ends.index)

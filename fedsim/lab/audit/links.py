@@ -177,7 +177,7 @@ def _check_peers(
 ) -> Iterator[str]:
     """Messages between devices share each device's own link with the messages of its tasks.
 
-    The folder does not tell which other links they share.
+    Other links that they share are not known from the folder.
     """
     transfers = evidence.transfers
     between_peers = transfers["direction"] == "peer"

@@ -1,4 +1,4 @@
-"""Checks that lifetimes, groups, data and tests of the devices are those of records and rounds."""
+"""Checks that lifetimes, groups, data and tests of the devices agree with records and rounds."""
 
 import math
 from collections.abc import Iterator

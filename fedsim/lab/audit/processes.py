@@ -1,4 +1,4 @@
-"""Checks that the processes of the world did what the scenario says, and that all is recorded."""
+"""Checks that the processes of the world followed the scenario, and that their acts are recorded."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def _has_own(sections: Sequence[TomlTable]) -> bool:
 
 
 def outages_as_said(evidence: Evidence) -> Iterator[str]:
-    """Outages of links and edge servers begin and end when the scenario and its seed say."""
+    """Outages of links and edge servers begin and end at the times of the scenario and its seed."""
     sections = processes(evidence)
     if _has_own(sections):
         return

@@ -74,7 +74,7 @@ def durations_agree(evidence: Evidence) -> Iterator[str]:
     trainings = _last_trainings(evidence)
     devices = evidence.devices
     epoch_s = at_places(devices["samples"] / devices["speed"], evidence.row_of(trainings["device"]))
-    jitter = _Jitter(Streams(scenario["seed"]), population["jitter"]["value"])
+    jitter = _EpochJitter(Streams(scenario["seed"]), population["jitter"]["value"])
     ratios = np.array(
         [
             _ratio(training, seconds, jitter)
@@ -125,7 +125,7 @@ def _last_trainings(evidence: Evidence) -> pd.DataFrame:
     return trainings[is_after & ~is_paced.to_numpy()]
 
 
-class _Jitter:
+class _EpochJitter:
     """The factors of the scenario's lognormal jitter, of mean 1."""
 
     def __init__(self, streams: Streams, variation: float) -> None:
@@ -143,7 +143,7 @@ class _Jitter:
         return math.fsum(factors)
 
 
-def _ratio(training: Any, epoch_s: float, jitter: _Jitter) -> float:
+def _ratio(training: Any, epoch_s: float, jitter: _EpochJitter) -> float:
     """The duration of a training's epochs, over their due one; NaN if it is not known."""
     times = [training.start, *training.ends]
     seconds = times[-1] - times[0]

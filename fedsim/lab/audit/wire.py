@@ -183,8 +183,8 @@ class MessageSizes:
     def _problem_of_models(
         self, direction: str, purpose: str, size: float, device: int, number: int
     ) -> str | None:
-        way = "down" if direction == "down" else "up"
-        codec = self._codecs.get(way, _PLAIN)
+        section = "down" if direction == "down" else "up"
+        codec = self._codecs.get(section, _PLAIN)
         if self._whole is None or ":" in codec["kind"]:
             return None
         counts = self._counts(purpose, device, number)
