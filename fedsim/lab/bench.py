@@ -158,8 +158,22 @@ def lines_of(out: Path, target: float) -> list[BoardLine]:
         times = [costs_until(run, target)[time] for run in line.runs]
         reached = len(times) - times.count(None)
         world = str(dict(line.point)["part"])
+        time_s, time_low, time_high, traffic, joules, accuracy = row
         lines.append(
-            BoardLine(line.name, world, line.planned, reached, *row, digest_of(world), version)
+            BoardLine(
+                strategy=line.name,
+                world=world,
+                seeds=line.planned,
+                reached=reached,
+                time_s=time_s,
+                time_low=time_low,
+                time_high=time_high,
+                bytes=traffic,
+                joules=joules,
+                accuracy=accuracy,
+                file=digest_of(world),
+                version=version,
+            )
         )
     return lines
 

@@ -269,7 +269,7 @@ class LoadedRun:
         with making_sense([self.path]):
             frame = as_frame(self._folder.table(name))
             if json_column:
-                values = []
+                values: list[Any] = []
                 for text in frame[json_column]:
                     values.append(parse_json(text) if isinstance(text, str) else {})
                 frame[json_column] = values

@@ -80,7 +80,7 @@ def until(
         if target.is_reached(row.get(target.metric), summary):
             costs: list[float | None] = [row["round"] + 1, row["time"], traffic]
             for name in COSTS[3:]:
-                values = [done.get(name) for done in rows[:count]]
+                values: list[Any] = [done.get(name) for done in rows[:count]]
                 costs.append(None if None in values else math.fsum(values))
             return dict(zip(COSTS, costs, strict=True))
     return dict.fromkeys(COSTS)

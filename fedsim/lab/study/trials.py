@@ -19,9 +19,10 @@ from fedsim.lab.compare.show import to_csv
 from fedsim.lab.compare.table import Cell, ComparedTable
 from fedsim.lab.reading.study_folder import BEST_OF, TRIALS, is_done
 from fedsim.lab.reading.targets import Target
-from fedsim.lab.study.plan import PlannedRun, Study, Variant, planned, searched
+from fedsim.lab.study.plan import PlannedRun, Study, planned, searched
 from fedsim.lab.study.search import Search, TrialResult, importances, measure_of
 from fedsim.lab.study.spec import TRIAL
+from fedsim.lab.study.variant import Variant
 from fedsim.records import folder as files
 from fedsim.records.reading import RunFolder
 
