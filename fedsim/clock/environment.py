@@ -217,10 +217,10 @@ class Environment(simpy.Environment):
         Raises:
             SimulationError: such an alarm is set already.
         """
-        self._is_saved = True
         for event in self.alarms():
             if isinstance(event, Alarm) and event.name is not _UNNAMED:
                 self._check_rearm(event.name)
+        self._is_saved = True
 
     def _check_rearm(self, name: Name) -> None:
         if name[0] not in self._rearms:

@@ -502,5 +502,5 @@ def test_a_kind_of_step_is_one_class(off: float, late: float, step: tuple[Any, .
 
 
 def test_two_kinds_of_steps_have_different_class_names() -> None:
-    with pytest.raises(TypeError, match="by which a checkpoint saves them"):
+    with pytest.raises(TypeError, match="by which a checkpoint saves it"):
         type("Train", (TaskStep,), {})

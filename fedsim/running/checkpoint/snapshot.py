@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -62,8 +62,9 @@ def _unsaved_fields() -> tuple[str, ...]:
 
 
 class Origins:
-    """Fingerprints of the data and traces that a run was built from: a resumed run reads their
-    files again.
+    """Fingerprints of the data and traces that a run was built from.
+
+    A resumed run reads their files again, which must not have changed.
     """
 
     def __init__(self, run: "Run") -> None:
@@ -73,36 +74,32 @@ class Origins:
         if scenario.learning == "on":
             sections["model"] = scenario.model
         root = scenario.data.own_folder()
-        files = {
-            key: sought(file, root)
-            for section, spec in sections.items()
-            for key, file in _files(section, spec)
-        }
-        self._of_files = {
-            key: hashlib.sha256(read_bytes(path)).hexdigest() for key, path in files.items()
-        }
+        self._file_hashes: dict[str, str] = {}
+        for section, spec in sections.items():
+            for key, file in _files(section, spec):
+                content = read_bytes(sought(file, root))
+                self._file_hashes[key] = hashlib.sha256(content).hexdigest()
 
     @cached_property
     def fingerprints(self) -> dict[str, str]:
-        """Of each section of the scenario that names files, and of the devices' first data: one
-        that others do not have.
-        """
+        """Fingerprints of the devices' first data, and of each key that names a file."""
         learner = self._run.learner
         data = self._run.data
+        if data is not None:
+            return {"data": _hash_data(data)} | self._file_hashes
         # no samples, but their shape and classes
-        shape = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
-        return {"data": shape if data is None else _data(data)} | self._of_files
+        sizes = f"{learner.parameters} parameters, {learner.flops_per_sample} FLOPs"
+        return {"data": sizes} | self._file_hashes
 
-    def refuse_others(self, then: Mapping[str, str]) -> None:
-        """See whether all is as it was when a checkpoint was taken; ``CheckpointError`` names
-        what is not.
+    def refuse_changes(self, saved: Mapping[str, str]) -> None:
+        """Raise ``CheckpointError`` for files that have changed since a checkpoint.
+
+        Args:
+            saved: the fingerprints at the checkpoint.
         """
-        now = self.fingerprints
-        changed = [
-            section
-            for section in sorted(now.keys() | then.keys())
-            if now.get(section) != then.get(section)
-        ]
+        present = self.fingerprints
+        sections = sorted(present.keys() | saved.keys())
+        changed = [section for section in sections if present.get(section) != saved.get(section)]
         if changed:
             raise CheckpointError(
                 f"what the files of [{'] and ['.join(changed)}] hold has changed since the "
@@ -112,7 +109,7 @@ class Origins:
             )
 
 
-def _data(data: "FederatedData") -> str:
+def _hash_data(data: "FederatedData") -> str:
     """Fingerprint of all samples, and of the shards before any shift."""
     digest = hashlib.sha256()
 
@@ -123,20 +120,20 @@ def _data(data: "FederatedData") -> str:
             digest.update(f"{array.dtype.str} {array.shape}\n".encode())
             digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
 
-    for part in (
-        data.pool.x,
-        data.pool.y,
-        *([] if data.pool.targets is None else [data.pool.targets]),
-    ):
-        add(part)
+    add(data.pool.x)
+    add(data.pool.y)
+    if data.pool.targets is not None:
+        add(data.pool.targets)
     for shard in data.shards:
-        for held in (shard.train, shard.test, shard.label_map):
-            add(held)
+        add(shard.train)
+        add(shard.test)
+        add(shard.label_map)
         digest.update(f"{shard.quarter_turns} {shard.augment_seed}\n".encode())
     return digest.hexdigest()
 
 
 def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
+    """Key and path of each file that a section names."""
     for name, value in spec:
         if isinstance(value, Spec):
             yield from _files(f"{key}.{name}", value)
@@ -145,10 +142,18 @@ def _files(key: str, spec: Spec) -> Iterator[tuple[str, str]]:
 
 
 class Checkpointer:
-    """Watches a run's records and saves it when it is time, at the end of the instant.
+    """Watches a run's records, and saves the run at the end of an instant when it is time.
 
-    ``tell`` is called when the run was saved, with its rounds and the simulated time (s): a
-    power cut cannot take that back.
+    Args:
+        spec: ``[checkpoint]`` of the scenario.
+        folder: the run folder.
+        run: the run.
+        recorder: what was recorded so far.
+        origins: fingerprints of the run's files.
+
+    Attributes:
+        tell: called when the run is saved, with its rounds and the simulated time (s). From then on
+            a power cut loses nothing of them.
     """
 
     def __init__(
@@ -165,15 +170,15 @@ class Checkpointer:
         run.simulation.env.require_rearm()
 
     def watch(self, record: Record) -> None:
+        """Save the run after this instant if a record says that it is time."""
         rounds = self._spec.rounds
         time = self._spec.time
-        if (
-            rounds is not None
-            and record.kind == "round"
-            and (record.fields["round"] + 1) % rounds == 0
-        ):
-            self.request()
-        elif time is not None and record.time >= (self._period + 1) * time:
+        if rounds is not None and record.kind == "round":
+            is_due = (record.fields["round"] + 1) % rounds == 0
+            if is_due:
+                self.request()
+                return
+        if time is not None and record.time >= (self._period + 1) * time:
             self._period = self._periods(record.time)
             self.request()
 
@@ -181,68 +186,85 @@ class Checkpointer:
         return 0 if self._spec.time is None else int(time // self._spec.time)
 
     def request(self) -> None:
+        """Save the run after this instant."""
         if not self._due:
             self._due = True
-            self._run.simulation.between_instants(self._take)
+            self._run.simulation.between_instants(self._save)
 
-    def _take(self) -> None:
+    def _save(self) -> None:
         self._due = False
-        store.write(
-            self._folder,
-            self._recorder.chain.count,
-            *_taken(self._run, self._recorder, self._origins),
-        )
+        tree, arrays = _snapshot(self._run, self._recorder, self._origins)
+        store.write(self._folder, self._recorder.chain.count, tree, arrays)
         self.tell(len(self._recorder.rounds), self._run.simulation.now)
 
 
-def _taken(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
+def _snapshot(run: "Run", recorder: "Recorder", origins: Origins) -> tuple[dict[str, Any], Arrays]:
     """The state of a run between two instants, as JSON-able tables and arrays."""
     encoder = Encoder(_saved_classes(), _unsaved_fields())
-    tree = encoder.encode(
-        {
-            "origins": origins.fingerprints,
-            "now": run.simulation.now,
-            "stopped": run.simulation.stopped,
-            "alarms": run.simulation.alarms(),
-            "recorder": recorder.snapshot(),
-            "data": None if run.drift is None else (run.population.samples, run.population.version),
-            **{name: part.snapshot() for name, part in _parts(run).items()},
-            "processes": run.processes.snapshot(),
-            "strategy": run.strategy.state,
-            "last": run.evaluator.last,
-            "ever": run.evaluator.ever,
-        }
-    )
-    return tree, encoder.arrays
-
-
-def _parts(run: "Run") -> dict[str, Any]:
-    parts = {
-        "network": run.network,
-        "edges": run.messages,
-        "tasks": run.tasks,
-        "lifetimes": run.lifetimes,
+    state: dict[str, Any] = {
+        "origins": origins.fingerprints,
+        "now": run.simulation.now,
+        "stopped": run.simulation.stopped,
+        "alarms": run.simulation.alarms(),
+        "recorder": recorder.snapshot(),
+        "data": None,
     }
-    drift = {} if run.drift is None else {"drift": run.drift}
-    return drift | parts | {"learner": run.learner, "server": run.dispatch}
+    if run.drift is not None:
+        state["data"] = run.population.samples, run.population.version
+    for name, part in _parts(run).items():
+        state[name] = part.snapshot()
+    state["processes"] = run.processes.snapshot()
+    state["strategy"] = run.strategy.state
+    state["last"] = run.evaluator.last
+    state["ever"] = run.evaluator.ever
+    return encoder.encode(state), encoder.arrays
+
+
+class _Part(Protocol):
+    """A part of a run that saves and restores its state."""
+
+    def snapshot(self) -> Any: ...
+    def restore(self, state: Any) -> None: ...
+
+
+def _parts(run: "Run") -> dict[str, _Part]:
+    """The parts of a run by their keys in a snapshot, in the order in which they are restored."""
+    parts: dict[str, _Part] = {}
+    if run.drift is not None:
+        parts["drift"] = run.drift
+    parts["network"] = run.network
+    parts["edges"] = run.messages
+    parts["tasks"] = run.tasks
+    parts["lifetimes"] = run.lifetimes
+    parts["learner"] = run.learner
+    parts["server"] = run.dispatch
+    return parts
 
 
 def resume(folder: Path, run: "Run", recorder: "Recorder", origins: Origins) -> None:
-    """Bring a run just built to where the newest checkpoint of its folder left it;
-    ``CheckpointError``: it cannot be.
+    """Restore the newest checkpoint of a run folder in a run that has just been built.
+
+    Args:
+        folder: the run folder.
+        run: the run.
+        recorder: its recorder.
+        origins: fingerprints of the run's files.
+
+    Raises:
+        CheckpointError: the checkpoint cannot be read, or is not of this run.
     """
     _, tree, arrays = store.read(store.latest(folder))
     state = decode(tree, arrays, _saved_classes(), _unsaved_fields())
     try:
-        origins.refuse_others(state["origins"])
-        _put_back(run, recorder, state)
+        origins.refuse_changes(state["origins"])
+        _restore(run, recorder, state)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, StopIteration) as error:
         raise CheckpointError(
             f"the state is not of this run: {type(error).__name__}: {error}"
         ) from None
 
 
-def _put_back(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
+def _restore(run: "Run", recorder: "Recorder", state: dict[str, Any]) -> None:
     run.simulation.env.restart(state["now"])
     run.simulation.stopped = state["stopped"]
     recorder.restore(state["recorder"])

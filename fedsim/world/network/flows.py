@@ -342,8 +342,6 @@ class Network(Endpoints):
             return weight * self._protocol.late_weight
         return weight
 
-    # Slow start.
-
     def _widen(self, now: float) -> None:
         """Double the windows whose round trip is over; drop those that did not limit their flow."""
         for flow_id, window in self._windows.take_due(now):
@@ -383,8 +381,6 @@ class Network(Endpoints):
         rule = deepcopy(rule)
         ended = {flow_id for _, flow_id in rule.advance(now)}
         return None if flow.id in ended else rule
-
-    # From one end to the next.
 
     def _payload(self, flow: Flow, wire: float) -> float:
         return min(max(wire / self.overhead, 0.0), flow.size)
