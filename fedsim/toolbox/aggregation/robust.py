@@ -192,21 +192,22 @@ class _ByDistance(Robust):
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
-        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0.
+        """Equal weights for the selected updates, 0 for the rest; all 0 with too few updates for f.
 
-        Equal without learning.
+        Without learning all weights stay as they are.
         """
         if not server.models.learns:
             return weights
         if self.told(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values([entry["update"] for entry in entries])
-        finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
+        finite = [place for place, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
-        taken = (
-            {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
-        )
-        return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
+        selected: set[int] = set()
+        if finite:
+            places = self.taken([models[place] for place in finite])
+            selected = {finite[place] for place in places}
+        return [1 / len(selected) if place in selected else 0.0 for place in range(len(entries))]
 
     def combine(
         self,
@@ -237,20 +238,20 @@ class _ByDistance(Robust):
 
 
 class Krum(_ByDistance):
-    """The one update that is nearest to its n - f - 2 nearest others.
+    """The update with the least sum of distances to its n - f - 2 nearest updates.
 
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
-    descent" (NeurIPS 2017), section
-    4. It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group,
-       the model does not change, and
-    the record ``aggregate`` has the tolerated number (``bears``).
+    descent" (NeurIPS 2017), section 4.
+
+    It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group, the
+    model does not change, and the record ``aggregate`` has the tolerated number (``bears``).
     """
 
     kind: Literal["krum"] = "krum"
 
 
 class MultiKrum(_ByDistance):
-    """The mean of the n - f updates with the best scores of Krum, which see."""
+    """The mean of the n - f updates with the best scores of ``Krum``."""
 
     one: ClassVar[bool] = False
     kind: Literal["multi-krum"] = "multi-krum"
@@ -258,24 +259,25 @@ class MultiKrum(_ByDistance):
 
 @pure
 def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
-    """Of the updates that are taken: the mean of each coordinate over n - 4 f values around its
-    median, [d].
+    """The mean of each coordinate of the selected updates over n - 4 f values, float64 [d].
+
+    They are the values nearest to the coordinate's median.
     """
-    how = Bulyan(malicious=malicious)
-    taken = how.taken(models)
-    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
-    far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    around = np.take_along_axis(values, far[: len(taken) - 2 * how.tolerated(len(models))], axis=0)
+    rule = Bulyan(malicious=malicious)
+    selected = [models[place] for place in rule.taken(models)]
+    values = np.sort(np.stack(selected), axis=0).astype(np.float64)
+    by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+    count = len(selected) - 2 * rule.tolerated(len(models))
+    around = np.take_along_axis(values, by_distance[:count], axis=0)
     return np.asarray(around.mean(axis=0))
 
 
 class Bulyan(_ByDistance):
-    """Krum picks n - 2 f updates, one by one; of these each coordinate is the mean of the values
-    around its median.
+    """Krum selects n - 2 f updates, one by one; a coordinate is the mean around their median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
     Byzantium" (ICML 2018), section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer
-    it is as Krum.
+    the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -285,9 +287,10 @@ class Bulyan(_ByDistance):
 
     def taken(self, models: Models) -> list[int]:
         f = self.tolerated(len(models))
-        left = list(range(len(models)))
+        remaining = list(range(len(models)))
         distances = squared_distances(models)
-        found = list[int]()
+        selected = list[int]()
         for _ in range(len(models) - 2 * f):
-            found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
-        return found
+            best = scores(distances[np.ix_(remaining, remaining)], f).argmin()
+            selected.append(remaining.pop(int(best)))
+        return selected
