@@ -71,7 +71,7 @@ class Deadline(Spec):
         raise NotImplementedError
 
     def heard(self, state: Any, took_s: float, in_time: bool) -> None:
-        """A task of a round has ended, ``took_s`` (s) after the cohort was asked, in time or not."""
+        """A task of a round has ended, ``took_s`` (s) after its cohort was asked."""
 
 
 class Fixed(Deadline):
