@@ -77,8 +77,9 @@ class AsynchronousState(State):
 
 
 class Asynchronous(Strategy[A]):
-    """A strategy without rounds. An algorithm fills in ``receive``, and has a ``Client`` of its
-    own if that is not plain SGD.
+    """A strategy without rounds.
+
+    An algorithm fills in ``receive``, and has a ``Client`` if its client half is not plain SGD.
 
     At any time ``concurrency`` clients work. Each downloads the current model (d parameters),
     trains, and uploads the result (d parameters); its staleness is the number of versions made

@@ -1,6 +1,4 @@
-"""FedAsync: each update is mixed into the model as it arrives, the less the staler it is (Xie et
-al., 2019).
-"""
+"""FedAsync: each update is mixed into the model as it arrives (Xie et al., 2019)."""
 
 from typing import Annotated, Literal
 
@@ -41,8 +39,11 @@ class FedAsyncParams(AsynchronousParams):
     """weight of the proximal term rho/2 ||w - w_received||^2 of the local solve."""
 
     def weight(self, version: int, staleness: int) -> float:
-        """alpha_t: how much an update of ``staleness`` counts when ``version`` versions have
-        been made.
+        """alpha_t, the weight of an update in the next model.
+
+        Args:
+            version: the number of versions made so far.
+            staleness: the number of versions made since the client's download.
         """
         alpha = self.alpha * self.alpha_decay ** sum(version >= at for at in self.alpha_decay_at)
         if self.staleness == "hinge":
@@ -58,8 +59,9 @@ class FedAsyncClient(Client[FedAsyncParams]):
 
 
 class FedAsync(Asynchronous[FedAsyncParams]):
-    """Asynchronous federated optimisation: each update makes a version, w <- (1 - alpha_t) w +
-    alpha_t w_new.
+    """Asynchronous federated optimisation: each update makes a version.
+
+    The version is w <- (1 - alpha_t) w + alpha_t w_new.
 
     Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization" (2019), Algorithm 1 with
     the staleness functions of section 5.2: alpha_t = alpha s(tau), tau the number of versions made

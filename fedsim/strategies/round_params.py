@@ -55,23 +55,27 @@ class RoundParams(StrategyParams):
 
     @model_validator(mode="after")
     def _deadline_of_one_training(self) -> Self:
-        if self.bounds_training and (why := self.trains_more):
+        reason = self.trains_more if self.bounds_training else None
+        if reason:
             raise ValueError(
-                f"'deadline.since' is 'download', which bounds one training, but {why}; "
+                f"'deadline.since' is 'download', which bounds one training, but {reason}; "
                 "allowed is 'round'"
             )
         return self
 
     @property
     def trains_more(self) -> str | None:
-        """Why a client trains more than once in a round, so that a deadline of one training is
-        refused; None if it does not.
+        """Why a client trains more than once in a round; None if it does not.
+
+        With a reason a deadline of one training is refused.
         """
         return None
 
     @property
     def mean_epoch_over(self) -> DeadlineBase:
-        return (isinstance(self.deadline, Deadline) and self.deadline.mean_over) or "unslowed"
+        if isinstance(self.deadline, Deadline) and self.deadline.mean_over:
+            return self.deadline.mean_over
+        return "unslowed"
 
     @property
     def bounds_training(self) -> bool:
@@ -79,15 +83,12 @@ class RoundParams(StrategyParams):
         return isinstance(self.deadline, Deadline) and self.deadline.bounds_training
 
     def deadline_rule(self, mean_epoch_s: float) -> Deadline | None:
-        """The deadline, in whichever way it is given, where a mean epoch takes so many seconds;
-        None without one.
-        """
-        given = (
-            Fixed.model_construct(time=self.deadline)
-            if isinstance(self.deadline, float)
-            else self.deadline
-        )
-        return given and given.among(mean_epoch_s)
+        """The deadline as a rule, if a mean epoch takes ``mean_epoch_s`` (s); None without one."""
+        if self.deadline is None:
+            return None
+        if isinstance(self.deadline, float):
+            return Fixed.model_construct(time=self.deadline).among(mean_epoch_s)
+        return self.deadline.among(mean_epoch_s)
 
     def deadline_s(self, mean_epoch_s: float) -> float | None:
         """The time that clients have at first (s); see ``deadline_rule``."""

@@ -43,14 +43,13 @@ def _minus_control(device: Device) -> list[tuple[Ref, float]]:
 
 
 class ScaffoldClient(SynchronousClient[ScaffoldParams]):
-    """Trains along the gradient + c - c_i, and renews its control variate c_i (``control``;
-    absent while it is 0).
+    """Trains along the gradient + c - c_i, and renews its control variate c_i.
+
+    State of a device: ``control``, c_i, absent while it is 0.
     """
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        """The local solve; for option I a gradient first, as one step of all of its data at a
-        learning rate of 1.
-        """
+        """The local training, for option I after a gradient: one full-batch step at lr = 1."""
         gradient = Train(Training(instruction["model"], steps=1, full_batch=True, lr=1.0))
         steps = super().work(device, instruction)
         return (gradient, *steps) if self.params.option == "I" else steps
@@ -62,8 +61,9 @@ class ScaffoldClient(SynchronousClient[ScaffoldParams]):
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        """The update, and the change of c_i: (x - y_i) / (K lr) - c, for K steps (option II), or
-        g_i(x) - c_i (I).
+        """The update, and the change of c_i.
+
+        The change is (x - y_i) / (K lr) - c for K steps (option II), or g_i(x) - c_i (option I).
         """
         assert result.update is not None
         model = instruction["model"]

@@ -27,7 +27,7 @@ DEADLINES = Registry(
 
 
 class Deadline(Spec):
-    """The base of every deadline. What it must remember is in ``state``, JSON-able."""
+    """The base of every deadline. Its memory is ``state``."""
 
     kind: str
 
@@ -36,25 +36,26 @@ class Deadline(Spec):
 
     @property
     def bounds_training(self) -> bool:
-        """Whether it counts from each client's own download on and bounds its training alone;
-        else it ends the round.
+        """Whether it counts from each client's download and bounds only the training.
 
-        By default whether it has a key ``since`` that is ``"download"``.
+        Otherwise it counts from the begin of the round, which it ends. By default whether it has a
+        key ``since`` that is ``"download"``.
         """
         return getattr(self, "since", None) == "download"
 
     @property
     def mean_over(self) -> DeadlineBase | None:
-        """The devices by whose mean epoch it counts; None: it counts in seconds."""
+        """The devices whose mean epoch is the unit of time; None: the unit is the second."""
         return None
 
     def among(self, mean_epoch_s: float) -> "Deadline":
-        """The rule for devices that need so long (s) for an epoch on the mean."""
+        """The rule for devices whose mean epoch takes ``mean_epoch_s`` (s); by default itself."""
         return self
 
     def least_s(self) -> float:
-        """The limit by which a scenario is checked (s): it is refused if nobody could receive
-        the model within it.
+        """The limit by which a scenario is checked (s).
+
+        A scenario is refused if no device could receive the model within it.
         """
         raise NotImplementedError
 
@@ -62,11 +63,15 @@ class Deadline(Spec):
         """The time that clients have in a round (s); None if unlimited.
 
         Called when the round begins.
+
+        Args:
+            state: the deadline's memory.
+            number: the round, from 0.
         """
         raise NotImplementedError
 
     def heard(self, state: Any, took_s: float, in_time: bool) -> None:
-        """A task of a round has ended after so long (s), in time or not."""
+        """A task of a round has ended, ``took_s`` (s) after its cohort was asked."""
 
 
 class Fixed(Deadline):

@@ -25,8 +25,9 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: ``combine`` is by a ``function``, or the mean of the updates that ``weigh``
-    takes.
+    """Base of the robust aggregations: a ``function`` of the updates, or the mean of some.
+
+    Without a ``function`` it is the mean of the updates to which ``weigh`` gives a weight.
     """
 
     function: ClassVar[Function | None] = None
@@ -53,9 +54,7 @@ class Robust(Aggregation):
         )
 
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``: the number of malicious updates that it tolerates, where that is less than
-        was asked for.
-        """
+        """``bears``, the number of malicious updates tolerated, if it is less than required."""
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(
@@ -87,15 +86,14 @@ class Robust(Aggregation):
 
 @pure
 def median(models: Models) -> NDArray[np.floating]:
-    """The median of each coordinate, float32 [d]; the mean of the two in the middle where the
-    number is even.
-    """
+    """The median of each coordinate, float32 [d]; of an even number the mean of the middle two."""
     return np.asarray(np.median(np.stack(models), axis=0))
 
 
 class Median(Robust):
-    """The median of each coordinate: Yin et al., "Byzantine-robust distributed learning" (ICML
-    2018), Algorithm 1, option I.
+    """The median of each coordinate.
+
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I.
     """
 
     kind: Literal["median"] = "median"
@@ -103,9 +101,7 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """The number of n updates cut off at either end: floor(share n), or 1 where three or more
-    came.
-    """
+    """Number of n updates cut off at either end: floor(share n), at least 1 if n is above 2."""
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
@@ -113,8 +109,8 @@ def cut_off(share: float, updates: int) -> int:
 def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
     """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
     cut = cut_off(share, len(models))
-    kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
-    return np.asarray(kept.mean(axis=0, dtype=np.float64))
+    middle = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
+    return np.asarray(middle.mean(axis=0, dtype=np.float64))
 
 
 class TrimmedMean(Robust):
@@ -144,20 +140,26 @@ class TrimmedMean(Robust):
 
 def squared_distances(models: Models) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
-    found = np.zeros((len(models), len(models)))
-    for one, other in itertools.combinations(range(len(models)), 2):
-        difference = np.subtract(models[other], models[one], dtype=np.float64)
-        found[one, other] = found[other, one] = difference @ difference
-    return found
+    distances = np.zeros((len(models), len(models)))
+    for row, column in itertools.combinations(range(len(models)), 2):
+        difference = np.subtract(models[column], models[row], dtype=np.float64)
+        distance = difference @ difference
+        distances[row, column] = distance
+        distances[column, row] = distance
+    return distances
 
 
 def scores(distances: Floats, malicious: int) -> Floats:
-    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest
-    others, at least one; [n].
+    """Krum's score of each update: the sum of its distances to the nearest updates, float64 [n].
+
+    Args:
+        distances: squared distances of the updates, [n, n].
+        malicious: f; the n - f - 2 nearest updates count, at least one.
     """
     near = max(1, len(distances) - malicious - 2)
-    others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
-    return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
+    to_itself = np.eye(len(distances), dtype=np.bool_)
+    without_itself = np.where(to_itself, np.inf, distances)
+    return np.asarray(np.sort(without_itself, axis=1)[:, :near].sum(axis=1))
 
 
 class _ByDistance(Robust):
@@ -190,21 +192,22 @@ class _ByDistance(Robust):
     async def weigh(
         self, server: Server, entries: Sequence[Entry], weights: Sequence[float]
     ) -> Sequence[float]:
-        """Equal weights of the taken updates, 0 for the others; too few updates for f all get 0.
+        """Equal weights for the selected updates, 0 for the rest; all 0 with too few updates for f.
 
-        Equal without learning.
+        Without learning all weights stay as they are.
         """
         if not server.models.learns:
             return weights
         if self.told(len(entries)):
             return [0.0] * len(entries)
         models = await server.models.values([entry["update"] for entry in entries])
-        finite = [at for at, model in enumerate(models) if np.isfinite(model).all()]
+        finite = [place for place, model in enumerate(models) if np.isfinite(model).all()]
         server.compute("distances", len(finite), server.setting.parameters, len(finite))
-        taken = (
-            {finite[at] for at in self.taken([models[at] for at in finite])} if finite else set()
-        )
-        return [1 / len(taken) if at in taken else 0.0 for at in range(len(entries))]
+        selected: set[int] = set()
+        if finite:
+            places = self.taken([models[place] for place in finite])
+            selected = {finite[place] for place in places}
+        return [1 / len(selected) if place in selected else 0.0 for place in range(len(entries))]
 
     def combine(
         self,
@@ -235,20 +238,20 @@ class _ByDistance(Robust):
 
 
 class Krum(_ByDistance):
-    """The one update that is nearest to its n - f - 2 nearest others.
+    """The update with the least sum of distances to its n - f - 2 nearest updates.
 
     Source: Blanchard et al., "Machine learning with adversaries: Byzantine tolerant gradient
-    descent" (NeurIPS 2017), section
-    4. It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group,
-       the model does not change, and
-    the record ``aggregate`` has the tolerated number (``bears``).
+    descent" (NeurIPS 2017), section 4.
+
+    It tolerates f malicious updates of n >= 2 f + 3. With fewer in a round, or for a group, the
+    model does not change, and the record ``aggregate`` has the tolerated number (``bears``).
     """
 
     kind: Literal["krum"] = "krum"
 
 
 class MultiKrum(_ByDistance):
-    """The mean of the n - f updates with the best scores of Krum, which see."""
+    """The mean of the n - f updates with the best scores of ``Krum``."""
 
     one: ClassVar[bool] = False
     kind: Literal["multi-krum"] = "multi-krum"
@@ -256,24 +259,25 @@ class MultiKrum(_ByDistance):
 
 @pure
 def bulyan(models: Models, malicious: int) -> NDArray[np.floating]:
-    """Of the updates that are taken: the mean of each coordinate over n - 4 f values around its
-    median, [d].
+    """The mean of each coordinate of the selected updates over n - 4 f values, float64 [d].
+
+    They are the values nearest to the coordinate's median.
     """
-    how = Bulyan(malicious=malicious)
-    taken = how.taken(models)
-    values = np.sort(np.stack([models[at] for at in taken]), axis=0).astype(np.float64)
-    far = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
-    around = np.take_along_axis(values, far[: len(taken) - 2 * how.tolerated(len(models))], axis=0)
+    rule = Bulyan(malicious=malicious)
+    selected = [models[place] for place in rule.taken(models)]
+    values = np.sort(np.stack(selected), axis=0).astype(np.float64)
+    by_distance = np.argsort(np.abs(values - np.median(values, axis=0)), axis=0, kind="stable")
+    count = len(selected) - 2 * rule.tolerated(len(models))
+    around = np.take_along_axis(values, by_distance[:count], axis=0)
     return np.asarray(around.mean(axis=0))
 
 
 class Bulyan(_ByDistance):
-    """Krum picks n - 2 f updates, one by one; of these each coordinate is the mean of the values
-    around its median.
+    """Krum selects n - 2 f updates, one by one; a coordinate is the mean around their median.
 
     Source: El Mhamdi, Guerraoui and Rouault, "The hidden vulnerability of distributed learning in
     Byzantium" (ICML 2018), section 4. It tolerates f malicious updates of n >= 4 f + 3. With fewer
-    it is as Krum.
+    the model does not change.
     """
 
     by_coordinate: ClassVar[bool] = True
@@ -283,9 +287,10 @@ class Bulyan(_ByDistance):
 
     def taken(self, models: Models) -> list[int]:
         f = self.tolerated(len(models))
-        left = list(range(len(models)))
+        remaining = list(range(len(models)))
         distances = squared_distances(models)
-        found = list[int]()
+        selected = list[int]()
         for _ in range(len(models) - 2 * f):
-            found.append(left.pop(int(scores(distances[np.ix_(left, left)], f).argmin())))
-        return found
+            best = scores(distances[np.ix_(remaining, remaining)], f).argmin()
+            selected.append(remaining.pop(int(best)))
+        return selected

@@ -1,6 +1,4 @@
-"""All-reduces as a program for each node, which timing (``AllReduce``) and learning (``diloco``)
-both run.
-"""
+"""All-reduces as a program for each node, run by ``AllReduce`` and by the strategy ``diloco``."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -16,8 +14,9 @@ CollectiveKind = Literal["ring", "tree", "butterfly", "server"]
 
 
 class CollectiveStep(NamedTuple):
-    """A step of a node: wait for one message from each of ``receive``, then send one to each of
-    ``send``; nodes by rank.
+    """A step of a node: await a message from each of ``receive``, then send to each of ``send``.
+
+    Nodes are named by rank.
     """
 
     receive: tuple[int, ...]
@@ -25,8 +24,9 @@ class CollectiveStep(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """An all-reduce: the steps of each node, the last of which may be a server, and the vector's
-    part in each message.
+    """An all-reduce: the steps of each node, and the share of the vector in each message.
+
+    The last node may be a server.
     """
 
     programs: tuple[tuple[CollectiveStep, ...], ...]
@@ -34,9 +34,7 @@ class Collective(NamedTuple):
 
 
 def _ring(n: int) -> Collective:
-    """Each node sends 1/n to the next, 2 (n - 1) times: sums are complete half-way, then they go
-    round.
-    """
+    """Each node sends 1/n to the next node, 2 (n - 1) times; sums are complete half-way."""
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
         before = ((node - 1) % n,)
@@ -51,8 +49,9 @@ def _ring(n: int) -> Collective:
 
 
 def _tree(n: int) -> Collective:
-    """Sums go up a binary tree, node 0 its root, children 2 i + 1 and 2 i + 2; the result comes
-    down.
+    """Sums go up a binary tree, and the result comes down.
+
+    Node 0 is the root, and 2 i + 1 and 2 i + 2 are the children of node i.
     """
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
@@ -65,25 +64,21 @@ def _tree(n: int) -> Collective:
 
 
 def _butterfly(n: int) -> Collective:
-    """Each node owns 1/n: all others send it that part, and get the sum back, each over a
-    connection of its own (hivemind).
-    """
+    """Each node sums 1/n of the vector for all nodes, over a connection to each (hivemind)."""
 
     def program(node: int) -> tuple[CollectiveStep, ...]:
-        others = tuple(other for other in range(n) if other != node)
+        peers = tuple(peer for peer in range(n) if peer != node)
         return (
-            CollectiveStep((), others),
-            CollectiveStep(others, others),
-            CollectiveStep(others, ()),
+            CollectiveStep((), peers),
+            CollectiveStep(peers, peers),
+            CollectiveStep(peers, ()),
         )
 
     return Collective(tuple(map(program, range(n))), 1 / n)
 
 
 def _server(n: int) -> Collective:
-    """Each node sends its vector to a server, of rank n, which sends the sum back when all are
-    there.
-    """
+    """Each node sends its vector to a server of rank n, which sends back the sum of all."""
     nodes = tuple(range(n))
     node = (CollectiveStep((), (n,)), CollectiveStep((n,), ()))
     return Collective((*[node] * n, (CollectiveStep(nodes, nodes),)), 1.0)
@@ -98,8 +93,14 @@ _KINDS: Mapping[str, Callable[[int], Collective]] = {
 
 
 def collective(kind: str, nodes: int) -> Collective:
-    """The all-reduce of a kind among so many nodes; ``SimulationError``: an unknown kind, or
-    less than 2 nodes.
+    """The all-reduce of a kind among nodes.
+
+    Args:
+        kind: ``ring``, ``tree``, ``butterfly`` or ``server``.
+        nodes: the number of nodes, without a server.
+
+    Raises:
+        SimulationError: an unknown kind, or less than 2 nodes.
     """
     if kind not in _KINDS:
         raise SimulationError(
@@ -112,8 +113,9 @@ def collective(kind: str, nodes: int) -> Collective:
 
 
 class AllReduce:
-    """Successive all-reduces of one group of nodes, which wait for one another. A process that
-    uses it cannot be saved.
+    """Successive all-reduces of one group of nodes, which wait for one another.
+
+    A process that uses it cannot be saved.
 
     Args:
         world: where the messages move.
@@ -137,22 +139,27 @@ class AllReduce:
         for name, value in (("pieces", pieces), ("connections", connections)):
             if value < 1:
                 raise SimulationError(f"{name} of an all-reduce is {value}; allowed are 1 or more")
-        found = collective(kind, len(nodes))
+        reduction = collective(kind, len(nodes))
+        vector_bytes = quantity(size, Bytes, "the vector of an all-reduce")
         self._world = world
-        self._programs = found.programs
+        self._programs = reduction.programs
         self._pieces = pieces
         self._connections = connections
-        self._nodes = [*nodes, "server"][: len(found.programs)]
-        self._bytes = quantity(size, Bytes, "the vector of an all-reduce") * found.share / pieces
-        # piece, from, to: messages that have come
-        self._here: dict[tuple[int, int, int], simpy.Store] = {}
+        self._nodes = [*nodes, "server"][: len(reduction.programs)]
+        self._bytes = vector_bytes * reduction.share / pieces
+        # piece, from, to: messages that have arrived
+        self._arrived: dict[tuple[int, int, int], simpy.Store] = {}
         self._pairs: dict[tuple[int, int], simpy.Resource] = {}
         self._begun = [0] * len(self._programs)
 
     def join(self, rank: int) -> simpy.Event:
-        """A node takes part in its next all-reduce.
+        """Let a node take part in its next all-reduce.
 
-        The event fires when it holds the whole result.
+        Args:
+            rank: the node's place in ``nodes``.
+
+        Returns:
+            An event that fires when the node holds the whole result.
         """
         last = len(self._nodes) - 1
         if not 0 <= rank <= last:
@@ -168,18 +175,17 @@ class AllReduce:
     def _play(self, rank: int, piece: int) -> ProcessGenerator:
         sent = []
         for step in self._programs[rank]:
-            for other in step.receive:
-                yield self._store(piece, other, rank).get()
-            sent += [self._world.env.process(self._send(piece, rank, other)) for other in step.send]
+            for sender in step.receive:
+                yield self._store(piece, sender, rank).get()
+            for receiver in step.send:
+                sent.append(self._world.env.process(self._send(piece, rank, receiver)))
         yield self._world.env.all_of(sent)
 
     def _send(self, piece: int, source: int, destination: int) -> ProcessGenerator:
-        """Send a message when the pair has a connection free; one that is lost is taken up where
-        it stopped.
-        """
+        """Send a message when the pair has a free connection; go on with the rest of a lost one."""
         world = self._world
         ends = (self._nodes[source], self._nodes[destination])
-        left = self._bytes
+        remaining = self._bytes
         pair = self._pairs.setdefault(
             (source, destination), simpy.Resource(world.env, self._connections)
         )
@@ -187,8 +193,11 @@ class AllReduce:
         with pair.request() as turn:
             yield turn
             waited = world.now - queued
-            while (sent := (yield world.send(*ends, left, "all-reduce", waited))).outcome != "done":
-                left = sent.left
+            while True:
+                message = yield world.send(*ends, remaining, "all-reduce", waited)
+                if message.outcome == "done":
+                    break
+                remaining = message.left
                 waited = 0.0
                 for end in ends:
                     if end != "server":
@@ -196,4 +205,4 @@ class AllReduce:
         self._store(piece, source, destination).put(None)
 
     def _store(self, piece: int, source: int, destination: int) -> simpy.Store:
-        return self._here.setdefault((piece, source, destination), simpy.Store(self._world.env))
+        return self._arrived.setdefault((piece, source, destination), simpy.Store(self._world.env))
