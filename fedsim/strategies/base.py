@@ -21,13 +21,13 @@ from fedsim.world.population import DeadlineBase, PopulationSpec
 
 
 class StrategyParams(Spec):
-    """``[strategy]``: the keys of a strategy; each has a subclass as ``Params``. Checks raise
-    ``ScenarioError``.
+    """``[strategy]``: the keys of a strategy. Each strategy has a subclass as ``Params``.
 
-    A few keys mean the same in every strategy, if it has them: ``local_epochs`` is read by
-    ``Client.training`` and by selections, ``selection`` (``SelectionSpec``) by ``client_half``,
-    ``aggregation`` (``AggregationSpec``), ``server`` (``ServerOptimiserSpec``) and
-    ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by forecasts.
+    Checks raise ``ScenarioError``. A few keys mean the same in every strategy that has them:
+    ``local_epochs`` is read by ``Client.training`` and by selections, ``selection``
+    (``SelectionSpec``) by ``client_half``, ``aggregation`` (``AggregationSpec``), ``server``
+    (``ServerOptimiserSpec``) and ``secure_aggregation`` by ``Synchronous``, and ``concurrency`` by
+    forecasts.
     """
 
     kind: str
@@ -39,10 +39,10 @@ class StrategyParams(Spec):
     """Whether devices send to each other, without a server (``Peers``)."""
 
     brings_learning: ClassVar[bool] = False
-    """Whether it has models and data of its own; sections about learning are refused."""
+    """Whether it brings its models and data; sections about learning are refused."""
 
     needs_labels: ClassVar[bool] = False
-    """Whether it uses the labels of devices (``Device.label_counts``); refused for data without."""
+    """Whether it uses ``Device.label_counts``; refused for data without labels."""
 
     plain_down: ClassVar[bool] = False
     """Whether it sends no model down that a codec could encode."""
@@ -51,28 +51,26 @@ class StrategyParams(Spec):
     """Whether it sends models, so that codecs have something to encode."""
 
     mixes_states: ClassVar[bool] = False
-    """Whether a model is just the mean of a round's updates, as ``training.state = "sent"``
-    needs; not inherited.
+    """Whether a model is just the mean of a round's updates; not inherited.
+
+    ``training.state = "sent"`` needs this.
     """
 
     added_up: ClassVar[tuple[str, ...]] = ()
-    """Contents of answers that device and server each add up, so that the next one has what a
-    lossy codec left out.
-    """
+    """Contents of answers that device and server each sum, so that codecs send losses later."""
 
     kept_by: ClassVar[Literal["nobody", "scenario", "strategy"]] = "nobody"
-    """The side that decides which tensors stay on the devices; the scenario by ``model.keep`` or
-    ``model.send``.
+    """The side that decides which tensors stay on the devices.
+
+    The scenario decides by ``model.keep`` or ``model.send``.
     """
 
     beside: ClassVar[str | None] = None
-    """A use of answers beside the aggregation, which a private one does not protect."""
+    """A use of answers outside the aggregation, which a private aggregation does not protect."""
 
     @property
     def resizes(self) -> bool:
-        """Whether updates of one device differ in size, so that nothing that was left out can be
-        in the next one.
-        """
+        """Whether updates of one device differ in size, so that codecs cannot send losses later."""
         return False
 
     def stays(self, tensors: Sequence[Tensor]) -> list[bool]:
@@ -85,24 +83,25 @@ class StrategyParams(Spec):
         Refuses to send nothing.
         """
         if self.kept_by == "scenario" and setting.keeps:
-            tensors = setting.tensors()
             key = "model.keep or model.send is given"
         elif self.kept_by == "strategy":
-            tensors = setting.tensors()
             key = f"strategy.kind is {self.kind!r}"
-            if not tensors:
-                has_none = (
-                    "which tells the tensors of a model apart, and model.kind is 'size', which has "
-                    "none"
-                )
-                raise ScenarioError(f"{key}, {has_none}; allowed is any other model")
         else:
             return None
-        return Split.of(tensors, self.stays(tensors), key) if tensors else None
+        tensors = setting.tensors()
+        if tensors:
+            return Split.of(tensors, self.stays(tensors), key)
+        if self.kept_by == "strategy":
+            raise ScenarioError(
+                f"{key}, which tells the tensors of a model apart, and model.kind is 'size', which "
+                "has none; allowed is any other model"
+            )
+        return None
 
     def unprotected(self, protection: Protection) -> str | None:
-        """Why an aggregation with this protection does not protect all that is made of answers,
-        so that it is refused.
+        """Why an aggregation with this protection does not protect all answers; None if it does.
+
+        The aggregation is then refused.
         """
         return self.beside if protection == "private" else None
 
@@ -114,17 +113,15 @@ class StrategyParams(Spec):
 
     @property
     def counts_steps(self) -> str | None:
-        """Why steps must be those of SGD, each lr along a gradient; None: other trainers will
-        do.
-        """
-        return self.selected_by.counts_steps if self.selected_by else None
+        """Why steps must be those of SGD, each lr along a gradient; None: any trainer will do."""
+        selection = self.selected_by
+        return selection.counts_steps if selection else None
 
     @property
     def unaccounted(self) -> str | None:
-        """Why an account (``Aggregation.accounts``) would not count all that is given away; None
-        if it does.
-        """
-        if (selection := self.selected_by) is None or not selection.looks_at_data:
+        """Why ``Aggregation.accounts`` would not count all that a run reveals; None if it does."""
+        selection = self.selected_by
+        if selection is None or not selection.looks_at_data:
             return None
         return (
             f"the selection {selection.kind!r} goes by what clients find in their data, which no "
@@ -141,29 +138,28 @@ class StrategyParams(Spec):
         aggregation: Aggregation | None = getattr(self, "aggregation", None)
         if aggregation is None:
             return self
-        if (protection := aggregation.protection) is not None and (
-            why := self.unprotected(protection)
-        ):
+        protection = aggregation.protection
+        unprotected = None if protection is None else self.unprotected(protection)
+        if protection is not None and unprotected:
             raise ValueError(
                 f"'aggregation' is {aggregation.kind!r}, which {PROTECTS[protection]}, but "
-                f"{why}; allowed are 'weighted' and "
-                "'mean'"
+                f"{unprotected}; allowed are 'weighted' and 'mean'"
             )
-        if aggregation.accounts and (why := self.unaccounted):
-            raise ValueError(f"'aggregation.account' is true, but {why}; allowed is false")
+        unaccounted = self.unaccounted if aggregation.accounts else None
+        if unaccounted:
+            raise ValueError(f"'aggregation.account' is true, but {unaccounted}; allowed is false")
         return self
 
     @property
     def needs_accuracy(self) -> str | None:
-        """Why it does not go with an objective without right answers, as "key is value"; None if
-        it does.
+        """The key that needs accuracies, as "key is value"; None if there is none.
+
+        Such a key is refused with an objective that has no accuracy.
         """
         selection = self.selected_by
-        return (
-            f"strategy.selection is {selection.kind!r}"
-            if selection and selection.needs_accuracy
-            else None
-        )
+        if selection and selection.needs_accuracy:
+            return f"strategy.selection is {selection.kind!r}"
+        return None
 
     @property
     def called(self) -> str:
@@ -190,19 +186,21 @@ class StrategyParams(Spec):
         return "unslowed"
 
     def check(self, devices: int) -> None:
-        """Refuse values that cannot work with so many devices, by a ``ScenarioError``."""
+        """Refuse values that cannot work with ``devices`` devices, by a ``ScenarioError``."""
 
     def refuse_more(self, key: str, devices: int) -> None:
-        """Refuse a number that is greater than that of the devices."""
-        if (value := getattr(self, key) or 0) > devices:
+        """Refuse a value of ``key`` above the number of devices."""
+        value = getattr(self, key) or 0
+        if value > devices:
             raise ScenarioError(
                 f"strategy.{key} is {value}, more than the population's {devices} devices; "
                 f"allowed are 1 to {devices}"
             )
 
     def check_edges(self, edges: int) -> None:
-        """Refuse values that cannot work with so many edge servers; called only for strategies
-        ``at_edges``.
+        """Refuse values that cannot work with ``edges`` edge servers.
+
+        Called only for strategies ``at_edges``.
         """
 
     def check_population(self, population: PopulationSpec) -> None:
@@ -212,9 +210,7 @@ class StrategyParams(Spec):
         """Refuse values that cannot work if no device holds more than ``most`` training samples."""
 
     def check_deadline(self, fastest_download_s: float) -> None:
-        """Refuse a deadline before which no device can have downloaded the model (the fastest
-        takes that many seconds).
-        """
+        """Refuse a deadline that ends before the fastest download of the model (s)."""
 
 
 P = TypeVar("P", bound=StrategyParams)
@@ -248,20 +244,23 @@ class Strategy(Generic[P]):
     state: Any
 
     score: Literal["pooled", "device-mean"] = "pooled"
-    """The definition of accuracy unless a scenario has another: over all test samples, or the
-    mean of devices' accuracies.
+    """The definition of accuracy: over all test samples, or the mean of devices' accuracies.
+
+    A scenario may replace it.
     """
 
     @classmethod
     def client_half(cls, params: P, setting: RunInfo) -> ClientHalf:
         """Its ``Client``, with the jobs of kept tensors, selection and secure aggregation."""
-        own = cls.Client(params, setting)
-        if (split := params.split_of(setting)) is not None:
-            own = KeepingClient(own, split)
-        if params.selected_by and params.selected_by.talks:
-            own = SelectionClient(own, params.selected_by)
+        client = cls.Client(params, setting)
+        split = params.split_of(setting)
+        if split is not None:
+            client = KeepingClient(client, split)
+        selection = params.selected_by
+        if selection and selection.talks:
+            client = SelectionClient(client, selection)
         secure = getattr(params, "secure_aggregation", None)
-        return own if secure is None else SecureClient(own, secure)
+        return client if secure is None else SecureClient(client, secure)
 
     def __init__(self, params: P, server: Server) -> None:
         self.params = params
@@ -290,25 +289,24 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     async def on_task_end(self, message: TaskEnd) -> None:
-        """A task has ended, with any outcome; each does so once.
+        """A task has ended, with any outcome. Each task ends once.
 
         Args:
-            message: which task, how it ended, and the device's answer.
+            message: the task, its outcome, and the device's answer.
         """
         raise NotImplementedError
 
     async def on_carried(self, message: Carried) -> None:
-        """A message between an edge server and the server (``ServerEdges.carry``) has ended;
-        each does so once.
+        """A message between an edge server and the server (``ServerEdges.carry``) has ended.
+
+        Each message ends once.
         """
 
     async def on_peer_message(self, message: PeerMessage) -> None:
-        """A message from device to device has ended; each does so once."""
+        """A message from device to device has ended. Each message ends once."""
 
     async def on_edge_lost(self, edge: int) -> None:
-        """An edge server is lost; then follow the ends of its messages and of its devices'
-        tasks, all ``lost``.
-        """
+        """An edge server is lost. Its messages and its devices' tasks then end, all ``lost``."""
 
     async def on_timer(self, name: str) -> None:
         """A timer set by ``Server.timer`` has gone off."""
@@ -317,9 +315,7 @@ class Strategy(Generic[P]):
         """A device for which ``Clients.await_return`` was called can be reached."""
 
     async def on_arrival(self, device: int) -> None:
-        """A newcomer can be reached for the first time; by default it may be drawn from now on,
-        like any other.
-        """
+        """A newcomer can be reached for the first time; from now on it may be drawn."""
 
     async def on_shift(self, device: int, contents: Mapping[str, Any]) -> None:
         """The message of a device whose data have changed (``Client.on_shift``) has arrived."""
@@ -332,18 +328,17 @@ class Strategy(Generic[P]):
         raise NotImplementedError
 
     def tensors(self) -> Mapping[str, Mapping[str, NDArray[Any]]]:
-        """Models that the strategy keeps as arrays of its own, by file name: named tensors, in
-        addition to ``models``.
-        """
+        """Models in addition to ``models``, as named arrays by file name."""
         return {}
 
     def why_no_accuracy(self) -> str | None:
-        """Why it has measured no accuracy, of a strategy that measures itself."""
+        """Why it has measured no accuracy, if it is a strategy that measures accuracy itself."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Entries of its own in ``summary.json``: ``algorithm``, and the lines ``notes`` and
-        ``warnings``, which are shown.
+        """Entries for ``summary.json``: ``algorithm``, and the lines ``notes`` and ``warnings``.
+
+        The lines are shown to the user.
         """
         return {}
 
@@ -351,10 +346,11 @@ class Strategy(Generic[P]):
         """Release threads and files at the end of the run, which records nothing any more."""
 
     def group_of(self, device: int) -> int | None:
-        """The group that a device belongs to now, where the strategy has groups."""
+        """The present group of a device; None without groups."""
         return None
 
     def groups_of(self, devices: Sequence[int]) -> list[int | None]:
         """The groups of several devices."""
-        no_groups = type(self).group_of is Strategy.group_of  # a run may have millions of devices
-        return [None] * len(devices) if no_groups else [self.group_of(device) for device in devices]
+        if type(self).group_of is Strategy.group_of:  # a run may have millions of devices
+            return [None] * len(devices)
+        return [self.group_of(device) for device in devices]

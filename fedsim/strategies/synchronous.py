@@ -1,6 +1,4 @@
-"""The round loop as handlers: ask a cohort, wait until every task has ended, aggregate, and
-again.
-"""
+"""The round loop: ask a cohort, wait until every task has ended, aggregate, and repeat."""
 
 import math
 from collections.abc import Sequence
@@ -34,16 +32,15 @@ from fedsim.strategies.state import State, new_state, state_of_slot
 _TIE_S = 1e-3
 
 Verdict = Literal["valid", "slow", "disconnected"]
-"""Category of a task in a round: its update came; it came too late, or nothing was trained; its
-device vanished.
-"""
+"""Category of a task in a round: with an update; late or without training; lost."""
 
 S = TypeVar("S", bound=RoundParams)
 
 
 class SynchronousClient(Client[S]):
-    """Trains for ``local_epochs``, which must fit into ``training_limit`` (s) after the download
-    if that is not None.
+    """Trains for ``local_epochs``.
+
+    If ``training_limit`` (s) is not None, the training must end within it after the download.
     """
 
     def __init__(self, params: S, setting: RunInfo) -> None:
@@ -120,9 +117,9 @@ class SynchronousState(State):
 
 
 class Synchronous(Strategy[S]):
-    """A strategy in rounds. Most algorithms fill in ``on_start``, ``contents``, ``aggregate``,
-    ``models`` and ``center``.
+    """A strategy in rounds.
 
+    Most algorithms fill in ``on_start``, ``contents``, ``aggregate``, ``models`` and ``center``.
     ``on_start`` makes the first model, and then awaits ``super().on_start()``, which opens round 0.
 
     An algorithm with a memory derives its ``State`` from ``SynchronousState``, or adds entries by
@@ -145,13 +142,17 @@ class Synchronous(Strategy[S]):
             self.state.limit = self._deadline.least_s()
 
     def select(self) -> list[int]:
-        """The clients to ask in this round, by default ``clients_per_round`` (times
-        ``over_selection``) by ``selection``.
-        """
+        """Select the clients of the round, by default ``asked_per_round`` by ``selection``."""
         return self.pick(self.params.asked_per_round)
 
     def pick(self, count: int, *ids: int, among: list[int] | None = None) -> list[int]:
-        """So many clients by ``selection``; ``ids``: where one round selects several times."""
+        """Select clients by ``selection``.
+
+        Args:
+            count: the wanted number of clients.
+            ids: further numbers of the random stream, if a round selects several times.
+            among: the devices to select from; None for all.
+        """
         state = self.state
         selection = self._selection
         assert selection is not None
@@ -174,27 +175,22 @@ class Synchronous(Strategy[S]):
         raise NotImplementedError
 
     def entry(self, message: TaskEnd) -> dict[str, Any]:
-        """An update that came, as aggregations take it: ``start`` is the model from which it was
-        trained.
-        """
-        about = {
+        """An update as aggregations take it; ``start`` is the model from which it was trained."""
+        return {
             "task": message.task,
             "device": message.device,
             "group": message.group,
             "contents": message.contents,
-        }
-        trained = {
             "update": message["update"],
             "samples": self._samples(message),
             "start": message.asked.get("model"),
         }
-        return about | trained
 
     async def aggregate(self) -> None:
-        """Put the round's ``received`` updates into the models, by ``next_model`` or with
-        ``record_aggregate``.
+        """Update the models by the round's ``received`` updates.
 
-        Called once a round when all its tasks have ended, also if no update came.
+        It calls ``next_model``, or mixes models and calls ``record_aggregate``. Called once a
+        round when all its tasks have ended, also if no update came.
         """
         raise NotImplementedError
 
@@ -204,9 +200,7 @@ class Synchronous(Strategy[S]):
 
     @property
     def _needed_aggregation(self) -> Aggregation:
-        """The aggregation of the scenario; ``SimulationError`` if the strategy's ``Params`` have
-        no such key.
-        """
+        """The scenario's aggregation; ``SimulationError`` if ``Params`` have no such key."""
         if self._aggregation is None:
             params = type(self).Params.__name__
             bases = "AggregatingParams or CombiningParams"
@@ -221,11 +215,10 @@ class Synchronous(Strategy[S]):
     async def next_model(
         self, model: Ref, entries: list[dict[str, Any]], slot: int = 0, **record: Any
     ) -> Ref:
-        """The next model, by the scenario's aggregation and server optimiser; recorded as
-        ``aggregate``.
+        """Compute the next model by the scenario's aggregation and server optimiser.
 
-        ``Params`` must have the keys ``aggregation`` and ``server``: ``AggregatingParams`` or
-        ``CombiningParams``.
+        The step is recorded as ``aggregate``. ``Params`` must have the keys ``aggregation`` and
+        ``server``, as ``AggregatingParams`` and ``CombiningParams`` have.
 
         Args:
             model: the present model.
@@ -245,9 +238,7 @@ class Synchronous(Strategy[S]):
         return self.advance(model, combined, slot)
 
     def advance(self, model: Ref, aggregated: Ref, group: int = 0) -> Ref:
-        """The server optimiser's step from ``model`` towards ``aggregated``; without an
-        optimiser ``aggregated`` itself.
-        """
+        """The server optimiser's step from ``model`` to ``aggregated``; without one all the way."""
         if self._optimiser is None:
             return aggregated
         memory = state_of_slot(self.state.server, group, self._optimiser)
@@ -256,8 +247,7 @@ class Synchronous(Strategy[S]):
     def record_aggregate(
         self, entries: list[dict[str, Any]], weights: Sequence[float], **record: Any
     ) -> None:
-        """Record which updates became a model; for an ``aggregate`` that does not call
-        ``next_model``.
+        """Record the updates of a model, for an ``aggregate`` that does not call ``next_model``.
 
         Args:
             entries: the updates.

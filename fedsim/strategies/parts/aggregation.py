@@ -1,7 +1,4 @@
-"""Aggregation: how the updates of a cohort (or of a group of it) become one.
-
-Here are the base and the means.
-"""
+"""Aggregations, which combine the updates of a cohort or group: the base, and the means."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -72,9 +69,7 @@ class Aggregation(Spec):
     """
 
     uses_weights: ClassVar[bool] = True
-    """Whether a strategy may scale ``weights`` by factors of its own, with every update still
-    used.
-    """
+    """Whether a strategy may scale ``weights`` by its own factors, with every update used."""
 
     kind: str
 
@@ -83,29 +78,26 @@ class Aggregation(Spec):
 
     @property
     def looks_at_each(self) -> str | None:
-        """Reason why the server needs single updates; None if their sum is enough
-        (``secure_aggregation``).
+        """Why the server needs single updates; None if their sum is enough.
+
+        With a reason ``secure_aggregation`` is refused.
         """
         return None
 
     @property
     def accounts(self) -> bool:
-        """Whether it counts what a run gives away (``spent``); refused where a strategy gives
-        away more.
-        """
+        """Whether it accounts for privacy (``spent``); refused if the strategy reveals more."""
         return False
 
     def for_rounds_of(self, updates: int) -> "Aggregation":
-        """The aggregation where a round brings so many updates if nobody drops out; by default
-        itself.
-        """
+        """The aggregation for rounds of ``updates`` if nobody drops out; by default itself."""
         return self
 
     def check(self, clients: int) -> None:
-        """Refuse, by a ``ScenarioError``, what cannot work where a round asks so many clients."""
+        """Refuse values that cannot work with ``clients`` a round, by a ``ScenarioError``."""
 
     def why_not(self, codec: Codec) -> str | None:
-        """Why it cannot work on updates that come through a codec; None if it can."""
+        """Why it cannot work on updates that pass through a codec; None if it can."""
         return None
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
@@ -125,9 +117,7 @@ class Aggregation(Spec):
         return weights
 
     def on_device(self, device: Device, update: Ref, start: Ref) -> Ref:
-        """The client's update, trained from ``start``, as the client sends it; by default
-        unchanged.
-        """
+        """The update that a client sends, trained from ``start``; by default unchanged."""
         return update
 
     def combine(
@@ -138,10 +128,17 @@ class Aggregation(Spec):
         weights: Sequence[float],
         otherwise: Ref,
     ) -> Ref:
-        """Combine the finite updates into one model, with the weights from ``weigh``;
-        ``otherwise`` without any.
+        """Combine the finite updates into one model.
 
-        ``state``: its memory, one for each model, of JSON-able values and refs.
+        Args:
+            server: the server, which computes with models.
+            state: the memory for this model, a ``State``.
+            entries: the updates; at least one.
+            weights: the weight of each, from ``weigh``.
+            otherwise: the result if no update is finite.
+
+        Returns:
+            The combined model [d].
         """
         updates = [entry["update"] for entry in entries]
         return server.models.mix(list(zip(updates, weights, strict=True)), otherwise=otherwise)
@@ -149,20 +146,24 @@ class Aggregation(Spec):
     async def total(
         self, server: Server, models: Sequence[Ref], share: float
     ) -> list[tuple[Ref, float]]:
-        """``share`` times the (robust) sum of models that were sent beside updates, as parts of
-        a linear combination.
+        """``share`` times the (robust) sum of models that clients sent in addition to updates.
+
+        Returns:
+            Models and factors, the parts of a linear combination.
         """
         return [(model, share) for model in models]
 
     def told(self, updates: int) -> dict[str, int]:
-        """Extra fields of the record ``aggregate`` of so many updates, beside tasks and weights;
-        none by default.
-        """
+        """Extra fields of the record ``aggregate`` of ``updates`` updates; none by default."""
         return {}
 
     def spent(self, draws: Draws, devices: int) -> dict[str, float]:
-        """Extra fields of a round's record, over all rounds; where nobody was drawn at random
-        ``draws`` has equal numbers.
+        """Extra fields of a round's record, of the privacy spent in all rounds so far.
+
+        Args:
+            draws: the number of rounds with each (clients drawn, devices from which); equal numbers
+                if clients were not drawn at random.
+            devices: the number of all devices.
         """
         return {}
 
@@ -171,17 +172,18 @@ AggregationSpec = Annotated[Aggregation, AGGREGATIONS]
 
 
 class Weighted(Aggregation):
-    """The mean weighted by training samples (McMahan et al., 2017); the plain mean where nobody
-    has any.
+    """The mean weighted by training samples (McMahan et al., 2017).
+
+    It is the plain mean if no client has samples.
     """
 
     kind: Literal["weighted"] = "weighted"
 
     def weights(self, entries: Sequence[Entry]) -> list[float]:
         total = sum(entry["samples"] for entry in entries)
-        return (
-            [entry["samples"] / total for entry in entries] if total else super().weights(entries)
-        )
+        if not total:
+            return super().weights(entries)
+        return [entry["samples"] / total for entry in entries]
 
 
 class Mean(Aggregation):
@@ -191,9 +193,7 @@ class Mean(Aggregation):
 
 
 class First(Aggregation):
-    """The update of the client that was asked first (what the published code of FlexCFL does for
-    its IFCA and FeSEM).
-    """
+    """The update of the client that was asked first, as in FlexCFL's code of IFCA and FeSEM."""
 
     uses_weights: ClassVar[bool] = False
     kind: Literal["first"] = "first"

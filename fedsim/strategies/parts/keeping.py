@@ -1,6 +1,4 @@
-"""Tensors of the model that never leave a device: it trains them together with those that it
-receives.
-"""
+"""Kept tensors: parts of the model that never leave a device, which trains them with the rest."""
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -32,8 +30,15 @@ class Split(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Sequence[Tensor], stays: Sequence[bool], key: str) -> "Split":
-        """The split by whether each tensor stays; ``ScenarioError`` at ``key`` if nothing is
-        left to send, or to stay.
+        """Make the split.
+
+        Args:
+            tensors: the tensors of the model, in order.
+            stays: whether each tensor stays on the devices.
+            key: the key of the scenario that decides this, for messages.
+
+        Raises:
+            ScenarioError: all tensors stay, or none.
         """
         if all(stays):
             raise ScenarioError(
@@ -49,7 +54,7 @@ class Split(NamedTuple):
             )
         ends = [*accumulate(tensor.size for tensor in tensors)]
         ranges = zip([0, *ends], ends, strict=False)
-        kept = places_of(part for part, own in zip(ranges, stays, strict=True) if own)
+        kept = places_of(part for part, is_kept in zip(ranges, stays, strict=True) if is_kept)
         return cls(complement(kept, ends[-1]), kept)
 
 
@@ -82,8 +87,9 @@ class ServerKeeping:
 
 
 class KeepingClient(PartClient):
-    """Trains the received tensors together with the device's own (state ``kept``), and sends the
-    former back.
+    """Trains the received tensors together with the kept ones, and sends the former back.
+
+    State of a device: ``kept``, its kept tensors.
     """
 
     jobs = ()
@@ -91,31 +97,28 @@ class KeepingClient(PartClient):
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
         contents = {**instruction.contents, "model": self._whole(device, instruction)}
-        return self._own.work(
-            device, Instruction(instruction.job, contents, instruction.round, instruction.value)
-        )
+        whole = Instruction(instruction.job, contents, instruction.round, instruction.value)
+        return self._client.work(device, whole)
 
     def computed(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> LocalResult:
         assert result.update is not None
         update = device.splice(instruction["model"], result.update, self._part.sent)
-        return self._own.computed(
-            device, instruction, result._replace(update=update, start=instruction["model"])
-        )
+        part = result._replace(update=update, start=instruction["model"])
+        return self._client.computed(device, instruction, part)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
     ) -> Contents | None:
-        reply = self._own.reply(device, instruction, result)
+        reply = self._client.reply(device, instruction, result)
         places = self._part.kept
         assert result.update is not None
         assert result.trained is not None
-        # the second where the first has diverged
+        # the second one is used if the first has diverged
         models = [result.trained, self._whole(device, instruction)]
-        kept = device.apply(
-            taken, models, places=places, size=sum(end - begin for begin, end in places)
-        )
+        size = sum(end - begin for begin, end in places)
+        kept = device.apply(taken, models, places=places, size=size)
         update = Partial(result.update, instruction["model"], self._part.sent)
         return {**(reply or {}), "update": update, "kept": Header(kept)}
 
@@ -124,9 +127,8 @@ class KeepingClient(PartClient):
         device.state["kept"] = reply["kept"].value
 
     def _whole(self, device: Device, instruction: Instruction) -> Ref:
+        """The received model with the device's kept tensors."""
         model: Ref = instruction["model"]
-        return (
-            device.splice(model, device.state["kept"], self._part.kept)
-            if "kept" in device.state
-            else model
-        )
+        if "kept" not in device.state:
+            return model
+        return device.splice(model, device.state["kept"], self._part.kept)

@@ -1,6 +1,7 @@
-"""The cost of secure aggregation: Bell et al., "Secure single-server aggregation with
-(poly)logarithmic overhead" (CCS 2020), the semi-honest protocol; with all clients as neighbours
-that of Bonawitz et al. (CCS 2017).
+"""The cost of secure aggregation, by the semi-honest protocol of Bell et al.
+
+Source: Bell et al., "Secure single-server aggregation with (poly)logarithmic overhead" (CCS 2020).
+With all clients as neighbours it is the protocol of Bonawitz et al. (CCS 2017).
 """
 
 import math
@@ -38,8 +39,7 @@ NeighbourLists = Mapping[int, Sequence[int]]
 
 
 class SecureAggregation(Spec):
-    """``strategy.secure_aggregation``: the cost of SecAgg+, by which the server learns only the
-    sum of a round's updates.
+    """``strategy.secure_aggregation``: the cost of SecAgg+, which hides all but sums of updates.
 
     A round has three more phases. Before the training each client sends two public keys, receives
     those of its k neighbours, sends each of them a share of each of its two secrets, and receives
@@ -85,12 +85,10 @@ class SecureAggregation(Spec):
             )
 
     def graph(self, clients: Sequence[int]) -> dict[int, list[int]]:
-        """The neighbours of each client in a ring of this (random) order; all others, if these
-        are fewer than k.
-        """
+        """The k neighbours of each client in a ring of this (random) order; at most all clients."""
         count = len(clients)
         if self.neighbours is None or self.neighbours >= count:
-            return {client: [other for other in clients if other != client] for client in clients}
+            return {client: [near for near in clients if near != client] for client in clients}
         half = self.neighbours // 2
         steps = [*range(-half, 0), *range(1, half + 1)]
         return {
@@ -101,13 +99,23 @@ class SecureAggregation(Spec):
     def can_be_read(
         self, graph: NeighbourLists, masked: Collection[int], answered: Collection[int]
     ) -> bool:
-        """Whether enough clients ``answered`` in the end to read the secret of each that sent
-        shares (``masked``).
+        """Whether the server can read the sum.
+
+        Args:
+            graph: the neighbours of each client.
+            masked: the clients that have shared their secrets.
+            answered: the clients that have sent their neighbours' shares in the end.
+
+        Returns:
+            Whether enough neighbours of each masked client have answered.
         """
         holders = set(masked)
-        there = set(answered)
-        held = [holders.intersection(graph[client]) for client in masked]
-        return all(len(own & there) >= math.ceil(self.threshold * len(own)) for own in held)
+        answering = set(answered)
+        for client in masked:
+            neighbours = holders.intersection(graph[client])
+            if len(neighbours & answering) < math.ceil(self.threshold * len(neighbours)):
+                return False
+        return True
 
     def recovery_s(
         self,
@@ -116,28 +124,33 @@ class SecureAggregation(Spec):
         summed: Collection[int],
         numbers: float,
     ) -> float:
-        """The server's time to make masks (s), if updates of so many ``numbers`` came from the
-        clients ``summed``.
+        """The server's time to remove the masks from the sum (s).
+
+        Args:
+            graph: the neighbours of each client.
+            masked: the clients that have shared their secrets.
+            summed: the clients whose updates are in the sum.
+            numbers: the length of an update.
         """
-        came = set(summed)
-        masks = len(came) + sum(
-            other in came for client in masked if client not in came for other in graph[client]
-        )
-        return masks * 4 * numbers / self.mask_rate if self.mask_rate else 0.0
+        if not self.mask_rate:
+            return 0.0
+        senders = set(summed)
+        masks = len(senders)
+        for client in masked:
+            if client not in senders:
+                masks += sum(neighbour in senders for neighbour in graph[client])
+        return masks * 4 * numbers / self.mask_rate
 
     def sends(self, phase: Phase, neighbours: int) -> Contents:
-        """Message in a phase from a client with so many neighbours."""
-        near = neighbours * self.share
-        return _sized(
-            phase,
-            {"secure-keys": 2 * self.key, "secure-shares": 2 * near, "secure-unmask": near}[phase],
-        )
+        """Message in a phase from a client with this number of neighbours."""
+        shares = neighbours * self.share
+        sizes = {"secure-keys": 2 * self.key, "secure-shares": 2 * shares, "secure-unmask": shares}
+        return _sized(phase, sizes[phase])
 
     def receives(self, phase: Phase, neighbours: int) -> Contents:
-        """Message in a phase to a client with so many neighbours: their keys or shares, 2 of
-        each.
-        """
-        return _sized(phase, 2 * neighbours * (self.key if phase == "secure-keys" else self.share))
+        """Message in a phase to a client: 2 keys or shares of each of its neighbours."""
+        size = self.key if phase == "secure-keys" else self.share
+        return _sized(phase, 2 * neighbours * size)
 
 
 def _sized(phase: Phase, size: float) -> Contents:
@@ -174,8 +187,9 @@ class SecureState(State):
 
 
 class SecurePhases:
-    """Phases before and after the training; each ends when all clients have answered or are too
-    late.
+    """Phases before and after the training.
+
+    A phase ends when all clients have answered or are late.
     """
 
     def __init__(self, costs: SecureAggregation, server: Server, state: "SynchronousState") -> None:
@@ -209,9 +223,7 @@ class SecurePhases:
         server.timer("phase", server.now + wait_s)
 
     def _neighbours(self, device: int, phase: Phase) -> int:
-        """The number of a client's neighbours that sent keys; in the end, of those that shared
-        their secrets.
-        """
+        """The number of a client's neighbours: with keys, or in the end with shared secrets."""
         if phase == "secure-keys":
             return 0
         neighbours = self._state.graph[device]
@@ -300,10 +312,9 @@ class SecureClient(PartClient):
         reply = super().reply(device, instruction, result)
         if reply is None or "update" not in reply:
             return reply
-        numbers = (
-            sum(part.bytes for part in payloads(reply, _Float32(4.0 * self.setting.parameters))) / 4
-        )
-        return {**reply, "masked-numbers": Header(numbers)}
+        sizes = _Float32(4.0 * self.setting.parameters)
+        size = sum(part.bytes for part in payloads(reply, sizes))
+        return {**reply, "masked-numbers": Header(size / 4)}
 
     def sent(self, device: Device, instruction: Instruction, reply: Contents) -> None:
         if instruction.job in PHASES:

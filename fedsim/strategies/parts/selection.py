@@ -55,11 +55,11 @@ QUESTION = "question"
 
 
 class Selection(Spec):
-    """The base of every client selection. Its memory is ``state``, one dict for the whole run.
+    """The base of every client selection. Its memory is ``state``, one for the whole run.
 
-    Most need ``select`` alone. ``heard`` and ``learn`` take in ends of tasks and clients'
-    ``report``. With a ``question`` ``select`` gives candidates, of which ``choose`` takes some that
-    have answered.
+    Most selections need ``select`` alone. ``heard`` and ``learn`` receive ends of tasks and
+    clients' reports (``report``). With a ``question``, ``select`` returns candidates, and
+    ``choose`` selects some of those that have answered.
     """
 
     kind: str
@@ -68,9 +68,7 @@ class Selection(Spec):
     """Class of its memory, the ``state`` of its hooks: a plain dict, or a subclass of ``State``."""
 
     looks_at_each: ClassVar[str | None] = None
-    """Reason why the selection needs single updates; None if their sum, or that of an edge
-    server, is enough.
-    """
+    """Why the selection needs single updates; None if sums of updates are enough."""
 
     needs_accuracy: ClassVar[bool] = False
     """Whether it uses accuracies, which not every objective has."""
@@ -83,16 +81,15 @@ class Selection(Spec):
 
     @property
     def looks_at_data(self) -> bool:
-        """Whether it uses results of clients' data: a query with a computation, reports,
-        updates.
-        """
+        """Whether it uses results of clients' data: of a question, of reports or of updates."""
         hooks = ("look", "report", "closed")
         return any(getattr(type(self), hook) is not getattr(Selection, hook) for hook in hooks)
 
     @property
     def asks(self) -> bool:
-        """Whether it asks candidates before it chooses, by default if it has a question; refused
-        where there are no rounds.
+        """Whether it asks candidates before it chooses; refused in strategies without rounds.
+
+        By default whether it has a ``question``.
         """
         return type(self).question is not Selection.question
 
@@ -107,9 +104,7 @@ class Selection(Spec):
 
     @property
     def needs_model(self) -> bool:
-        """Whether the question is one about a model that the server has; refused where it has
-        none.
-        """
+        """Whether the question needs a model of the server; refused if the server has none."""
         return False
 
     @property
@@ -118,16 +113,24 @@ class Selection(Spec):
         return self.asks or type(self).report is not Selection.report
 
     def fewest(self, count: int) -> int:
-        """The smallest cohort that it selects on purpose where a round may ask ``count``
-        clients.
-        """
+        """The smallest cohort that it selects on purpose, if a round may ask ``count`` clients."""
         return count
 
     def select(
         self, server: Server, state: Any, count: int, ids: Ids, among: Among = None
     ) -> list[int]:
-        """At most ``count`` online, idle devices (if it ``asks``, any candidates) for a round,
-        again if there are none.
+        """Select the devices of a round; called again later if it returns none.
+
+        Args:
+            server: the server, with its clients and random streams.
+            state: the selection's memory.
+            count: the wanted number of devices.
+            ids: the round (or the draw) from 0, and more numbers if a round selects repeatedly;
+                they name a random stream.
+            among: the devices to choose from; None for all.
+
+        Returns:
+            At most ``count`` online, idle devices. If it ``asks``, any number of candidates.
         """
         raise NotImplementedError
 
@@ -150,19 +153,31 @@ class Selection(Spec):
         """
 
     async def learn(self, server: Server, state: Any) -> None:
-        """A round has been closed, or a version made: take in all its reports together
-        (``ServerModels.numbers``).
+        """A round has been closed, or a version made: use all its reports together.
+
+        ``ServerModels.numbers`` reads their values.
         """
 
     def question(self, models: Sequence[Ref]) -> Contents:
-        """Message to a candidate; ``models``: the present one that it would get, or several of
-        which one is its own.
+        """Message to a candidate.
+
+        Args:
+            models: the present model that the candidate would get, or several if its group is
+                unknown.
         """
         raise NotImplementedError
 
     async def choose(self, server: Server, state: Any, count: int, answers: Answers) -> list[int]:
-        """At most ``count`` candidates that have answered and are still available, besides those
-        already chosen.
+        """Choose among the candidates that have answered.
+
+        Args:
+            server: the server.
+            state: the selection's memory.
+            count: the number of places left.
+            answers: the answers of the candidates that are still available, by device.
+
+        Returns:
+            At most ``count`` of the devices in ``answers``.
         """
         raise NotImplementedError
 
@@ -188,11 +203,9 @@ class SelectionClient(PartClient):
     _part: Selection
 
     def work(self, device: Device, instruction: Instruction) -> Sequence[Computation]:
-        return (
-            self._part.look(device, instruction)
-            if instruction.job == QUESTION
-            else super().work(device, instruction)
-        )
+        if instruction.job == QUESTION:
+            return self._part.look(device, instruction)
+        return super().work(device, instruction)
 
     def reply(
         self, device: Device, instruction: Instruction, result: LocalResult
@@ -200,20 +213,16 @@ class SelectionClient(PartClient):
         if instruction.job == QUESTION:
             return self._part.answer(device, instruction, result, self.params)
         reply = super().reply(device, instruction, result)
-        return (
-            reply
-            if reply is None or "update" not in reply
-            else {**reply, **self._part.report(device, instruction, result)}
-        )
+        if reply is None or "update" not in reply:
+            return reply
+        return {**reply, **self._part.report(device, instruction, result)}
 
 
 SelectionSpec = Annotated[Selection, SELECTIONS]
 
 
 class Random(Selection):
-    """Clients uniformly at random (McMahan et al., 2017), without replacement, out of the
-    available ones.
-    """
+    """Available clients uniformly at random, without replacement (McMahan et al., 2017)."""
 
     uniform: ClassVar[bool] = True
 

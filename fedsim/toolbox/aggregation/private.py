@@ -1,6 +1,8 @@
-"""DP-FedAvg and its epsilon: McMahan et al., "Learning differentially private recurrent language
-models" (ICLR 2018), Algorithm 1; Andrew et al., "Differentially private learning with adaptive
-clipping" (NeurIPS 2021), Algorithm 1.
+"""DP-FedAvg and its epsilon, with a fixed or an adaptive bound of the updates.
+
+Sources: McMahan et al., "Learning differentially private recurrent language models" (ICLR 2018),
+Algorithm 1; Andrew et al., "Differentially private learning with adaptive clipping" (NeurIPS 2021),
+Algorithm 1.
 """
 
 from collections.abc import Sequence
@@ -28,7 +30,7 @@ WeightsList = list[NDArray[np.float32]]
 
 
 def clipped(change: NDArray[np.floating], clip: float) -> Floats:
-    """min(1, C / ||change||) change, float64 [d]."""
+    """Shorten a change [d] to the length C = ``clip``: min(1, C / ||change||) change, float64."""
     exact = change.astype(np.float64)
     length = float(np.sqrt(exact @ exact))
     return exact if length <= clip else exact * (clip / length)
@@ -43,10 +45,15 @@ def private_mean(
     adapted: bool,
     rng: Generator,
 ) -> Floats:
-    """w + (sum of changes clipped to C + ``noise`` C) / n of [w, change, ...], or of [w, C,
-    change, ...] if ``adapted``; [d].
+    """The model after a private round, w + (sum of clipped changes + noise) / n, float64 [d].
 
-    ``clip``: C if not adapted; None clips nothing. ``divide_by``: n; None: the number of changes.
+    Args:
+        models: w, then C [1] if ``adapted``, then the changes [d].
+        clip: C if not ``adapted``; None clips nothing.
+        noise: standard deviation of the noise, over C.
+        divide_by: n; None: the number of changes.
+        adapted: whether C is among ``models``.
+        rng: the source of the noise.
     """
     weights = models[0].astype(np.float64)
     moves = models[2:] if adapted else models[1:]
@@ -71,15 +78,28 @@ def adapted_clip(
     divide_by: int | None,
     rng: Generator,
 ) -> NDArray[np.floating]:
-    """C exp(-lr (b - quantile)) of [change, ...] and a given C, or of [C, change, ...]; [1].
+    """The next bound, C exp(-lr (b - quantile)), float64 [1].
 
     b is the share of finite changes that are not longer than C, with noise: (sum (b_i - 1/2) +
     N(0, noise^2)) / n + 1/2.
+
+    Args:
+        models: C [1] if ``clip`` is None, then the changes [d].
+        clip: C; None if it is among ``models``.
+        quantile: the share of changes that are to be short.
+        lr: the rate at which C adapts.
+        noise: standard deviation of the noise of the count.
+        divide_by: n; None: the number of finite changes.
+        rng: the source of the noise.
     """
-    limit, moves = (float(models[0][0]), models[1:]) if clip is None else (clip, models)
-    lengths = [
-        float(np.linalg.norm(move.astype(np.float64))) for move in moves if np.isfinite(move).all()
-    ]
+    if clip is None:
+        limit = float(models[0][0])
+        moves = models[1:]
+    else:
+        limit = clip
+        moves = models
+    finite = [move.astype(np.float64) for move in moves if np.isfinite(move).all()]
+    lengths = [float(np.linalg.norm(move)) for move in finite]
     if not lengths:
         return np.array([limit])
     within = sum((length <= limit) - 0.5 for length in lengths)
@@ -89,18 +109,22 @@ def adapted_clip(
 
 @pure
 def clipped_and_noised(models: WeightsList, clip: float, noise: float, rng: Generator) -> Floats:
-    """start + clipped change + noise of [update, start], [d]."""
+    """A client's update with its change clipped and noised, float64 [d].
+
+    Args:
+        models: the update, and the model from which it was trained, [d].
+        clip: C, the greatest length of the change.
+        noise: standard deviation of the noise, over C.
+        rng: the source of the noise.
+    """
     start = models[1].astype(np.float64)
-    return (
-        start + clipped(models[0] - start, clip) + rng.normal(scale=noise * clip, size=len(start))
-    )
+    change = clipped(models[0] - start, clip)
+    return start + change + rng.normal(scale=noise * clip, size=len(start))
 
 
 @lru_cache(maxsize=256)
 def _divergence(noise: float, share: float) -> tuple[Any, Any]:
-    """Orders, and the Renyi divergence at each of one round in which a device takes part with
-    probability ``share``.
-    """
+    """Orders, and the Renyi divergence at each of a round that draws ``share`` of the devices."""
     import dp_accounting as dp
     from absl import logging
     from dp_accounting.rdp import RdpAccountant
@@ -115,27 +139,34 @@ def _divergence(noise: float, share: float) -> tuple[Any, Any]:
 
 
 def epsilon(noise: float, draws: Draws, delta: float, accountant: Accountant = "rdp") -> float:
-    """Epsilon of all rounds at ``delta``; ``noise``: the noise's standard deviation over the
-    length that no update exceeds.
+    """Epsilon of all rounds.
+
+    Args:
+        noise: the standard deviation of the noise, over the greatest length of an update.
+        draws: the number of rounds with each (clients drawn, devices).
+        delta: the probability with which epsilon may be exceeded.
+        accountant: ``rdp`` (Renyi divergence) or ``pld`` (privacy loss distribution).
     """
     from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
     from dp_accounting.rdp import compute_epsilon
 
     if accountant == "pld":
         losses: list[Any] = []
-        for (asked, there), rounds in sorted(draws.items()):
+        for (clients, devices), rounds in sorted(draws.items()):
             # losses are rounded up to multiples of the interval, so that epsilon is never too small
-            one = from_gaussian_mechanism(
-                noise, sampling_prob=asked / there, value_discretization_interval=1e-3
+            loss = from_gaussian_mechanism(
+                noise, sampling_prob=clients / devices, value_discretization_interval=1e-3
             )
-            losses.append(one if rounds == 1 else one.self_compose(rounds))
+            losses.append(loss if rounds == 1 else loss.self_compose(rounds))
         return float(reduce(type(losses[0]).compose, losses).get_epsilon_for_delta(delta))
-    found = [
-        (_divergence(noise, asked / there), rounds)
-        for (asked, there), rounds in sorted(draws.items())
-    ]
-    total = np.sum([np.multiply(rounds, divergence) for (_, divergence), rounds in found], axis=0)
-    return float(compute_epsilon(found[0][0][0], total, delta)[0])
+    orders: Any = None
+    divergences = []
+    for (clients, devices), rounds in sorted(draws.items()):
+        its_orders, divergence = _divergence(noise, clients / devices)
+        orders = its_orders if orders is None else orders
+        divergences.append(np.multiply(rounds, divergence))
+    total = np.sum(divergences, axis=0)
+    return float(compute_epsilon(orders, total, delta)[0])
 
 
 class AdaptiveClip(Spec):

@@ -25,8 +25,9 @@ Models = list[NDArray[np.float32]]
 
 
 class Robust(Aggregation):
-    """The base: ``combine`` is by a ``function``, or the mean of the updates that ``weigh``
-    takes.
+    """Base of the robust aggregations: a ``function`` of the updates, or the mean of some.
+
+    Without a ``function`` it is the mean of the updates to which ``weigh`` gives a weight.
     """
 
     function: ClassVar[Function | None] = None
@@ -53,9 +54,7 @@ class Robust(Aggregation):
         )
 
     def told(self, updates: int) -> dict[str, int]:
-        """``bears``: the number of malicious updates that it tolerates, where that is less than
-        was asked for.
-        """
+        """``bears``, the number of malicious updates tolerated, if it is less than required."""
         return {"bears": 0} if updates <= 2 else {}
 
     async def total(
@@ -87,15 +86,14 @@ class Robust(Aggregation):
 
 @pure
 def median(models: Models) -> NDArray[np.floating]:
-    """The median of each coordinate, float32 [d]; the mean of the two in the middle where the
-    number is even.
-    """
+    """The median of each coordinate, float32 [d]; of an even number the mean of the middle two."""
     return np.asarray(np.median(np.stack(models), axis=0))
 
 
 class Median(Robust):
-    """The median of each coordinate: Yin et al., "Byzantine-robust distributed learning" (ICML
-    2018), Algorithm 1, option I.
+    """The median of each coordinate.
+
+    Source: Yin et al., "Byzantine-robust distributed learning" (ICML 2018), Algorithm 1, option I.
     """
 
     kind: Literal["median"] = "median"
@@ -103,9 +101,7 @@ class Median(Robust):
 
 
 def cut_off(share: float, updates: int) -> int:
-    """The number of n updates cut off at either end: floor(share n), or 1 where three or more
-    came.
-    """
+    """Number of n updates cut off at either end: floor(share n), at least 1 if n is above 2."""
     return max(math.floor(share * updates + 1e-9), int(share > 0 and updates > 2))
 
 
@@ -113,8 +109,8 @@ def cut_off(share: float, updates: int) -> int:
 def trimmed_mean(models: Models, share: float) -> NDArray[np.floating]:
     """The mean of each coordinate without ``cut_off`` values at either end, [d]."""
     cut = cut_off(share, len(models))
-    kept = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
-    return np.asarray(kept.mean(axis=0, dtype=np.float64))
+    middle = np.sort(np.stack(models), axis=0)[cut : len(models) - cut]
+    return np.asarray(middle.mean(axis=0, dtype=np.float64))
 
 
 class TrimmedMean(Robust):
@@ -144,20 +140,26 @@ class TrimmedMean(Robust):
 
 def squared_distances(models: Models) -> Floats:
     """||u_i - u_j||^2 of all pairs, float64 [n, n]."""
-    found = np.zeros((len(models), len(models)))
-    for one, other in itertools.combinations(range(len(models)), 2):
-        difference = np.subtract(models[other], models[one], dtype=np.float64)
-        found[one, other] = found[other, one] = difference @ difference
-    return found
+    distances = np.zeros((len(models), len(models)))
+    for row, column in itertools.combinations(range(len(models)), 2):
+        difference = np.subtract(models[column], models[row], dtype=np.float64)
+        distance = difference @ difference
+        distances[row, column] = distance
+        distances[column, row] = distance
+    return distances
 
 
 def scores(distances: Floats, malicious: int) -> Floats:
-    """Krum's score of each update: the sum of the squared distances to its n - f - 2 nearest
-    others, at least one; [n].
+    """Krum's score of each update: the sum of its distances to the nearest updates, float64 [n].
+
+    Args:
+        distances: squared distances of the updates, [n, n].
+        malicious: f; the n - f - 2 nearest updates count, at least one.
     """
     near = max(1, len(distances) - malicious - 2)
-    others = np.where(np.eye(len(distances), dtype=np.bool_), np.inf, distances)
-    return np.asarray(np.sort(others, axis=1)[:, :near].sum(axis=1))
+    to_itself = np.eye(len(distances), dtype=np.bool_)
+    without_itself = np.where(to_itself, np.inf, distances)
+    return np.asarray(np.sort(without_itself, axis=1)[:, :near].sum(axis=1))
 
 
 class _ByDistance(Robust):

@@ -81,10 +81,10 @@ class DiLoCoHalf(PeerHalf[DiLoCoParams]):
     A device takes part in one all-reduce at a time. The header of a message has the contributions
     behind its sum, which all devices add up in one order.
 
-    State of a device: ``outer``, the model after the last outer step; ``velocity``; ``trained``, whether the
-    next all-reduce is due; ``fresh``, whether the last result is not in the model yet; ``reducing``, the
-    number of the all-reduce under way, or None; ``step`` of its program; ``known``, device ->
-    contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
+    State of a device: ``outer``, the model after the last outer step; ``velocity``; ``trained``,
+    whether the next all-reduce is due; ``fresh``, whether the last result is not in the model yet;
+    ``reducing``, the number of the open all-reduce, or None; ``step`` of its program; ``known``,
+    device -> contribution; ``bytes`` of the vector; ``inbox``, number -> sender -> contributions.
     """
 
     def __init__(self, params: DiLoCoParams, setting: RunInfo) -> None:

@@ -136,8 +136,8 @@ class Topology(Spec):
         if graph.is_directed() or len(graph) != devices:
             direction = "a directed" if graph.is_directed() else "an undirected"
             raise ScenarioError(
-                f"strategy.topology.kind is {self.kind!r}, {direction} graph of {len(graph)} nodes; "
-                f"allowed is an undirected one of {devices}"
+                f"strategy.topology.kind is {self.kind!r}, {direction} graph of "
+                f"{len(graph)} nodes; allowed is an undirected one of {devices}"
             )
         graph.remove_edges_from(list(networkx.selfloop_edges(graph)))
         return graph
