@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self, TypedDict
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,24 +17,15 @@ from fedsim.toolbox.clustering.similarity import cosine_matrix, length, most_ali
 from fedsim.toolbox.strategies.cfl_params import CFLParams
 from fedsim.toolbox.strategies.grouped import Grouped, GroupedState
 
+Lengths = dict[str, float]
+"""Lengths of a cluster's updates, as the record ``cluster-criteria`` has them.
 
-class Lengths(TypedDict):
-    """Lengths of a cluster's updates, as the record ``cluster-criteria`` has them.
+``mean_norm`` is the length of the weighted mean of the updates (Algorithm 1, line 8), ``max_norm``
+the length of the longest update (Eq. 5).
+"""
 
-    Attributes:
-        mean_norm: length of the weighted mean of the updates (Algorithm 1, line 8).
-        max_norm: length of the longest update (Eq. 5).
-    """
-
-    mean_norm: float
-    max_norm: float
-
-
-class Thresholds(TypedDict):
-    """The limits of the two criteria; see ``CFLParams``."""
-
-    eps1: float
-    eps2: float
+Thresholds = dict[str, float]
+"""The limits of the two lengths, ``eps1`` and ``eps2``; see ``CFLParams``."""
 
 
 def lengths(
