@@ -219,7 +219,7 @@ class FlowerParams(StrategyParams):
         return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The app's own number of rounds; unknown without such a number, as an app may end early."""
+        """The app's own number of rounds; without one the end is unknown."""
         for key, value in read_app(self.app, self.run_config).config.items():
             if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:
                 rounds = value if stop.rounds is None else min(value, stop.rounds)

@@ -36,7 +36,9 @@ _MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or vanished before it had answered",
-    ErrorCode.MESSAGE_UNAVAILABLE: "the time to live of the message was over before an answer was there",
+    ErrorCode.MESSAGE_UNAVAILABLE: (
+        "the time to live of the message was over before an answer was there"
+    ),
 }
 
 

@@ -53,7 +53,7 @@ class Window(NamedTuple):
     bytes: float
     """size of the window (bytes)."""
     slow_start: float
-    """time that slow start takes from the ten measured seconds (s), for each second of round trip."""
+    """time that slow start takes from the measured time (s), for each second of round trip."""
     fit: "Fit"
     """errors of the rule."""
 
