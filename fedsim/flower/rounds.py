@@ -69,7 +69,7 @@ class AppRounds:
         target = (message.metadata.message_type, message.metadata.dst_node_id)
         arrays = next(iter(message.content.array_records.values()), None)
         is_new = target in self._targets if arrays is None else arrays != self._arrays
-        if not self._trains and is_training(message):
+        if not self._trains and _is_training(message):
             self._trains = True
             # earlier messages prepare the first training, and belong to its round
             if self._open is not None:
@@ -89,7 +89,7 @@ class AppRounds:
 
     def _leads(self, message: Message) -> bool:
         """Whether a message makes rounds."""
-        return not self._trains or is_training(message)
+        return not self._trains or _is_training(message)
 
     def end(self) -> None:
         """Close the open round, if any."""
@@ -115,7 +115,7 @@ class AppRounds:
                 self.seen.update(record)
         if self._leads(reply):
             current.used.append((task, weight))
-        columns = ("train_loss",) if is_training(reply) else ("accuracy", "loss")
+        columns = ("train_loss",) if _is_training(reply) else ("accuracy", "loss")
         for column in columns:
             value = figure(reply.content, self._names[column])
             if value is not None:
@@ -138,7 +138,7 @@ class AppRounds:
                 current.figures[column] = float(figures[name])
 
 
-def is_training(message: Message) -> bool:
+def _is_training(message: Message) -> bool:
     """Whether a message belongs to the category ``train``."""
     return message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
 
