@@ -1,7 +1,4 @@
-"""The ClientApp at work: a message and a device's context in, a reply and the context out.
-
-It runs in any process.
-"""
+"""Calls of the ClientApp, in any process: from a message and a context to a reply and a context."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -32,128 +29,158 @@ class AppJob:
 
     params: FlowerParams
     app: App
-    run: str  # another run begins with fresh modules
+    run: str
+    """id of the run; another run loads the app's modules anew."""
     device: int
     devices: int
     message: Message
-    state: RecordDict  # what the device remembers
-    # of the global generators: to load the ClientApp (one a run), and for this message
+    state: RecordDict
+    """the device's state, which its last reply left."""
     seeds: tuple[int, int]
-    # torch's operations (``flops``), or the samples that its model is given (``samples``)
+    """seeds of the global generators, for loading the ClientApp, and for this message."""
     counts: str | None
+    """``flops`` to count torch's operations, ``samples`` to count the model's samples, or None."""
 
 
 @dataclass(frozen=True)
 class AppReply:
-    """The reply, and its cost."""
+    """The reply of a ClientApp, and its cost."""
 
     reply: Message
-    bytes: int  # of the reply
+    bytes: int
+    """size of the reply (bytes)."""
     state: RecordDict
-    examples: float | None  # the reply's ``num-examples``
+    """the device's state after the reply."""
+    examples: float | None
+    """the reply's ``num-examples``; None without a number."""
     counted: float | None
+    """FLOPs or samples, as the job ``counts``; None if nothing is counted."""
     slept_s: float
+    """time for which the app slept (s)."""
 
 
-_loaded: dict[str, AppHalf] = {}  # of this process, by the run; one at a time
+_loaded: dict[str, AppHalf] = {}  # the loaded ClientApp of this process, by run; one at a time
 
 
 def carry_out(job: AppJob) -> AppReply:
-    """Have the ClientApp answer; ``SimulationError`` if it cannot be loaded, raises, sends no
-    message, or never ends.
+    """Call the ClientApp for a message.
+
+    Args:
+        job: the message, and all that the call needs.
+
+    Raises:
+        SimulationError: the ClientApp cannot be loaded, raises, returns no reply, or never ends.
     """
     replace_all()
-    called = f"the ClientApp of device {job.device}"
+    label = f"the ClientApp of device {job.device}"
     if job.run not in _loaded:
         _loaded.clear()
         _loaded[job.run] = AppHalf(job.app, "client", job.seeds[0])
     half = _loaded[job.run]
     return carried_out(
-        lambda: _work(job, half, called), job.params.real_patience, job.app.folder, called
+        lambda: _work(job, half, label), job.params.real_patience, job.app.folder, label
     )
 
 
-def _work(job: AppJob, half: AppHalf, called: str) -> AppReply:
+def _work(job: AppJob, half: AppHalf, label: str) -> AppReply:
     message = job.message
+    metadata = message.metadata
     app = half.loaded
     sleeper = Sleeper(job.app.folder)
-    ids = message.metadata.run_id, message.metadata.dst_node_id
-    node_config = job.params.node_config_of(job.device, job.devices)
-    context = Context(*ids, node_config, deepcopy(job.state), dict(job.app.config))
-    with ExitStack() as around:
-        around.enter_context(half.in_use(job.seeds[1]))
-        around.enter_context(where(now_s=message.metadata.created_at, reply=None, sleeper=sleeper))
-        counted = _counter(job, around)
+    context = Context(
+        metadata.run_id,
+        metadata.dst_node_id,
+        job.params.node_config_of(job.device, job.devices),
+        deepcopy(job.state),
+        dict(job.app.config),
+    )
+    with ExitStack() as stack:
+        stack.enter_context(half.in_use(job.seeds[1]))
+        stack.enter_context(where(now_s=metadata.created_at, reply=None, sleeper=sleeper))
+        get_count = _count(job, stack)
         try:
             reply = app(message, context)
         except Exception as error:
             raise SimulationError(
-                f"{called} raised {error_of_app(error, job.app.folder)}"
+                f"{label} raised {error_of_app(error, job.app.folder)}"
             ) from error
-        own = here.reply
-    if (
-        not isinstance(reply, Message)
-        or reply.metadata.reply_to_message_id != message.metadata.message_id
-    ):
-        wrong = (
-            f"{shown(reply)}, a {type(reply).__name__}; allowed is a Message that is a reply to "
-            "the one that it got"
+        original = here.reply  # mods of the app may hide its content
+    is_message = isinstance(reply, Message)
+    if not is_message or reply.metadata.reply_to_message_id != metadata.message_id:
+        raise SimulationError(
+            f"{label} answered with {shown(reply)}, a {type(reply).__name__}; allowed is a "
+            f"Message that is a reply to the one that it got{_place_of(app, message)}"
         )
-        raise SimulationError(f"{called} answered with {wrong}{_place_of(app, message)}")
-    source = own if isinstance(own, Message) and own.has_content() else reply
-    examples = (
-        None if source.has_error() else figure(source.content, "num-examples", "num_examples")
-    )
-    examples = None if examples is not None and examples < 0 else examples
+    source = reply
+    if isinstance(original, Message) and original.has_content():
+        source = original
     return AppReply(
-        deepcopy(reply), bytes_of(reply), context.state, examples, counted(), sleeper.slept_s
+        deepcopy(reply),
+        bytes_of(reply),
+        context.state,
+        _examples_of(source),
+        get_count(),
+        sleeper.slept_s,
     )
 
 
-def _counter(job: AppJob, around: ExitStack) -> Callable[[], float | None]:
-    """Count until ``around`` is left; returns a function that returns the count."""
+def _examples_of(reply: Message) -> float | None:
+    """The reply's number of examples; None without a number of at least 0."""
+    if reply.has_error():
+        return None
+    examples = figure(reply.content, "num-examples", "num_examples")
+    if examples is not None and examples < 0:
+        return None
+    return examples
+
+
+def _count(job: AppJob, stack: ExitStack) -> Callable[[], float | None]:
+    """Count until ``stack`` is closed; the returned function gives the count."""
     if job.counts is None:
         return lambda: None
     if job.counts == "flops":
-        mode = around.enter_context(FlopCounterMode(display=False))
+        mode = stack.enter_context(FlopCounterMode(display=False))
         return lambda: float(mode.get_total_flops())
-    given = Counter[Module]()  # samples; the first module called is the whole model
-    trains = job.message.metadata.message_type.partition(".")[0] == "train"
+    samples = Counter[Module]()  # by module; the first module called is the whole model
+    is_training = job.message.metadata.message_type.partition(".")[0] == "train"
 
     def count(module: Module, inputs: tuple[Any, ...]) -> None:
-        batch = next((one for one in inputs if isinstance(one, torch.Tensor)), None)
         # a test within a training does not count
-        if batch is not None and (torch.is_grad_enabled() or not trains):
-            given[module] += len(batch) if batch.dim() > 1 else 1
+        if is_training and not torch.is_grad_enabled():
+            return
+        for value in inputs:
+            if isinstance(value, torch.Tensor):
+                samples[module] += len(value) if value.dim() > 1 else 1
+                return
 
-    around.callback(register_module_forward_pre_hook(count).remove)
-    return lambda: float(next(iter(given.values()), 0))
+    stack.callback(register_module_forward_pre_hook(count).remove)
+    return lambda: float(next(iter(samples.values()), 0))
 
 
 def _place_of(app: Any, message: Message) -> str:
+    """The place of the app's function for a message, for messages of errors."""
     category, _, action = message.metadata.message_type.partition(".")
     function = app._registered_funcs.get(f"{category}.{action or 'default'}") or app._call
     code = getattr(unwrap(function), "__code__", None)
-    return (
-        ""
-        if code is None
-        else f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
-    )
+    if code is None:
+        return ""
+    return f", in {code.co_filename.rpartition('/')[2]}, line {code.co_firstlineno}"
 
 
 def config_of(message: Message, run_config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configs of a message, before the app's run configuration."""
-    own = {
-        key: value
-        for record in message.content.config_records.values()
-        for key, value in record.items()
-    }
-    return {**own, **run_config, **own}
+    """The configs of a message, followed by other keys of the app's run configuration."""
+    config: dict[str, Any] = {}
+    for record in message.content.config_records.values():
+        config.update(record)
+    for key, value in run_config.items():
+        config.setdefault(key, value)
+    return config
 
 
 def figure(content: Mapping[str, Any], *names: str) -> float | None:
-    """The first number of one of these names in the metrics (or, of legacy clients, the configs)
-    of a message.
+    """The first number with one of the names in a message's metrics or configs.
+
+    Legacy clients report numbers in configs.
     """
     for record in content.values():
         if isinstance(record, MetricRecord | ConfigRecord):
@@ -165,26 +192,27 @@ def figure(content: Mapping[str, Any], *names: str) -> float | None:
 
 
 def bytes_of(message: Message, of_content: int | None = None) -> int:
-    """The bytes of a message as Flower sends it, every different object once with its head;
-    ``of_content`` if known.
+    """The size of a message as Flower sends it, each different object once with its head (bytes).
+
+    Args:
+        message: the message.
+        of_content: ``bytes_of_content`` of its content; None: it is computed.
     """
     proto = metadata_to_proto(message.metadata)
     proto.message_id = ""
     error = error_to_proto(message.error) if message.has_error() else None
-    body = len(
-        MessageProto(metadata=proto, content=None, error=error).SerializeToString(
-            deterministic=True
-        )
-    )
-    # of its content the id
-    head = len("Message ") + len(f" {body} ") + (0 if error is not None else 64)
-    if error is None and of_content is None:
-        of_content = bytes_of_content(message.content)
+    envelope = MessageProto(metadata=proto, content=None, error=error)
+    body = len(envelope.SerializeToString(deterministic=True))
+    head = len("Message ") + len(f" {body} ")
+    if error is None:
+        head += 64  # id of the content
+        if of_content is None:
+            of_content = bytes_of_content(message.content)
     return head + body + (of_content or 0)
 
 
 def bytes_of_content(content: RecordDict) -> int:
-    """The bytes of a content; of a copy (which shares them), as arrays keep the pieces in which
-    they are written.
-    """
-    return sum(len(each.deflate()) for each in get_all_nested_objects(deepcopy(content)).values())
+    """The size of a content as Flower writes it (bytes)."""
+    # of a copy, which shares the numbers, because arrays keep the pieces in which they are written
+    objects = get_all_nested_objects(deepcopy(content))
+    return sum(len(nested.deflate()) for nested in objects.values())

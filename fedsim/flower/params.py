@@ -1,4 +1,4 @@
-"""Keys of a scenario with a Flower app, and how long a device computes for a message of one."""
+"""Keys of a scenario with a Flower app, and the times of a device's work on the app's messages."""
 
 import os
 from collections.abc import Mapping
@@ -19,10 +19,9 @@ from fedsim.world.task import Work
 
 # the last word of a dotted key
 _ROUNDS = ("num-server-rounds", "num_server_rounds", "num-rounds", "num_rounds", "rounds")
-_EPOCHS = ("local-epochs", "local_epochs", "epochs")  # likewise
+_EPOCHS = ("local-epochs", "local_epochs", "epochs")
 _FORWARD_SHARE = 1 / 3  # of a training step, whose backward pass takes twice as long
-# the ratio of the samples that count to those that a model was given, from which a run warns
-_FAR = 1.5
+_FAR = 1.5  # ratio of counted samples to the model's samples from which a run warns
 
 
 class SamplesTime(Spec):
@@ -39,34 +38,39 @@ class SamplesTime(Spec):
     def work(
         self, kind: str, examples: float, flops: float | None, config: Mapping[str, Any]
     ) -> Work | None:
-        """The work of a device for a message of a kind; None for nothing.
+        """The work of a device for a message; None for no work.
 
-        ``flops`` are those of an example, if counted.
+        Args:
+            kind: kind of the message, such as ``train``.
+            examples: number of examples in the reply.
+            flops: FLOPs of an example, if counted.
+            config: configs of the message and the app.
         """
-        factor = (
-            self.passes_over(config)[0] if kind.partition(".")[0] == "train" else _FORWARD_SHARE
-        )
-        return Work(samples=examples * factor, what=kind) if examples * factor else None
+        factor = _FORWARD_SHARE
+        if _is_training(kind):
+            factor, _ = self.passes_over(config)
+        samples = examples * factor
+        return Work(samples=samples, what=kind) if samples else None
 
     def passes_over(self, config: Mapping[str, Any]) -> tuple[float, str]:
-        """Passes of training over the examples, and the key that says so."""
+        """The passes of training over the examples, and the key that sets them."""
         if self.passes is not None:
             return self.passes, "strategy.time.passes"
         for name in _EPOCHS:
             for key, value in config.items():
-                if (
-                    key.rpartition(".")[2] == name
-                    and isinstance(value, int | float)
-                    and not isinstance(value, bool)
-                ):
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                if is_number and key.rpartition(".")[2] == name:
                     return float(value), key
         return 1.0, "no key local-epochs"
 
 
+def _is_training(kind: str) -> bool:
+    """Whether a kind of message belongs to the category ``train``."""
+    return kind.partition(".")[0] == "train"
+
+
 class SamplesTaken:
-    """The samples that messages count as under ``time = "samples"``, and warnings where that is
-    doubtful.
-    """
+    """The samples that count for messages under ``time = "samples"``, and warnings of doubts."""
 
     def __init__(self, time: SamplesTime) -> None:
         self._time = time
@@ -74,10 +78,15 @@ class SamplesTaken:
         self._warnings: dict[str, str] = {}
 
     def note(
-        self, kind: str, config: Mapping[str, Any], examples: float | None, given: float | None
+        self, kind: str, config: Mapping[str, Any], examples: float | None, counted: float | None
     ) -> None:
-        """Note a reply's ``examples`` and the samples ``given`` to its model: None if not
-        counted, 0 without torch.
+        """Note a reply.
+
+        Args:
+            kind: kind of the message.
+            config: configs of the message and the app.
+            examples: the reply's number of examples, or None.
+            counted: samples that the model received; None if not counted, 0 without torch.
         """
         if examples is None:
             message = (
@@ -86,38 +95,38 @@ class SamplesTaken:
             )
             self._warnings.setdefault(kind, message)
             return
-        trains = kind.partition(".")[0] == "train"
-        passes, source = self._time.passes_over(config) if trains else (1.0, "")
+        passes = 1.0
+        factor = " / 3 (no training)"
+        if _is_training(kind):
+            passes, source = self._time.passes_over(config)
+            factor = f" x {passes:g} ({source})"
         least, most, _ = self._ranges.get(kind, (examples, examples, ""))
-        factor = f" x {passes:g} ({source})" if trains else " / 3 (no training)"
         self._ranges[kind] = min(least, examples), max(most, examples), factor
-        taken = examples * passes
-        if given and not taken / _FAR <= given <= taken * _FAR:
-            far = (
-                f"{given / max(taken, 1):.3g} times too short"
-                if given > taken
-                else f"{taken / given:.3g} times too long"
-            )
-            message = (
-                f"a {kind!r} message counts as {taken:g} samples, but the ClientApp's model was "
-                f"given {given:g}"
-            )
-            hint = (
-                f"; strategy.time.passes = {given / examples:g} would fit"
-                if trains and examples
-                else ""
-            )
-            self._warnings.setdefault(
-                kind, f"{message}: its time is {far} (is num-examples a count of samples?){hint}"
-            )
+        expected = examples * passes
+        if counted and not expected / _FAR <= counted <= expected * _FAR:
+            self._warn(kind, examples, expected, counted)
+
+    def _warn(self, kind: str, examples: float, expected: float, counted: float) -> None:
+        """Warn that the model received another number of samples than expected."""
+        error = f"{expected / counted:.3g} times too long"
+        if counted > expected:
+            error = f"{counted / max(expected, 1):.3g} times too short"
+        hint = ""
+        if _is_training(kind) and examples:
+            hint = f"; strategy.time.passes = {counted / examples:g} would fit"
+        message = (
+            f"a {kind!r} message counts as {expected:g} samples, but the ClientApp's model was "
+            f"given {counted:g}: its time is {error} (is num-examples a count of samples?){hint}"
+        )
+        self._warnings.setdefault(kind, message)
 
     def facts(self) -> dict[str, list[str]]:
-        """Lines for each kind of message: ``notes`` and ``warnings``."""
+        """Lines on each kind of message, under ``notes`` and ``warnings``."""
         notes = []
         for kind, (least, most, factor) in self._ranges.items():
-            between = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            examples = f"{least:g}" if least == most else f"{least:g} to {most:g}"
             notes.append(
-                f"time by samples: a {kind!r} message took num-examples ({between}){factor}"
+                f"time by samples: a {kind!r} message took num-examples ({examples}){factor}"
             )
         return {"notes": notes, "warnings": list(self._warnings.values())}
 
@@ -203,26 +212,19 @@ class FlowerParams(StrategyParams):
         return app
 
     def node_config_of(self, device: int, devices: int) -> dict[str, Value]:
-        own = {
-            key: value[device] if isinstance(value, list) else value
-            for key, value in self.node_config.items()
-        }
-        return {"partition-id": device, "num-partitions": devices} | own
+        """The ``context.node_config`` of a device's ClientApp."""
+        config: dict[str, Value] = {"partition-id": device, "num-partitions": devices}
+        for key, value in self.node_config.items():
+            config[key] = value[device] if isinstance(value, list) else value
+        return config
 
     def horizon(self, stop: StopSpec) -> StopSpec:
-        """The app's own number of rounds; nothing where it names none, since it may end at any
-        time.
-        """
-        config = read_app(self.app, self.run_config).config
-        counts = [
-            value
-            for key, value in config.items()
-            if key.rpartition(".")[2] in _ROUNDS and type(value) is int
-        ]
-        planned = next((count for count in counts if count > 0), None)
-        if planned is None:
-            return stop.model_copy(update={"rounds": None, "simulated_time": None})
-        return stop.model_copy(update={"rounds": min(planned, stop.rounds or planned)})
+        """The app's own number of rounds; without one the end is unknown."""
+        for key, value in read_app(self.app, self.run_config).config.items():
+            if key.rpartition(".")[2] in _ROUNDS and type(value) is int and value > 0:
+                rounds = value if stop.rounds is None else min(value, stop.rounds)
+                return stop.model_copy(update={"rounds": rounds})
+        return stop.model_copy(update={"rounds": None, "simulated_time": None})
 
     @property
     def notes(self) -> list[str]:
@@ -244,23 +246,20 @@ class FlowerParams(StrategyParams):
     def check_population(self, population: PopulationSpec) -> None:
         for key, value in self.node_config.items():
             if isinstance(value, list) and len(value) != population.devices:
-                wrong = (
-                    f"strategy.node_config.{key} has {len(value)} values, and population.devices "
-                    f"is {population.devices}"
-                )
                 raise ScenarioError(
-                    f"{wrong}; allowed are one value for all devices, or a list with one for each"
+                    f"strategy.node_config.{key} has {len(value)} values, and population.devices "
+                    f"is {population.devices}; allowed are one value for all devices, or a list "
+                    "with one for each"
                 )
         if self.time.kind == "samples" and population.device is not None:
-            why = "the kinds of population.device know FLOPs only; say strategy.time = 'flops'"
-            raise ScenarioError(f"strategy.time is 'samples', but {why}")
-        if (
-            self.time.kind == "flops"
-            and population.device is None
-            and population.reference_flops is None
-        ):
-            what = "give population.device, or population.speed with population.reference_flops"
+            raise ScenarioError(
+                "strategy.time is 'samples', but the kinds of population.device know FLOPs only; "
+                "say strategy.time = 'flops'"
+            )
+        knows_flops = population.device is not None or population.reference_flops is not None
+        if self.time.kind == "flops" and not knows_flops:
             raise ScenarioError(
                 "strategy.time is 'flops', but nothing says how many FLOPs a device does in a "
-                f"second; {what}"
+                "second; give population.device, or population.speed with "
+                "population.reference_flops"
             )

@@ -1,13 +1,11 @@
-"""The ServerApp at work: its Grid, whose messages go to simulated devices, and whose waiting is
-simulated time.
-"""
+"""The ServerApp's Grid: its messages go to simulated devices, and its waiting is simulated time."""
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,138 +20,25 @@ from fedsim.common.errors import SimulationError
 from fedsim.federation.contents import Header, Opaque, TaskEnd
 from fedsim.federation.server import Server
 from fedsim.flower.app import Over, Turns, error_of_app, place_in, read_app
-from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of, figure
+from fedsim.flower.client_side import AppReply, bytes_of, bytes_of_content, config_of
 from fedsim.flower.params import FlowerParams, SamplesTaken, SamplesTime
 from fedsim.flower.replaced import EPOCH_S, AppHalf, replace_all, where
+from fedsim.flower.rounds import AppRounds, Round
 
-_NUMBERS = ("server-round", "server_round", "current-round", "current_round", "round")
 _COUNTED = {
     "valid": ("done",),
     "slow": ("late", "memory"),
     "disconnected": ("lost", "left", "battery"),
 }
 
-
-@dataclass(eq=False)
-class Round:
-    """A round, open or over."""
-
-    number: int  # from 0
-    told: int | None  # its number as the app has it
-    # tasks by outcome; one that another continues is left out
-    ends: Counter[str] = field(default_factory=Counter)
-    # tasks whose replies the ServerApp has, and their examples
-    used: list[tuple[int, float]] = field(default_factory=list)
-    sums: Counter[str] = field(default_factory=Counter)  # of each column value x examples
-    weights: Counter[str] = field(default_factory=Counter)  # and examples
-    own: dict[str, float] = field(default_factory=dict)  # measured by the ServerApp itself
-
-
-class AppRounds:
-    """The rounds of a run, one after another: ``names`` has the metric of each column; ``close``
-    takes a round that is over.
-
-    Messages of training make the rounds; of an app that has not trained yet, all messages do.
-    Flower's own strategies number them: by ``group_id``, or by a config ``server-round``. Without a
-    number a round begins whenever other arrays are sent than the last time, or a device is asked
-    the same again where there are no arrays.
-    """
-
-    def __init__(self, names: dict[str, str], close: Callable[[Round], None]) -> None:
-        self._names = names
-        self._close = close
-        self._open: Round | None = None
-        self._count = 0
-        self._sent: ArrayRecord | None = None
-        self._asked: set[tuple[str, int]] = set()
-        self._trains = False
-        self.seen: set[str] = set()  # names of metrics
-
-    def of(self, message: Message) -> Round | None:
-        """The round that a message about to be sent is part of; a new round closes the one before.
-
-        None: it makes no round.
-        """
-        if not self._leads(message):
-            return None
-        told = _told(message)
-        asked = (message.metadata.message_type, message.metadata.dst_node_id)
-        arrays = next(iter(message.content.array_records.values()), None)
-        again = asked in self._asked if arrays is None else arrays != self._sent
-        if not self._trains and _trains(message):
-            self._trains = True
-            # messages before prepare the first training, and are of its round
-            if self._open is not None:
-                self._open.told = told
-                again = False
-        if self._open is None or (told != self._open.told if told is not None else again):
-            self.end()
-            self._open = Round(self._count, told)
-            self._count += 1
-            self._asked.clear()
-        self._sent = arrays if arrays is not None else self._sent
-        self._asked.add(asked)
-        return self._open
-
-    def _leads(self, message: Message) -> bool:
-        return not self._trains or _trains(message)
-
-    def end(self) -> None:
-        over = self._open
-        self._open = None
-        if over is not None:
-            self._close(over)
-
-    def note_reply(self, task: int, reply: Message, examples: float | None) -> None:
-        one = self._open  # a late reply counts in the round in which it comes
-        if one is None or reply.has_error():
-            return
-        content = reply.content
-        weight = 1.0 if examples is None else examples
-        self.seen |= {
-            name
-            for record in content.values()
-            if not isinstance(record, ArrayRecord)
-            for name in record
-        }
-        if self._leads(reply):
-            one.used.append((task, weight))
-        for column in ("train_loss",) if _trains(reply) else ("accuracy", "loss"):
-            if (value := figure(content, self._names[column])) is not None:
-                one.sums[column] += value * weight  # type: ignore[assignment]
-                one.weights[column] += weight  # type: ignore[assignment]
-
-    def note_figures(self, told: int, figures: dict[str, Any]) -> None:
-        """Note what the ServerApp has measured in the round that it numbers ``told``."""
-        self.seen |= set(figures)
-        if self._open is not None and self._open.told in (told, None):
-            self._open.own |= {
-                column: float(figures[name])
-                for column, name in self._names.items()
-                if name in figures
-            }
-
-
-def _trains(message: Message) -> bool:
-    return message.metadata.message_type.partition(".")[0] == "train"  # type: ignore[no-any-return]
-
-
-def _told(message: Message) -> int | None:
-    if (group := message.metadata.group_id).isdecimal():
-        return int(group)
-    configs = message.content.config_records.values()
-    return next(
-        (record[name] for record in configs for name in _NUMBERS if type(record.get(name)) is int),
-        None,
-    )
-
-
 _POLL_S = 0.01  # simulated time of a repeated look for replies without any
 _MOST_IDLE = 200_000  # waits of a ServerApp in a row with no message under way
 
 _UNAVAILABLE = {
     ErrorCode.NODE_UNAVAILABLE: "the device cannot be reached, or vanished before it had answered",
-    ErrorCode.MESSAGE_UNAVAILABLE: "the time to live of the message was over before an answer was there",
+    ErrorCode.MESSAGE_UNAVAILABLE: (
+        "the time to live of the message was over before an answer was there"
+    ),
 }
 
 
@@ -161,20 +46,26 @@ _UNAVAILABLE = {
 class Sent:
     """A message that the ServerApp has pushed, and its answer."""
 
-    message: Message  # as it was then
+    message: Message
+    """a copy of the message as it was pushed."""
     number: int
     device: int
     bytes: int
-    round: Round | None  # None: it makes no round
+    round: Round | None
+    """None: the message makes no round."""
     task: int | None = None
+    """number of the device's task; None before it begins."""
     reply: Message | None = None
-    examples: float | None = None  # that the reply tells of
-    taken: bool = False  # the ServerApp has the reply
+    examples: float | None = None
+    """number of examples in the reply."""
+    taken: bool = False
+    """whether the ServerApp has received the reply."""
 
 
 class Session(Grid):  # type: ignore[misc]
-    """Flower's Grid, and the ServerApp that uses it; its thread and the simulation take turns,
-    so nothing needs a lock.
+    """Flower's Grid, and the ServerApp that uses the Grid.
+
+    The ServerApp's thread and the simulation take turns, so that nothing needs a lock.
     """
 
     def __init__(self, params: FlowerParams, server: Server) -> None:
@@ -182,32 +73,33 @@ class Session(Grid):  # type: ignore[misc]
         self._server = server
         self._app = read_app(params.app, params.run_config)
         self.folder = self._app.folder
-        *self._nodes, self.run_id = (
-            server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1).tolist()
-        )
+        ids = server.rng("nodes").integers(1, 1 << 63, size=server.devices + 1)
+        *self._nodes, self.run_id = ids.tolist()
         self._device_of = {node: device for device, node in enumerate(self._nodes)}
         self.turns = Turns(
             self._run, self._around, server.result, self.folder, params.real_patience
         )
         names = {"accuracy": params.accuracy, "loss": params.loss, "train_loss": params.train_loss}
         self.rounds = AppRounds(names, self._close_round)
-        # that the ServerApp sent last, or its strategy returned in the end
+        # the arrays that the ServerApp sent last, or that its strategy returned in the end
         self.model: ArrayRecord | None = None
         self.strategy: Any = None  # the app's own, if it has one
-        self._taken = SamplesTaken(params.time) if isinstance(params.time, SamplesTime) else None
+        self._samples: SamplesTaken | None = None
+        if isinstance(params.time, SamplesTime):
+            self._samples = SamplesTaken(params.time)
         self._sent: dict[str, Sent] = {}
-        self._at_work: dict[int, Sent] = {}  # by device, which takes one message at a time
+        self._at_work: dict[int, Sent] = {}  # by device, which handles one message at a time
         self._queues: dict[int, deque[Sent]] = defaultdict(deque)
         self._awaited = set[int]()
-        self._open = 0  # messages that nobody has answered yet
+        self._open = 0  # messages without an answer
         self._counts = Counter[int]()
-        # of tasks that begin when the turn is over: they are no selections of their own
+        # rounds of tasks that begin after the turn, and continue a task that counts already
         self._continued: list[Round] = []
-        self._finished: dict[int, Round] = {}  # of each device's last task, if that was done
-        self._until: float | None = None  # the ServerApp waits until then at most (s),
-        # or until these are answered; None: for the time alone
+        self._finished: dict[int, Round] = {}  # round of each device's last task, if it was done
+        self._until: float | None = None  # time until which the ServerApp waits at most (s)
+        # messages whose answers the ServerApp waits for; None: it waits for the time alone
         self._missing: set[str] | None = set()
-        self._asked_at = -1.0  # when it last asked for replies that were not there (s)
+        self._polled_at = -1.0  # time of the last pull without a reply (s)
         self._idle = 0
         self._half: AppHalf
         self._client_seed = int(server.rng("client-app-loading").integers(1 << 32))
@@ -215,51 +107,51 @@ class Session(Grid):  # type: ignore[misc]
     async def begin(self) -> None:
         """Load the ServerApp, and give it its first turn."""
         replace_all()
-        self._half = AppHalf(
-            self._app, "server", int(self._server.rng("server-app").integers(1 << 32))
-        )
+        seed = int(self._server.rng("server-app").integers(1 << 32))
+        self._half = AppHalf(self._app, "server", seed)
         await self.go_on()
 
     async def go_on(self) -> None:
-        """Give the ServerApp its turn while it has nothing to wait for; ``SimulationError`` if
-        it raises or never ends.
+        """Give the ServerApp turns as long as it has nothing to wait for.
+
+        Raises:
+            SimulationError: the ServerApp raises, or never ends.
         """
         while not self.turns.over and self._is_due():
             await self.turns.give()
         if not self.turns.over:
             return
-        if (error := self.turns.error) is not None:
-            if isinstance(error, SimulationError):
-                raise error
-            raise SimulationError(
-                f"the ServerApp raised {error_of_app(error, self.folder)}"
-            ) from error
-        self._server.stop("the ServerApp has ended")
+        error = self.turns.error
+        if error is None:
+            self._server.stop("the ServerApp has ended")
+            return
+        if isinstance(error, SimulationError):
+            raise error
+        raise SimulationError(f"the ServerApp raised {error_of_app(error, self.folder)}") from error
 
-    def _call(self) -> None:
-        """Ask for the ServerApp's turn, once all messages of this instant are there, if it waits
-        for nothing more.
-        """
+    def _schedule_turn(self) -> None:
+        """Schedule a turn after all messages of this instant, if the ServerApp waits no longer."""
         if not self.turns.over and self._is_due():
             self._server.timer("turn", self._server.now)
 
     def _is_due(self) -> bool:
-        return self._missing == set() or (
-            self._until is not None and self._server.now >= self._until
-        )
+        """Whether the ServerApp has nothing to wait for."""
+        if self._missing == set():
+            return True
+        return self._until is not None and self._server.now >= self._until
 
     def _wait(self, until: float | None, missing: Iterable[str] | None = None) -> None:
+        """End the ServerApp's turn until a time (s), or until some messages are answered."""
         self._check_thread()
         self._missing = None if missing is None else set(missing)
         self._until = None if until is None else self._server.timer("app", until)
         if not self._open:
             self._idle += 1
             if self._idle > _MOST_IDLE:
-                told = (
+                raise SimulationError(
                     f"the ServerApp has waited {_MOST_IDLE} times in a row with no message under "
-                    "way"
+                    f"way{place_in(self.turns.thread, self.folder)}"
                 )
-                raise SimulationError(told + place_in(self.turns.thread, self.folder))
         self.turns.wait()
         self._server.cancel_timer("app")
         self._missing = set()
@@ -267,9 +159,12 @@ class Session(Grid):  # type: ignore[misc]
     def _check_thread(self) -> None:
         if self.turns.closing:
             raise Over
-        if (thread := threading.current_thread()) is not self.turns.thread:
-            only = "in simulated time only the thread in which the ServerApp began may call it"
-            raise RuntimeError(f"the Grid is called in the thread {thread.name!r}; {only}")
+        thread = threading.current_thread()
+        if thread is not self.turns.thread:
+            raise RuntimeError(
+                f"the Grid is called in the thread {thread.name!r}; in simulated time only the "
+                "thread in which the ServerApp began may call it"
+            )
 
     @contextmanager
     def _around(self) -> Iterator[None]:
@@ -292,35 +187,35 @@ class Session(Grid):  # type: ignore[misc]
             self._wait(self._server.now + seconds)
 
     def facts(self) -> dict[str, Any]:
-        facts = (
-            {}
-            if self._taken is None
-            else {name: told for name, told in self._taken.facts().items() if told}
-        )
-        return (
-            facts if self.strategy is None else {"algorithm": type(self.strategy).__name__} | facts
-        )
+        """Facts of the run: the app's algorithm, and notes and warnings on times."""
+        facts: dict[str, Any] = {}
+        if self.strategy is not None:
+            facts["algorithm"] = type(self.strategy).__name__
+        if self._samples is not None:
+            for name, lines in self._samples.facts().items():
+                if lines:
+                    facts[name] = lines
+        return facts
 
-    def _close_round(self, one: Round) -> None:
-        if one.used:
-            tasks, weights = zip(*one.used, strict=True)
-            self._server.emit(
-                "aggregate", round=one.number, tasks=list(tasks), weights=list(weights)
-            )
-        means: dict[str, float | None] = {
-            name: one.sums[name] / weight for name, weight in one.weights.items() if weight
-        }
-        counts = {
-            name: sum(one.ends[outcome] for outcome in outcomes)
-            for name, outcomes in _COUNTED.items()
-        }
-        if not self._server.note_round(
-            one.number, means | one.own, selected=sum(counts.values()), **counts
-        ):
+    def _close_round(self, ended: Round) -> None:
+        if ended.used:
+            tasks = [task for task, _ in ended.used]
+            weights = [weight for _, weight in ended.used]
+            self._server.emit("aggregate", round=ended.number, tasks=tasks, weights=weights)
+        figures: dict[str, float | None] = {}
+        for name, weight in ended.weights.items():
+            if weight:
+                figures[name] = ended.sums[name] / weight
+        figures.update(ended.figures)
+        counts = {}
+        for name, outcomes in _COUNTED.items():
+            counts[name] = sum(ended.ends[outcome] for outcome in outcomes)
+        selected = sum(counts.values())
+        if not self._server.note_round(ended.number, figures, selected=selected, **counts):
             raise Over
 
     def set_run(self, run: Run) -> None:
-        """There is one run, which is set."""
+        """Do nothing, as a session has one run, which is set."""
 
     @property
     def run(self) -> Run:
@@ -340,13 +235,13 @@ class Session(Grid):  # type: ignore[misc]
         return [self._nodes[device] for device in self._server.clients.reachable()]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Send messages; returns their ids at once."""
+        """Send messages, and return their ids at once."""
         self._check_thread()
-        # of contents that several messages share; what a generator yields may change on the way
-        sizes: dict[int, int] = {}
-        return [
-            self._push(message, sizes if isinstance(messages, list) else {}) for message in messages
-        ]
+        if isinstance(messages, list):
+            sizes: dict[int, int] = {}  # of contents, which several messages may share
+            return [self._push(message, sizes) for message in messages]
+        # contents from a generator may change meanwhile
+        return [self._push(message, {}) for message in messages]
 
     def _push(self, message: Message, sizes: dict[int, int]) -> str:
         metadata = message.metadata
@@ -361,76 +256,81 @@ class Session(Grid):  # type: ignore[misc]
                 f"there is no node {metadata.dst_node_id}; get_node_ids() tells which there are"
             )
         number = len(self._sent)
-        metadata.__dict__["_message_id"] = name = f"message-{number}"
-        one = self.rounds.of(message)
-        copy = deepcopy(message)  # which shares the arrays' bytes
+        name = f"message-{number}"
+        metadata.__dict__["_message_id"] = name
+        current = self.rounds.of(message)
+        copy = deepcopy(message)  # the copy shares the arrays' bytes
         self.model = next(iter(copy.content.array_records.values()), None) or self.model
         copy.metadata.created_at = EPOCH_S + self._server.now
-        if (content := id(message.content)) not in sizes:
+        content = id(message.content)
+        if content not in sizes:
             sizes[content] = bytes_of_content(copy.content)
         size = bytes_of(copy, sizes[content])
-        sent = self._sent[name] = Sent(copy, number, device, size, one)
+        sent = Sent(copy, number, device, size, current)
+        self._sent[name] = sent
         self._server.timer(f"expire {number}", self._server.now + metadata.ttl)
         self._queues[device].append(sent)
         self._idle = 0
-        self._open = self._open + 1
+        self._open += 1
         if not self._server.clients.idle(device):
             self._doubt(sent)
         self._serve(device)
         return name
 
     def _serve(self, device: int) -> None:
+        """Send the next message of a device's queue, or wait for the device's return."""
         queue = self._queues[device]
         while queue and queue[0].reply is not None:
             queue.popleft()
         if not queue:
             return
         if self._server.clients.idle(device):
-            sent = queue.popleft()
-            kind = sent.message.metadata.message_type
-            number = None if sent.round is None else sent.round.number
-            before: Any = self._finished.pop(device, None)
-            continues = before is not None and before is sent.round
-            if continues:
-                self._continued.append(before)
-            seed = int(
-                self._server.rng("client-app", device, self._counts[device]).integers(1 << 32)
-            )
-            self._counts[device] += 1
-            contents = {
-                kind: Opaque(sent.message, float(sent.bytes)),
-                "seeds": Header((self._client_seed, seed)),
-            }
-            sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
-            self._at_work[device] = sent
-        elif (
-            device not in self._awaited
-            and device not in self._at_work
-            and self._server.clients.await_return(device)
-        ):
+            self._start(device, queue.popleft())
+            return
+        is_awaited = device in self._awaited or device in self._at_work
+        if not is_awaited and self._server.clients.await_return(device):
             self._awaited.add(device)
 
+    def _start(self, device: int, sent: Sent) -> None:
+        """Begin the task of an idle device that handles a message."""
+        kind = sent.message.metadata.message_type
+        number = None if sent.round is None else sent.round.number
+        finished = self._finished.pop(device, None)
+        continues = finished is not None and finished is sent.round
+        if finished is not None and continues:
+            self._continued.append(finished)
+        rng = self._server.rng("client-app", device, self._counts[device])
+        seed = int(rng.integers(1 << 32))
+        self._counts[device] += 1
+        contents = {
+            kind: Opaque(sent.message, float(sent.bytes)),
+            "seeds": Header((self._client_seed, seed)),
+        }
+        sent.task = self._server.ask(device, contents, kind, round=number, continues=continues)
+        self._at_work[device] = sent
+
     def _doubt(self, sent: Sent) -> None:
-        """Wait for a device that is away, or has gone."""
+        """Start the patience for a device that is unavailable."""
         self._server.timer(f"gone {sent.number}", self._server.now + self._params.unavailable_after)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Replies that are there and were not pulled before, in the order in which the messages
-        were pushed.
-        """
+        """New replies to some messages, in the order in which the messages were pushed."""
         self._check_thread()
-        wanted = sorted({self._sent[name].number for name in message_ids if name in self._sent})
-        names = [f"message-{number}" for number in wanted]
-        if not (replies := self._take(names)):
-            if self._asked_at == self._server.now:
+        numbers = sorted({self._sent[name].number for name in message_ids if name in self._sent})
+        names = [f"message-{number}" for number in numbers]
+        replies = self._take(names)
+        if not replies:
+            if self._polled_at == self._server.now:
                 self._wait(self._server.now + _POLL_S)
                 replies = self._take(names)
-            self._asked_at = self._server.now
+            self._polled_at = self._server.now
         return replies
 
     def _take(self, names: Iterable[str]) -> list[Message]:
+        """Give the ServerApp the replies that it has not received yet."""
         replies = []
-        for sent in map(self._sent.__getitem__, names):
+        for name in names:
+            sent = self._sent[name]
             if sent.reply is not None and not sent.taken:
                 sent.taken = True
                 self._idle = 0
@@ -445,35 +345,40 @@ class Session(Grid):  # type: ignore[misc]
         """Push messages, and wait until all are answered, at most for ``timeout`` (s)."""
         names = self.push_messages(messages)
         missing = [name for name in names if self._sent[name].reply is None]
-        if missing and (timeout is None or timeout > 0):
-            self._wait(None if timeout is None else self._server.now + timeout, missing)
+        if missing and timeout is None:
+            self._wait(None, missing)
+        elif missing and timeout is not None and timeout > 0:
+            self._wait(self._server.now + timeout, missing)
         return self._take(names)
 
     def _answer(self, sent: Sent, reply: Message) -> None:
-        if sent.reply is None:
-            reply.metadata.__dict__["_message_id"] = f"reply-{sent.number}"
-            sent.reply = reply
-            self._open -= 1
-            self._server.cancel_timer(f"expire {sent.number}")
-            self._server.cancel_timer(f"gone {sent.number}")
-            if self._missing is not None:
-                self._missing.discard(sent.message.metadata.message_id)
+        """Store the reply to a message, unless the message has one."""
+        if sent.reply is not None:
+            return
+        reply.metadata.__dict__["_message_id"] = f"reply-{sent.number}"
+        sent.reply = reply
+        self._open -= 1
+        self._server.cancel_timer(f"expire {sent.number}")
+        self._server.cancel_timer(f"gone {sent.number}")
+        if self._missing is not None:
+            self._missing.discard(sent.message.metadata.message_id)
 
     def _answer_for(self, sent: Sent, code: int) -> None:
-        """Flower's own answer in the place of a device."""
+        """Store Flower's own answer in place of a device's reply."""
         with where(now_s=EPOCH_S + self._server.now):
             reply = Message(Error(code=code, reason=_UNAVAILABLE[code]), reply_to=sent.message)
         reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
         self._answer(sent, reply)
 
-    # Messages from the simulation: what was asked in the handler before has begun.
+    # Messages from the simulation, before which the tasks of the last handler have begun.
 
     def _settle(self) -> None:
+        """Take tasks that have been continued out of their rounds' counts."""
         while self._continued:
             self._continued.pop().ends["done"] -= 1
 
     def on_task_end(self, end: TaskEnd) -> None:
-        """Take the answer of a device, or wait for a device that gave none."""
+        """Receive the reply of a device, or wait for a device that sent none."""
         self._settle()
         sent = self._at_work.pop(end.device)
         if sent.round is not None:
@@ -483,56 +388,54 @@ class Session(Grid):  # type: ignore[misc]
                 self._finished[end.device] = sent.round
             outcome: AppReply = end[f"{end.job}-reply"]
             sent.examples = outcome.examples
-            if self._taken is not None and not outcome.reply.has_error():
-                self._taken.note(
-                    end.job,
-                    config_of(sent.message, self._app.config),
-                    outcome.examples,
-                    outcome.counted,
-                )
+            if self._samples is not None and not outcome.reply.has_error():
+                config = config_of(sent.message, self._app.config)
+                self._samples.note(end.job, config, outcome.examples, outcome.counted)
             self._answer(sent, outcome.reply)
         elif sent.reply is None:
             self._doubt(sent)
         self._serve(end.device)
-        self._call()
+        self._schedule_turn()
 
     def on_return(self, device: int) -> None:
+        """Send the next message to a device that has become available."""
         self._settle()
         self._awaited.discard(device)
         self._serve(device)
 
     async def on_timer(self, name: str) -> None:
-        """Handle the end of a patience, of a message's time to live, of the ServerApp's sleep,
-        or its turn.
+        """Handle the end of a wait.
+
+        Args:
+            name: ``turn`` or ``app`` for the ServerApp, ``expire N`` for the time to live of
+                message N, ``gone N`` for the patience with its device.
         """
         if name == "turn":
             await self.go_on()
             return
         self._settle()
-        what, _, number = name.partition(" ")
-        if what == "expire":
+        purpose, _, number = name.partition(" ")
+        if purpose == "expire":
             self._answer_for(self._sent[f"message-{number}"], ErrorCode.MESSAGE_UNAVAILABLE)
-        elif what == "gone":
+        elif purpose == "gone":
             sent = self._sent[f"message-{number}"]
             working = self._at_work.get(sent.device)
-            # it is there, but has others to answer first
+            # the device is available, but has other messages to answer first
             if sent.task is None and working is not None:
                 self._doubt(sent)
             elif working is not sent:
                 self._answer_for(sent, ErrorCode.NODE_UNAVAILABLE)
-        self._call()
+        self._schedule_turn()
 
     def tensors(self) -> dict[str, NDArray[Any]]:
-        """The model's arrays by their names, those that are numpy's."""
+        """The model's arrays of numbers, by name; only arrays in numpy's format."""
         if self.model is None:
             return {}
-        arrays = {
-            name: array.numpy()
-            for name, array in self.model.items()
-            if array.stype == "numpy.ndarray"
-        }
-        return {
-            name: np.ascontiguousarray(values)
-            for name, values in arrays.items()
-            if values.dtype.kind in "fiub"
-        }
+        tensors = {}
+        for name, array in self.model.items():
+            if array.stype != "numpy.ndarray":
+                continue
+            values = array.numpy()
+            if values.dtype.kind in "fiub":
+                tensors[name] = np.ascontiguousarray(values)
+        return tensors

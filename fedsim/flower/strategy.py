@@ -19,15 +19,15 @@ from fedsim.world.task import Pause, Work
 
 
 class FlowerClient(Client[FlowerParams]):
-    """Has the ClientApp work; it alone knows what devices remember."""
+    """The device's half: calls the ClientApp, and stores the devices' states."""
 
     def __init__(self, params: FlowerParams, setting: RunInfo) -> None:
         super().__init__(params, setting)
         self._app = read_app(params.app, params.run_config)
         self._run = uuid.uuid4().hex
         self._states: dict[int, Any] = {}
-        self._flops: dict[str, float] = {}  # of an example, by the kind of message
-        self._counted: set[tuple[int, str]] = set()  # devices and kinds of messages
+        self._flops: dict[str, float] = {}  # FLOPs of an example, by kind of message
+        self._counted: set[tuple[int, str]] = set()  # devices and kinds of counted messages
 
     def real(self, device: Device, instruction: Instruction) -> Real:
         from flwr.app import RecordDict
@@ -35,37 +35,48 @@ class FlowerClient(Client[FlowerParams]):
         from fedsim.flower.client_side import AppJob, carry_out
 
         number = device.number
-        message = instruction[instruction.job]
-        seeds = instruction["seeds"]
-        by = self.params.time.kind
-        first = (number, instruction.job) not in self._counted
-        self._counted.add((number, instruction.job))
-        due = instruction.job not in self._flops if by == "flops" else first and by == "samples"
-        state = self._states.get(number, RecordDict())
-        run = (self._run, number, self.setting.devices)
-        return Real(
-            carry_out,
-            (AppJob(self.params, self._app, *run, message, state, seeds, by if due else None),),
+        app_job = AppJob(
+            params=self.params,
+            app=self._app,
+            run=self._run,
+            device=number,
+            devices=self.setting.devices,
+            message=instruction[instruction.job],
+            state=self._states.get(number, RecordDict()),
+            seeds=instruction["seeds"],
+            counts=self._counts_of(number, instruction.job),
         )
+        return Real(carry_out, (app_job,))
+
+    def _counts_of(self, device: int, kind: str) -> str | None:
+        """The quantity to count for a message: ``flops``, ``samples`` or None."""
+        is_first = (device, kind) not in self._counted
+        self._counted.add((device, kind))
+        time = self.params.time.kind
+        if time == "flops" and kind not in self._flops:
+            return "flops"
+        if time == "samples" and is_first:
+            return "samples"
+        return None
 
     def work(self, device: Device, instruction: Instruction) -> list[Pause | Work]:
         from fedsim.flower.client_side import config_of
 
         outcome = instruction.value
-        config = config_of(instruction[instruction.job], self._app.config)
+        kind = instruction.job
+        config = config_of(instruction[kind], self._app.config)
         self._states[device.number] = outcome.state
         examples = float(device.samples) if outcome.examples is None else outcome.examples
-        if (
-            self.params.time.kind == "flops"
-            and instruction.job not in self._flops
-            and outcome.counted
-        ):
-            self._flops[instruction.job] = outcome.counted / max(examples, 1.0)
-        work = self.params.time.work(
-            instruction.job, examples, self._flops.get(instruction.job), config
-        )
-        slept: list[Pause | Work] = [Pause("sleep", outcome.slept_s)] if outcome.slept_s else []
-        return [*slept, work] if work else slept
+        counts_flops = self.params.time.kind == "flops"
+        if counts_flops and kind not in self._flops and outcome.counted:
+            self._flops[kind] = outcome.counted / max(examples, 1.0)
+        steps: list[Pause | Work] = []
+        if outcome.slept_s:
+            steps.append(Pause("sleep", outcome.slept_s))
+        work = self.params.time.work(kind, examples, self._flops.get(kind), config)
+        if work:
+            steps.append(work)
+        return steps
 
     def reply(self, device: Device, instruction: Instruction, result: LocalResult) -> Contents:
         return {
@@ -74,16 +85,16 @@ class FlowerClient(Client[FlowerParams]):
 
 
 class Flower(Strategy[FlowerParams]):
-    """A Flower app between simulated devices: its ServerApp decides, its ClientApp computes;
-    fedsim says how long all takes.
+    """A Flower app on simulated devices: its own ServerApp and ClientApp, in simulated time.
 
-    Source: https://flower.ai, version 1.41 and later. What the ServerApp pushes is downloaded by
-    the device, in the bytes in which Flower writes it; the ClientApp's work is carried out for
-    real, and takes as long as ``time`` says; its reply is uploaded. A device takes one message at a
-    time. One that vanishes is answered for, as Flower does, ``unavailable_after`` later. A newcomer
-    is among ``get_node_ids`` from the time at which it can be reached.
+    Source: https://flower.ai, version 1.41 and later. A device downloads each message that the
+    ServerApp pushes, in the bytes in which Flower writes the message. The ClientApp's work is
+    carried out for real, and takes the simulated time of ``time``. The device then uploads the
+    reply. A device handles one message at a time. For a device that drops out, Flower's own answer
+    follows ``unavailable_after`` later. A newcomer is among ``get_node_ids`` as soon as it is
+    available.
 
-    State: none that could be saved; the app's own thread has it.
+    State: none that could be saved, as the app's own thread has it.
     """
 
     Params: ClassVar[type[StrategyParams]] = FlowerParams
@@ -94,12 +105,10 @@ class Flower(Strategy[FlowerParams]):
         try:
             from fedsim.flower.server_side import Session
         except ImportError as error:
-            what = (
+            raise ScenarioError(
+                f"strategy.kind is 'flower', but Flower cannot be imported ({error}); "
                 "pip install 'flwr>=1.41' installs it, in an environment of its own "
                 "(docs/flower.md)"
-            )
-            raise ScenarioError(
-                f"strategy.kind is 'flower', but Flower cannot be imported ({error}); {what}"
             ) from error
         self.session = Session(params, server)
 

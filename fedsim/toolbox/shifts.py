@@ -1,4 +1,4 @@
-"""Further shifts of data: exchange of labels, release of shares, permuted labels, rotated images."""
+"""Further shifts of data: exchanged labels, released shares, permuted labels, rotated images."""
 
 import math
 from dataclasses import replace

@@ -99,8 +99,8 @@ class Shards(Partition):
 class Dirichlet(Partition):
     """Each class is divided in shares drawn from Dirichlet(alpha, ..., alpha).
 
-    Source: Yurochkin et al. 2019. Each training sample is on one device; labels and sizes are skewed. Test samples follow each
-    device's own labels.
+    Source: Yurochkin et al. 2019. Each training sample is on one device; labels and sizes are
+    skewed. Test samples follow each device's own labels.
     """
 
     kind: Literal["dirichlet"] = "dirichlet"

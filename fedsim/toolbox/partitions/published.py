@@ -1,6 +1,4 @@
-"""Partitions of published experiments: a few classes make most of a device's data, and sizes are
-far from equal.
-"""
+"""Partitions of published experiments, with few classes on a device and very unequal sizes."""
 
 import math
 from typing import ClassVar, Literal
@@ -30,14 +28,14 @@ _MOST_SAMPLES = 100_000_000  # places of a sample in an index
 
 
 class PowerLaw(Partition):
-    """Device u holds the classes u, u+1, ... (mod C), and lognormal amounts of each (Li et al.
-    2020; code of FedProx).
+    """Device u holds lognormal amounts of the classes u, u+1, ... (mod C), as in FedProx.
 
     Training and test samples are pooled. Each device first gets 5 samples of each of its classes,
     in file order; the rest of each class is shared out in proportions lognormal(0, 2), without
     requests beyond its end. A tenth of each device's samples is held back for testing. MNIST and
     1,000 devices give FedProx's data (about 69,050 samples; mean 69, median 24, least 10); other
     ``classes_per_device`` give Table I of FlexCFL. Devices with the same classes are a true group.
+    Source: Li et al. 2020, and the code of FedProx.
     """
 
     kind: Literal["power-law"] = "power-law"
@@ -83,12 +81,11 @@ class PowerLaw(Partition):
 
 
 class Femnist(Partition):
-    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C); its size is lognormal(4,
-    1) + 5 (code of FedProx).
+    """Device u holds equal amounts of the classes u, u+1, u+2 (mod C), as in code of FedProx.
 
-    Samples come from the training set, at most 4,000 of each class; a tenth of each device's is
-    held back for testing. The letters a-j of EMNIST and 200 devices give the papers' FEMNIST.
-    Devices with the same classes are a true group.
+    Sizes are lognormal(4, 1) + 5. Samples come from the training set, at most 4,000 of each class;
+    a tenth of each device's is held back for testing. The letters a-j of EMNIST and 200 devices
+    give the papers' FEMNIST. Devices with the same classes are a true group.
     """
 
     kind: Literal["femnist"] = "femnist"
@@ -122,14 +119,14 @@ class Femnist(Partition):
 
 
 class DittoPartition(Partition):
-    """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions; sizes are
-    lognormal(3, 1) + 10 (code of Ditto).
+    """Device u holds the classes u..u+4 (mod C) in lognormal(1, 1) proportions (code of Ditto).
 
-    Sizes are scaled to the number of training samples; each class gives int(p n) + 1 training and
-    int(p n / r) + 1 test samples, r the published sets' ratio. A class that is used up starts
-    again, so devices may share images, but no test image is a training image. Fashion-MNIST and 500
-    devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median 88, as published and
-    the same in every run. Devices with the same classes are a true group, named by the first class.
+    Sizes are lognormal(3, 1) + 10, scaled to the number of training samples; each class gives int(p
+    n) + 1 training and int(p n / r) + 1 test samples, r the published sets' ratio. A class that is
+    used up starts again, so devices may share images, but no test image is a training image.
+    Fashion-MNIST and 500 devices give 61,251 + 11,254 samples, 31 to 1,378 for training with median
+    88, as published and the same in every run. Devices with the same classes are a true group,
+    named by the first class.
     """
 
     kind: Literal["ditto"] = "ditto"

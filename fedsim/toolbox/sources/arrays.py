@@ -83,7 +83,7 @@ def _is_part(name: str) -> bool:
 def _count_classes(train: NDArray[Any], test: NDArray[Any]) -> int:
     """The number of classes of labels [n], or of numbers of targets [n, k]."""
     if train.ndim > 1:
-        return max(1, train.shape[1])
+        return max(1, int(train.shape[1]))
     return _most(train, test) + 1
 
 

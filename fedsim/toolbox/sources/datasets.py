@@ -1,12 +1,13 @@
 """A ``Dataset`` of torch as arrays.
 
-Its items are read again, to refuse those that draw or depend on the order of reading.
+The items are read twice, to refuse items that draw or depend on the order of reading.
 """
 
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
-_AGAIN = 512  # items that the same Dataset is asked for a second time
+_AGAIN = 512  # items that are read from the same Dataset a second time
 _OTHER_SEEDS = (20_231, 77_003)  # of the shared generators while items are read again
 _INSTEAD = (
     "fedsim reads a Dataset once, so that a draw would be the same in every epoch, or another "
@@ -70,67 +71,75 @@ class MapDataset(Source):
 
         base = "torch.utils.data.Dataset"
         factory = find(self.factory, "data.source.factory", Dataset, base, or_function=True)
-        parts = {"": self.args}
+        where = f"data.source.factory is {self.factory!r}"
+        arguments = {"": self.args}  # by the suffix of arrays
         if self.test is not None:
-            parts = {"_train": self.args, "_test": self.args | self.test}
+            arguments = {"_train": self.args, "_test": {**self.args, **self.test}}
         arrays: NamedArrays = {}
-        for part, args in parts.items():
-            where = f"data.source.factory is {self.factory!r}"
-            columns = _read(lambda args=args: factory(**args), where)  # type: ignore[misc]
-            arrays |= {f"{key}{part}": array for key, array in columns.items()}
-        return raw_of(
-            Path(self.factory.rpartition(":")[2]), arrays, Meaning(self.vocabulary, self.layout)
-        )
+        for suffix, args in arguments.items():
+            columns = _read(partial(factory, **args), where)
+            for key, array in columns.items():
+                arrays[f"{key}{suffix}"] = array
+        name = self.factory.rpartition(":")[2]
+        return raw_of(Path(name), arrays, Meaning(self.vocabulary, self.layout))
 
     def surplus(self, raw: Raw, column: str | None) -> list[str]:
         return surplus(raw.columns, self.columns, column)
 
 
 def _read(make: Callable[[], Any], where: str) -> NamedArrays:
-    """The items of a Dataset by key, stacked; ``DataError`` unless each follows from its index
-    alone.
+    """Stack the items of a Dataset by key; ``DataError`` if an item depends on more than its index.
+
+    Args:
+        make: makes the Dataset.
+        where: the Dataset in words, for messages.
     """
-    with _kept_generators():
+    with _generators_restored():
         before = _states()
-        dataset = _made(make, where)
+        dataset = _make_dataset(make, where)
         size = len(dataset)
-        arrays = _stacked(_items(dataset, range(size), where), where)
+        arrays = _stack(_items(dataset, range(size), where), where)
         after = _states()
         _seed_generators(_OTHER_SEEDS[0])
-        some = [*range(0, size, max(1, size // _AGAIN))][::-1]
-        _require_same(_items(dataset, some, where), some, arrays, where, "when it is read again")
+        sample = [*range(0, size, max(1, size // _AGAIN))][::-1]
+        repeated = _items(dataset, sample, where)
+        _require_same(repeated, sample, arrays, where, "when it is read again")
         del dataset
-        other = _made(make, where)
-        if len(other) != size:
+        second_dataset = _make_dataset(make, where)
+        if len(second_dataset) != size:
             raise DataError(
-                f"{where}, which has {size} items at first and {len(other)} when it is made "
-                f"again; {_INSTEAD}"
+                f"{where}, which has {size} items at first and {len(second_dataset)} when it is "
+                f"made again; {_INSTEAD}"
             )
         backwards = range(size)[::-1]
-        how = "when the Dataset is made again and read in another order"
-        _require_same(_items(other, backwards, where), backwards, arrays, where, how)
-        del other
-        if moved := [name for name in before if before[name] != after[name]]:
-            _require_own_seed(make, where, moved, after)
+        repeated = _items(second_dataset, backwards, where)
+        when = "when the Dataset is made again and read in another order"
+        _require_same(repeated, backwards, arrays, where, when)
+        del second_dataset, repeated
+        generators = [name for name in before if before[name] != after[name]]
+        if generators:
+            _require_own_seed(make, where, generators, after)
     return arrays
 
 
 def _require_own_seed(
-    make: Callable[[], Any], where: str, moved: list[str], after: dict[str, bytes]
+    make: Callable[[], Any], where: str, generators: list[str], after: dict[str, bytes]
 ) -> None:
-    """Refuse a Dataset that draws from a shared generator that it has not seeded, even if no
-    item shows it.
+    """Refuse a Dataset that draws from a shared generator without seeding the generator.
+
+    Such a Dataset is refused even if no item shows the draws.
     """
     _seed_generators(_OTHER_SEEDS[1])
-    dataset = _made(make, where)
+    dataset = _make_dataset(make, where)
     for _ in _items(dataset, range(len(dataset)), where):
         pass
-    ends = _states()
-    if drawn := [name for name in moved if ends[name] != after[name]]:
-        raise DataError(f"{where}, which draws from {' and '.join(drawn)}; {_INSTEAD}")
+    states = _states()
+    unseeded = [name for name in generators if states[name] != after[name]]
+    if unseeded:
+        raise DataError(f"{where}, which draws from {' and '.join(unseeded)}; {_INSTEAD}")
 
 
-def _made(make: Callable[[], Any], where: str) -> Any:
+def _make_dataset(make: Callable[[], Any], where: str) -> Any:
     from torch.utils.data import IterableDataset
 
     try:
@@ -173,39 +182,40 @@ def _entries(item: Any, whose: str) -> Item:
     return {str(key): _array(value, f"{whose} has {key!r}") for key, value in item.items()}
 
 
-def _array(value: Any, what: str) -> NDArray[Any]:
+def _array(value: Any, label: str) -> NDArray[Any]:
     import torch
 
     try:
         if isinstance(value, torch.Tensor):
             value = value.detach().cpu()
-            value = value.float() if value.dtype == torch.bfloat16 else value
+            if value.dtype == torch.bfloat16:
+                value = value.float()
         array = np.asarray(value)
     except Exception as error:
-        raise DataError(f"{what}, which is no array: {type(error).__name__}: {error}") from error
+        raise DataError(f"{label}, which is no array: {type(error).__name__}: {error}") from error
     if array.dtype.kind == "O":
         allowed = "allowed are tensors, arrays, numbers and lists of numbers"
-        raise DataError(f"{what}, a {type(value).__name__} that is no array; {allowed}")
+        raise DataError(f"{label}, a {type(value).__name__} that is no array; {allowed}")
     return array
 
 
-def _stacked(items: Iterator[Item], where: str) -> NamedArrays:
+def _stack(items: Iterator[Item], where: str) -> NamedArrays:
+    """Stack items by key; ``DataError`` if their keys, shapes or types differ."""
     columns: dict[str, list[NDArray[Any]]] = {}
     for place, item in enumerate(items):
         if place == 0:
             columns = {key: [] for key in item}
         if item.keys() != columns.keys():
-            held = f"{', '.join(item)}; item 0 has {', '.join(columns)}"
-            raise DataError(f"{where}, whose item {place} has {held}; all must have the same")
+            raise DataError(
+                f"{where}, whose item {place} has {', '.join(item)}; item 0 has "
+                f"{', '.join(columns)}; all must have the same"
+            )
         for key, array in item.items():
             first = columns[key][0] if place else array
-            if array.shape != first.shape or (array.dtype.kind in "US") != (
-                first.dtype.kind in "US"
-            ):
-                held = f"of shape {array.shape} and type {array.dtype}"
-                other = f"item 0 of {first.shape} and {first.dtype}"
+            if not _has_form_of(array, first):
                 raise DataError(
-                    f"{where}, whose item {place} has {key!r} {held}, and {other}; all must be "
+                    f"{where}, whose item {place} has {key!r} of shape {array.shape} and type "
+                    f"{array.dtype}, and item 0 of {first.shape} and {first.dtype}; all must be "
                     "alike"
                 )
             columns[key].append(array)
@@ -215,32 +225,35 @@ def _stacked(items: Iterator[Item], where: str) -> NamedArrays:
 
 
 def _require_same(
-    items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, how: str
+    items: Iterator[Item], places: Iterable[int], arrays: NamedArrays, where: str, when: str
 ) -> None:
+    """Refuse items that differ from the first reading."""
     for place, item in zip(places, items, strict=True):
         for key, array in arrays.items():
             if not _is_same(array[place], item.get(key)):
                 raise DataError(
-                    f"{where}, whose item {place} has another {key!r} {how}; {_INSTEAD}"
+                    f"{where}, whose item {place} has another {key!r} {when}; {_INSTEAD}"
                 )
 
 
-def _is_same(first: NDArray[Any], again: NDArray[Any] | None) -> bool:
-    """Whether both have the same bits; ``first`` may have a wider type, that of all items."""
-    if (
-        again is None
-        or again.shape != first.shape
-        or (again.dtype.kind in "US") != (first.dtype.kind in "US")
-    ):
+def _has_form_of(array: NDArray[Any], first: NDArray[Any]) -> bool:
+    """Whether two arrays have one shape, and are both text or both not."""
+    both_or_none_text = (array.dtype.kind in "US") == (first.dtype.kind in "US")
+    return array.shape == first.shape and both_or_none_text
+
+
+def _is_same(first: NDArray[Any], repeated: NDArray[Any] | None) -> bool:
+    """Whether two arrays have equal bits; ``first`` may have a wider type, common to all items."""
+    if repeated is None or not _has_form_of(repeated, first):
         return False
-    return again.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
+    return repeated.astype(first.dtype).tobytes() == np.asarray(first).tobytes()
 
 
 # The generators that all code of a process shares.
 
 
 def _states() -> dict[str, bytes]:
-    """Their states by name, to be compared."""
+    """The states of the shared generators by name, to be compared."""
     import torch
 
     return {
@@ -259,16 +272,16 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _kept_generators() -> Iterator[None]:
-    """Leave them as they were, however this context ends."""
+def _generators_restored() -> Iterator[None]:
+    """Restore the shared generators at the end, also after an error."""
     import torch
 
-    pythons = random.getstate()
-    numpys = np.random.get_state()  # noqa: NPY002
-    torchs = torch.default_generator.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002
+    torch_state = torch.default_generator.get_state()
     try:
         yield
     finally:
-        random.setstate(pythons)
-        np.random.set_state(numpys)  # noqa: NPY002
-        torch.default_generator.set_state(torchs)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
+        torch.default_generator.set_state(torch_state)

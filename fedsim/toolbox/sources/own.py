@@ -1,6 +1,4 @@
-"""The user's own files of data: numpy archives, and folders as Hugging Face's ``datasets`` saves
-them.
-"""
+"""Users' files of data: numpy archives, and saved folders of Hugging Face's ``datasets``."""
 
 import io
 import warnings
@@ -19,7 +17,7 @@ from fedsim.learning.data.federated import Raw
 from fedsim.learning.data.sources import Source
 from fedsim.toolbox.sources.arrays import Layout, Meaning, NamedArrays, Vocabulary, raw_of, surplus
 
-_MOST_PIXELS = 1 << 24  # of one image: few bytes may unpack to gigabytes
+_MOST_PIXELS = 1 << 24  # of one image, as few bytes may unpack to gigabytes
 
 
 class Npz(Source):
@@ -55,10 +53,14 @@ class Npz(Source):
                 names = list(archive.files)
                 arrays = dict(archive)
         for name in names:
-            if names.count(name) > 1 or not isinstance(arrays[name], np.ndarray):
-                kind = "twice" if names.count(name) > 1 else "which is no array"
+            fault = ""
+            if names.count(name) > 1:
+                fault = "twice"
+            elif not isinstance(arrays[name], np.ndarray):
+                fault = "which is no array"
+            if fault:
                 raise DataError(
-                    f"'{path}' holds {name!r} {kind}; allowed are arrays, each of its own name"
+                    f"'{path}' holds {name!r} {fault}; allowed are arrays, each of its own name"
                 )
         return raw_of(path, arrays, Meaning(self.vocabulary, self.layout))
 
@@ -88,38 +90,41 @@ class HuggingFace(Source):
     @field_validator("columns")
     @classmethod
     def _other_names(cls, columns: list[str]) -> list[str]:
-        if taken := {"x", "y"} & {*columns}:
+        reserved = {"x", "y"} & {*columns}
+        if reserved:
             raise ValueError(
-                f"'columns' has {min(taken)!r}, which names the samples or targets here"
+                f"'columns' has {min(reserved)!r}, which names the samples or targets here"
             )
         return columns
 
     def load(self, root: Path | None) -> Raw:
         folder = sought(self.path, root)
-        names = {"x": self.x, "y": self.y} | {name: name for name in self.columns}
-        parts = (
-            {"_train": "train", "_test": "test"}
-            if (folder / "dataset_dict.json").is_file()
-            else {"": ""}
-        )
+        columns = {"x": self.x, "y": self.y}
+        for name in self.columns:
+            columns[name] = name
+        subfolders = {"": ""}  # by the suffix of arrays
+        if (folder / "dataset_dict.json").is_file():
+            subfolders = {"_train": "train", "_test": "test"}
         arrays: NamedArrays = {}
         layout = self.layout
-        for part, inner in parts.items():
-            table = _table(folder / inner, [*names.values()])
-            arrays |= {
-                f"{name}{part}": _array(folder / inner, column, table[column])
-                for name, column in names.items()
-            }
+        for suffix, subfolder in subfolders.items():
+            table = _read_table(folder / subfolder, [*columns.values()])
+            for name, column in columns.items():
+                array = _read_column(folder / subfolder, column, table[column])
+                arrays[f"{name}{suffix}"] = array
             if _holds_images(table[self.x].type):
-                layout = self._layout_of_images(arrays[f"x{part}"])
+                layout = self._layout_of_images(arrays[f"x{suffix}"])
         self._note(folder, table.column_names)
         return raw_of(folder, arrays, Meaning(self.vocabulary, layout))
 
     def _note(self, folder: Path, names: list[str]) -> None:
-        others = [name for name in names if name not in (self.x, self.y, *self.columns)]
+        """Note the columns that are used, and columns and splits that are not."""
+        unused = [name for name in names if name not in (self.x, self.y, *self.columns)]
         splits = folder / "dataset_dict.json"
-        held = read_json(splits).get("splits", []) if splits.is_file() else []
-        unused = [*others, *(f"the split {name}" for name in held if name not in ("train", "test"))]
+        if splits.is_file():
+            for name in read_json(splits).get("splits", []):
+                if name not in ("train", "test"):
+                    unused.append(f"the split {name}")
         rest = f"; not used: {', '.join(unused)}" if unused else ""
         note(
             f"{str(folder)!r}: column {self.x!r} has the samples, {self.y!r} the labels or "
@@ -128,15 +133,15 @@ class HuggingFace(Source):
 
     def _layout_of_images(self, images: NDArray[Any]) -> Layout:
         if self.layout is not None:
-            why = (
-                f"column {self.x!r} holds images, which are decoded with their channels first; "
-                "leave it out"
+            raise DataError(
+                f"data.source.layout is {self.layout!r}, but column {self.x!r} holds images, "
+                "which are decoded with their channels first; leave it out"
             )
-            raise DataError(f"data.source.layout is {self.layout!r}, but {why}")
         return "channels-first" if images.ndim == 4 else None
 
 
-def _table(folder: Path, names: list[str]) -> Any:
+def _read_table(folder: Path, names: list[str]) -> Any:
+    """Read a folder's Arrow table, which must have columns of these names."""
     import pyarrow as pa
 
     try:
@@ -146,19 +151,25 @@ def _table(folder: Path, names: list[str]) -> Any:
                 "it holds a selection of its rows as indices; call flatten_indices() before "
                 "save_to_disk"
             )
-        files = [folder / each["filename"] for each in state["_data_files"]]
-        table = pa.concat_tables(
-            [pa.ipc.open_stream(read_bytes(file)).read_all() for file in files]
-        )
+        pieces = []
+        for entry in state["_data_files"]:
+            stream = pa.ipc.open_stream(read_bytes(folder / entry["filename"]))
+            pieces.append(stream.read_all())
+        table = pa.concat_tables(pieces)
     except FileNotFoundError as error:
-        needed = "give a folder that datasets' save_to_disk has written"
-        raise DataError(f"data.source.path: there is no '{error.filename}'; {needed}") from None
+        raise DataError(
+            f"data.source.path: there is no '{error.filename}'; give a folder that datasets' "
+            "save_to_disk has written"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"'{folder}' cannot be read as a Hugging Face data set: {error}") from None
     for name in names:
         if name not in table.column_names:
-            known = f"{', '.join(table.column_names)}{nearest(name, table.column_names)}"
-            raise DataError(f"data.source: '{folder}' has no column '{name}'; it has {known}")
+            hint = nearest(name, table.column_names)
+            raise DataError(
+                f"data.source: '{folder}' has no column '{name}'; it has "
+                f"{', '.join(table.column_names)}{hint}"
+            )
         if table.column_names.count(name) > 1:
             raise DataError(
                 f"data.source: '{folder}' has the column '{name}' twice; allowed is one"
@@ -166,9 +177,16 @@ def _table(folder: Path, names: list[str]) -> Any:
     return table
 
 
-def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
-    """A column's values: of one number each, of lists of lists of one length, or of images, [n,
-    c, h, w] or [n, h, w].
+def _read_column(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
+    """Convert a column to an array.
+
+    Args:
+        folder: the folder, for messages.
+        name: name of the column, for messages.
+        chunks: Arrow's column.
+
+    Returns:
+        Numbers [n], nested lists [n, ...], or images [n, c, h, w] or [n, h, w].
     """
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -183,13 +201,10 @@ def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
             raise DataError(f"'{folder}': the images of {named} are not all of one shape")
         stacked = np.stack(images)
         return stacked.transpose(0, 3, 1, 2) if stacked.ndim == 4 else stacked
-    column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
     shape = [len(column)]
-    while (
-        pa.types.is_list(column.type)
-        or pa.types.is_fixed_size_list(column.type)
-        or pa.types.is_large_list(column.type)
-    ):
+    while _holds_lists(column.type):
         lengths = pc.list_value_length(column).unique().to_pylist()
         if len(lengths) != 1:
             raise DataError(f"'{folder}': the lists of {named} are not all of one length")
@@ -201,6 +216,13 @@ def _array(folder: Path, name: str, chunks: Any) -> NDArray[Any]:
             allowed += " (datasets' class_encode_column numbers words)"
         raise DataError(f"'{folder}': {named} is of type {column.type}; allowed are {allowed}")
     return column.to_numpy(zero_copy_only=False).reshape(shape)  # type: ignore[no-any-return]
+
+
+def _holds_lists(kind: Any) -> bool:
+    import pyarrow as pa
+
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    return bool(is_list or pa.types.is_fixed_size_list(kind))
 
 
 def _holds_images(kind: Any) -> bool:
@@ -218,7 +240,7 @@ def _image(folder: Path, name: str, data: bytes | None) -> NDArray[np.uint8]:
             "pillow"
         ) from error
     try:
-        # of more pixels than usual; many more are refused below
+        # Pillow warns of many pixels, which are refused below
         with warnings.catch_warnings(action="ignore"):
             image = Image.open(io.BytesIO(data or b""))
         width, height = image.size

@@ -1,6 +1,4 @@
-"""Speeds and links of devices, one by one: rows of FedScale's table of real phones, or hospitals
-of the FeTS federation.
-"""
+"""Speeds and links of devices: rows of FedScale's table of phones, or hospitals of FeTS."""
 
 from functools import cache
 from pathlib import Path
@@ -26,8 +24,9 @@ _TRAINING_PASSES = 3  # FedScale's time model: training a sample takes three tim
 
 
 class FedScaleCapacity(CapacityModel):
-    """Rows of FedScale's client capacity file, drawn without replacement as long as there are
-    enough.
+    """Rows of FedScale's client capacity file, drawn at random.
+
+    Rows are drawn without replacement, unless the file has fewer rows than devices.
     """
 
     kind: Literal["fedscale"] = "fedscale"
@@ -38,21 +37,21 @@ class FedScaleCapacity(CapacityModel):
     """
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
-        """One row for each device.
+        """Draw one row for each device.
 
-        ``DataError``: the file is missing, lacks a column, or has a value that is not positive.
+        Raises:
+            DataError: the file is missing, lacks a column, or has a value that is not positive.
         """
         table = read_capacities(sought(self.file, root))
         generator = streams.generator("world/capacity")
         rows = generator.choice(len(table), devices, replace=devices > len(table))
         milliseconds, down_kbps, up_kbps = table[rows].T
-        return Capacity(
-            1000.0 / (_TRAINING_PASSES * milliseconds), (down_kbps * 125.0, up_kbps * 125.0)
-        )
+        speed = 1000.0 / (_TRAINING_PASSES * milliseconds)
+        return Capacity(speed, (down_kbps * 125.0, up_kbps * 125.0))
 
 
 def read_capacities(path: Path) -> Floats:
-    """The three columns of a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
+    """Read a capacity file: ms a sample, down and up kbit/s; float64 [rows, 3]."""
     if path.is_file() and is_pickle(path):
         return _published(path)
     table = DeviceTable("population.capacity", path, _COLUMNS, others=_LEFT_OUT)
@@ -81,8 +80,7 @@ def _published(path: Path) -> Floats:
 
 
 class HospitalsCapacity(CapacityModel):
-    """Each device is a hospital, and a sample a patient: its times were measured in the FeTS
-    federation.
+    """Each device is a hospital of the FeTS federation, and a sample a patient.
 
     Source: github.com/FeTS-AI/Challenge, Task_1/fets_challenge/time_utils.py (BSD-style, 2022):
     21 and 16 institutions.
@@ -95,25 +93,26 @@ class HospitalsCapacity(CapacityModel):
 
     kind: Literal["hospitals-fets"] = "hospitals-fets"
 
-    def _drawn(self, streams: Streams, devices: int) -> Floats:
-        """Mean and standard deviation of a patient's training and validation (s), float64
-        [devices, 4].
+    def _draw_times(self, streams: Streams, devices: int) -> Floats:
+        """Mean and standard deviation of a patient's training and validation (s).
+
+        One hospital is drawn for each device, float64 [devices, 4].
         """
         compute: Floats = _table("compute")
         return compute[streams.generator("world/capacity").integers(len(compute), size=devices)]
 
     def draw(self, streams: Streams, devices: int, root: Path | None) -> Capacity:
         network = _table("network")
-        drawn = network[
-            streams.generator("world/capacity/network").integers(len(network), size=devices)
-        ]
-        latency = drawn[:, [0, 2]].mean(axis=1)
+        generator = streams.generator("world/capacity/network")
+        transfers = network[generator.integers(len(network), size=devices)]
+        latency = transfers[:, [0, 2]].mean(axis=1)
         unlimited = np.full(devices, np.inf)
-        return Capacity(1.0 / self._drawn(streams, devices)[:, 0], (unlimited, unlimited, latency))
+        speed = 1.0 / self._draw_times(streams, devices)[:, 0]
+        return Capacity(speed, (unlimited, unlimited, latency))
 
     def jitters(self, streams: Streams, devices: int) -> Floats:
-        drawn = self._drawn(streams, devices)
-        return np.asarray(drawn[:, 1] / drawn[:, 0])
+        times = self._draw_times(streams, devices)
+        return np.asarray(times[:, 1] / times[:, 0])
 
 
 @cache

@@ -1,6 +1,4 @@
-"""When devices join, and when they leave for good: at random, at given times, or as a table
-says.
-"""
+"""Times at which devices join and leave for good: random, scheduled, or from a table."""
 
 import math
 from collections import Counter
@@ -50,19 +48,16 @@ class Schedule(Turnover):
 
 
 class TimesFromFile(FileColumn, Turnover):
-    """A column of a table has the time of each device; an empty cell: it is there from the
-    start, or stays.
+    """A column of a table has the time of each device.
+
+    An empty cell means that the device is present from the start, or stays.
     """
 
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
     ) -> Floats:
-        return np.array(
-            [
-                on_grid(time)
-                for time in self.cells(key, len(arrival), root, Seconds, empty=usual).tolist()
-            ]
-        )
+        times = self.cells(key, len(arrival), root, Seconds, empty=usual)
+        return np.array([on_grid(time) for time in times.tolist()])
 
 
 def _positive(rate: float) -> float:
@@ -72,9 +67,7 @@ def _positive(rate: float) -> float:
 
 
 class PoissonArrivals(Turnover):
-    """Newcomers join one after another, after independent exponential gaps, in a random order of
-    the devices.
-    """
+    """Newcomers join one by one, in random order, after independent exponential gaps."""
 
     kind: Literal["poisson"] = "poisson"
     rate: Annotated[PerSecond, AfterValidator(_positive)]
@@ -94,16 +87,16 @@ class PoissonArrivals(Turnover):
         devices = len(arrival)
         count = devices // 2 if self.newcomers is None else self.newcomers
         gaps = streams.generator("world/arrivals/gap").exponential(1 / self.rate, count)
+        newcomers = streams.generator("world/arrivals").permutation(devices)[:count]
         times = np.zeros(devices)
-        times[streams.generator("world/arrivals").permutation(devices)[:count]] = (
-            np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
-        )
+        times[newcomers] = np.rint(np.cumsum(gaps) / TICK_S) * TICK_S
         return times
 
 
 class ExponentialStays(Turnover):
-    """A device stays for an exponential time from its arrival; in the same world a larger share
-    only adds leavers.
+    """A device stays for an exponential time from its arrival.
+
+    In a world with a larger share, the same devices leave, and more.
     """
 
     kind: Literal["exponential"] = "exponential"
@@ -115,12 +108,11 @@ class ExponentialStays(Turnover):
     def draw(
         self, key: str, streams: Streams, arrival: Floats, usual: float, root: Path | None
     ) -> Floats:
-        leaving = streams.generator("world/departures").permutation(len(arrival))[
-            : round(self.share * len(arrival))
-        ]
+        count = round(self.share * len(arrival))
+        leaving = streams.generator("world/departures").permutation(len(arrival))[:count]
         uniforms = streams.uniforms("world/departures/stay", leaving).tolist()
-        # numpy's has other last bits with AVX-512
-        stay = np.array([-math.log(one) for one in uniforms]) * self.mean_stay
+        # numpy's logarithm has other last bits with AVX-512
+        stay = np.array([-math.log(uniform) for uniform in uniforms]) * self.mean_stay
         departure = np.full(len(arrival), np.inf)
         departure[leaving] = arrival[leaving] + np.maximum(1.0, np.rint(stay / TICK_S)) * TICK_S
         return departure

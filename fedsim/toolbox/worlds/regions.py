@@ -1,9 +1,8 @@
-"""Devices in regions of clouds: each pair has TCP connections of its own, limited by a window
-and their round trip.
+"""Devices in regions of clouds, over TCP connections limited by a window and a round trip.
 
-``cloud_regions.toml`` has measured connections with source, licence and date. Connections of other
-pairs follow from two rules that ``CloudFacts`` fits to these: the rate is the window of the
-receiver's cloud over the round trip, and the round trip grows with the distance.
+``cloud_regions.toml`` has measured connections with source, licence and date. ``CloudFacts`` fits
+two rules to these connections, from which the connections of all other pairs follow. The rate is
+the window of the receiver's cloud over the round trip, and the round trip grows with the distance.
 """
 
 import math
@@ -30,61 +29,66 @@ from fedsim.world.network.spec import AccessColumns, NetworkModel
 _TABLE = Path(__file__).with_name("cloud_regions.toml")
 _EARTH_KM = 6371.0
 _HUB = "aws:ca-central-1"
-_MEASURED_S = 10.0  # rates are means of so long, slow start included
+_MEASURED_S = 10.0  # length of a measurement; rates are means, slow start included
 _LEAST_SHARE = 0.1
-_NEARLY = 0.1  # by so much a value may lie beyond those that a rule was fitted to
+_NEARLY = 0.1  # relative tolerance beyond the values that a rule was fitted to
 _Milliseconds = Annotated[float, Field(ge=0.0, le=1e6)]
 _Megabits = Annotated[float, Field(gt=0.0, le=1e9)]
 
 
 class Connection(NamedTuple):
-    """A TCP connection between two regions: its round trip (s), its rate (bytes/s), and whether
-    that was measured.
-    """
+    """A TCP connection between two regions."""
 
     round_trip: float
+    """round trip (s)."""
     rate: float
+    """rate (bytes/s)."""
     measured: bool = True
+    """whether the rate was measured."""
 
 
 class Window(NamedTuple):
-    """Rule for the rate of one connection into a cloud: ``bytes`` under way, of which a long way
-    loses ``slow_start`` (s) of the ten seconds that were measured, for each second of round trip.
-    ``fit``: its errors.
-    """
+    """Rule for the rate of one connection into a cloud."""
 
     bytes: float
+    """size of the window (bytes)."""
     slow_start: float
+    """time that slow start takes from the measured time (s), for each second of round trip."""
     fit: "Fit"
+    """errors of the rule."""
 
     def rate(self, round_trip: float) -> float:
-        """Bytes/s on the mean of ten seconds."""
+        """Mean rate over ten seconds (bytes/s)."""
         share = 1.0 - self.slow_start * round_trip / _MEASURED_S
         return self.bytes * max(share, _LEAST_SHARE) / round_trip
 
 
 class WindowRule(NamedTuple):
-    """Rule for a round trip: a ``fixed`` part (s), and seconds ``per_km``.
-
-    ``fit``: its errors; ``parts``: of the world.
-    """
+    """Rule for a round trip: a fixed part, and a part for each kilometre."""
 
     fixed: float
+    """fixed part (s)."""
     per_km: float
+    """seconds per kilometre."""
     fit: "Fit"
+    """errors of the rule."""
     parts: frozenset[frozenset[str]]
+    """pairs of parts of the world among the measured pairs."""
 
 
 class Fit(NamedTuple):
-    """The ``rows`` that a rule was fitted to: its relative errors on them, and from where to
-    where they reach.
-    """
+    """Relative errors of a rule on the measured pairs, and the domain of these pairs."""
 
     rows: int
+    """number of measured pairs."""
     mean: float
+    """mean relative error."""
     largest: float
+    """largest relative error."""
     least: float
+    """least value of the rule's variable among the pairs."""
     most: float
+    """most value of the rule's variable among the pairs."""
 
     @classmethod
     def of(cls, predicted: Floats, measured: Floats, reach: Floats) -> "Fit":
@@ -121,102 +125,113 @@ class CloudFacts:
     def __init__(self) -> None:
         table = read_toml(_TABLE)
         self.source = f"{table['source']}, {table['licence']}", table["date"]
-        self.sites: dict[str, tuple[str, str, float, float]] = {
-            name: (*site,) for name, site in table["sites"].items()
-        }
-        self.measured = {
-            (one, other): Connection(ms / 1e3, mbit * 1e6 / 8)
-            for one, other, ms, mbit in table["measured"]
-        }
+        self.sites: dict[str, tuple[str, str, float, float]] = {}
+        for name, site in table["sites"].items():
+            self.sites[name] = (*site,)
+        self.measured: dict[tuple[str, str], Connection] = {}
+        for source, target, ms, mbit in table["measured"]:
+            self.measured[source, target] = Connection(ms / 1e3, mbit * 1e6 / 8)
         self.fit()
 
     def fit(self) -> None:
-        """Find the rules' constants."""
-        self.windows = {
-            cloud: self._window(cloud) for cloud in sorted({cloud_of(name) for name in self.sites})
-        }
-        self.ways = {within: self._window_rule(within) for within in (False, True)}
+        """Fit the constants of all rules."""
+        clouds = sorted({cloud_of(name) for name in self.sites})
+        self.windows = {cloud: self._fit_window(cloud) for cloud in clouds}
+        self.ways = {within: self._fit_round_trip(within) for within in (False, True)}
 
-    def _window(self, cloud: str) -> Window:
-        into = [each for (_, other), each in self.measured.items() if cloud_of(other) == cloud]
-        took = np.array([each.round_trip for each in into])
-        under_way = took * np.array([each.rate for each in into])
-        columns = np.stack([np.ones(len(into)), -took / _MEASURED_S], axis=1)
-        size, lost = np.linalg.lstsq(columns / under_way[:, None], np.ones(len(into)), rcond=None)[
-            0
-        ].tolist()
-        fit = Fit.of(columns @ np.array([size, lost]), under_way, took)
-        return Window(size, lost / size, fit)
+    def _fit_window(self, cloud: str) -> Window:
+        connections = []
+        for (_, target), connection in self.measured.items():
+            if cloud_of(target) == cloud:
+                connections.append(connection)
+        round_trips = np.array([connection.round_trip for connection in connections])
+        under_way = round_trips * np.array([connection.rate for connection in connections])
+        columns = np.stack([np.ones(len(connections)), -round_trips / _MEASURED_S], axis=1)
+        constants = _least_squares(columns, under_way)
+        fit = Fit.of(columns @ constants, under_way, round_trips)
+        size, loss = constants.tolist()
+        return Window(size, loss / size, fit)
 
-    def _window_rule(self, within: bool) -> WindowRule:
+    def _fit_round_trip(self, within: bool) -> WindowRule:
         pairs = [pair for pair in self.measured if _within_aws(*pair) == within]
-        took = np.array([self.measured[pair].round_trip for pair in pairs])
+        round_trips = np.array([self.measured[pair].round_trip for pair in pairs])
         lengths = np.array([self.way_km(*pair) for pair in pairs])
         columns = np.stack([np.ones(len(pairs)), lengths], axis=1)
-        fixed, per_km = np.linalg.lstsq(columns / took[:, None], np.ones(len(took)), rcond=None)[
-            0
-        ].tolist()
-        fit = Fit.of(columns @ np.array([fixed, per_km]), took, lengths)
+        constants = _least_squares(columns, round_trips)
+        fit = Fit.of(columns @ constants, round_trips, lengths)
+        fixed, per_km = constants.tolist()
         return WindowRule(fixed, per_km, fit, frozenset(self._parts(*pair) for pair in pairs))
 
-    def _parts(self, one: str, other: str) -> frozenset[str]:
-        return frozenset({self.sites[one][1], self.sites[other][1]})
+    def _parts(self, source: str, target: str) -> frozenset[str]:
+        """The parts of the world of two regions."""
+        return frozenset({self.sites[source][1], self.sites[target][1]})
 
     def figures_of(self, name: str) -> dict[str, Figure]:
-        """Connections from a region to all others, with their sources."""
-        ruled = 'estimate: by the rules of network.kind "regions"'
-        found = {other: self.connection(name, other) for other in self.sites if other != name}
-        return {
-            other: Figure(
-                f"{1e3 * way.round_trip:.1f} ms, {way.rate * 8 / 1e6:.1f} Mbit/s", source, date
-            )
-            for other, way in sorted(found.items(), key=lambda item: not item[1].measured)
-            for source, date in [self.source if way.measured else (ruled, self.source[1])]
-        }
+        """Figures of the connections from a region to all others, measured ones first."""
+        publication, date = self.source
+        estimate = 'estimate: by the rules of network.kind "regions"'
+        connections = {}
+        for target in self.sites:
+            if target != name:
+                connections[target] = self.connection(name, target)
+        figures = {}
+        for target, connection in sorted(
+            connections.items(), key=lambda item: not item[1].measured
+        ):
+            rate = connection.rate * 8 / 1e6
+            text = f"{1e3 * connection.round_trip:.1f} ms, {rate:.1f} Mbit/s"
+            source = publication if connection.measured else estimate
+            figures[target] = Figure(text, source, date)
+        return figures
 
-    def way_km(self, one: str, other: str) -> float:
-        parts = {self.sites[name][1] for name in (one, other)}
+    def way_km(self, source: str, target: str) -> float:
+        """Length of the way between two regions along great circles (km), perhaps over a hub."""
+        parts = self._parts(source, target)
         from_south = "south-america" in parts and "north-america" not in parts and len(parts) > 1
-        way = [one, _HUB, other] if from_south or parts == {"europe", "east-asia"} else [one, other]
-        return sum(self.great_circle_km(*leg) for leg in pairwise(way))
+        stops = [source, target]
+        if from_south or parts == {"europe", "east-asia"}:
+            stops = [source, _HUB, target]
+        return sum(self.great_circle_km(*leg) for leg in pairwise(stops))
 
-    def great_circle_km(self, one: str, other: str) -> float:
-        (*_, lat, long), (*_, far_lat, far_long) = self.sites[one], self.sites[other]
-        lat = math.radians(lat)
-        far_lat = math.radians(far_lat)
-        across = math.sin(math.radians(far_long - long) / 2) ** 2
-        half = math.sin((far_lat - lat) / 2) ** 2 + math.cos(lat) * math.cos(far_lat) * across
-        return 2 * _EARTH_KM * math.asin(math.sqrt(half))
+    def great_circle_km(self, source: str, target: str) -> float:
+        """Distance of two regions (km), by the haversine formula."""
+        *_, source_lat, source_long = self.sites[source]
+        *_, target_lat, target_long = self.sites[target]
+        source_lat = math.radians(source_lat)
+        target_lat = math.radians(target_lat)
+        across = math.sin(math.radians(target_long - source_long) / 2) ** 2
+        cosines = math.cos(source_lat) * math.cos(target_lat)
+        haversine = math.sin((target_lat - source_lat) / 2) ** 2 + cosines * across
+        return 2 * _EARTH_KM * math.asin(math.sqrt(haversine))
 
-    def connection(self, one: str, other: str) -> Connection:
+    def connection(self, source: str, target: str) -> Connection:
         """The connection from one region to another, as measured or by the rules.
 
-        The rate that was measured the other way holds within a cloud; between two, another end's
-        window limits it.
+        Within a cloud the rate in the opposite direction holds, too. Between two clouds the window
+        of the receiver limits the rate.
         """
-        back = self.measured.get((other, one))
-        if (one, other) in self.measured:
-            return self.measured[one, other]
-        if back is None:
-            return self.ruled(one, other)
-        if cloud_of(one) == cloud_of(other):
-            return back
-        return Connection(
-            back.round_trip, self.windows[cloud_of(other)].rate(back.round_trip), False
-        )
+        if (source, target) in self.measured:
+            return self.measured[source, target]
+        reverse = self.measured.get((target, source))
+        if reverse is None:
+            return self.ruled(source, target)
+        if cloud_of(source) == cloud_of(target):
+            return reverse
+        rate = self.windows[cloud_of(target)].rate(reverse.round_trip)
+        return Connection(reverse.round_trip, rate, measured=False)
 
-    def ruled(self, one: str, other: str) -> Connection:
-        way = self.ways[_within_aws(one, other)]
-        round_trip = way.fixed + way.per_km * self.way_km(one, other)
-        return Connection(round_trip, self.windows[cloud_of(other)].rate(round_trip), False)
+    def ruled(self, source: str, target: str) -> Connection:
+        """The connection from one region to another, by the rules alone."""
+        rule = self.ways[_within_aws(source, target)]
+        round_trip = rule.fixed + rule.per_km * self.way_km(source, target)
+        rate = self.windows[cloud_of(target)].rate(round_trip)
+        return Connection(round_trip, rate, measured=False)
 
     def rules_for(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines about the rules that connections of these pairs follow: domain and error of
-        each.
-        """
+        """Lines on the domain and error of each rule that connections of these pairs follow."""
         ruled = [pair for pair in pairs if not self.connection(*pair).measured]
         lines = []
-        for cloud in sorted({cloud_of(other) for _, other in ruled}):
+        for cloud in sorted({cloud_of(target) for _, target in ruled}):
             fit = self.windows[cloud].fit
             reach = f"{1e3 * fit.least:.0f} to {1e3 * fit.most:.0f} ms"
             lines.append(
@@ -231,31 +246,33 @@ class CloudFacts:
         return lines
 
     def outside_of_rules(self, pairs: Iterable[tuple[str, str]]) -> list[str]:
-        """Lines about connections that follow a rule outside of the domain in which it was
-        fitted.
-        """
+        """Lines on connections that follow a rule outside of the rule's domain."""
         lines = []
-        for one, other in pairs:
-            connection = self.connection(one, other)
-            window = self.windows[cloud_of(other)].fit
-            way = self.ways[_within_aws(one, other)]
+        for source, target in pairs:
+            connection = self.connection(source, target)
             if connection.measured:
                 continue
             reasons = []
-            if not window.holds(connection.round_trip):
+            if not self.windows[cloud_of(target)].fit.holds(connection.round_trip):
                 reasons.append(f"its round trip is {1e3 * connection.round_trip:.0f} ms")
-            if (other, one) not in self.measured:
-                length = self.way_km(one, other)
-                parts = self._parts(one, other)
-                reasons += [] if way.fit.holds(length) else [f"its way is {length:,.0f} km"]
-                reasons += (
-                    []
-                    if parts in way.parts
-                    else [f"no pair of {' and '.join(sorted(parts))} was measured"]
-                )
+            if (target, source) not in self.measured:
+                rule = self.ways[_within_aws(source, target)]
+                length = self.way_km(source, target)
+                parts = self._parts(source, target)
+                if not rule.fit.holds(length):
+                    reasons.append(f"its way is {length:,.0f} km")
+                if parts not in rule.parts:
+                    reasons.append(f"no pair of {' and '.join(sorted(parts))} was measured")
             if reasons:
-                lines.append(f"{one} to {other}: {', '.join(reasons)}")
+                lines.append(f"{source} to {target}: {', '.join(reasons)}")
         return lines
+
+
+def _least_squares(columns: Floats, values: Floats) -> Floats:
+    """The factors of the columns that fit the values, by least squares of relative errors."""
+    targets = np.ones(len(values))
+    constants, *_ = np.linalg.lstsq(columns / values[:, None], targets, rcond=None)
+    return np.asarray(constants)
 
 
 def cloud_of(region: str) -> str:
@@ -263,8 +280,8 @@ def cloud_of(region: str) -> str:
     return region.partition(":")[0]
 
 
-def _within_aws(one: str, other: str) -> bool:
-    return cloud_of(one) == cloud_of(other) == "aws"
+def _within_aws(source: str, target: str) -> bool:
+    return cloud_of(source) == cloud_of(target) == "aws"
 
 
 @cache
@@ -274,8 +291,17 @@ def cloud_facts() -> CloudFacts:
 
 
 class Regions(Network):
-    """Devices in the regions ``of``, dealt in turn; within a region that ``table`` omits only
-    the devices' own links limit.
+    """The network of devices in regions of clouds.
+
+    Args:
+        simulation: the simulation.
+        columns: rates and latencies of the devices' own links.
+        transport: the transport protocol.
+        of: regions, over which devices are dealt in turn.
+        server: the region of the server.
+        connections: number of parallel connections.
+        table: connections by pair of regions. Within a region without an entry only the devices'
+            own links limit the rate.
     """
 
     def __init__(
@@ -294,53 +320,48 @@ class Regions(Network):
         self._table = table
         self._connections = connections
         self.repeats = len(of)
-        self._own_s = latency
-        far = np.array(
-            [self._window_rule(SERVER, place).round_trip / 2 for place in range(len(of))]
+        self._access_s = latency
+        distant = np.array(
+            [self._connection(SERVER, place).round_trip / 2 for place in range(len(of))]
         )
-        super().__init__(
-            simulation, {}, down, up, latency + far[np.arange(len(latency)) % len(of)], transport
-        )
+        total = latency + distant[np.arange(len(latency)) % len(of)]
+        super().__init__(simulation, {}, down, up, total, transport)
 
-    def _window_rule(self, source: int, destination: int) -> Connection:
-        one, other = (
-            self._server if end == SERVER else self._of[end % len(self._of)]
-            for end in (source, destination)
-        )
-        usual = Connection(0.0, math.inf)
-        return self._table.get(
-            (one, other), usual if one == other else self._table.get((other, one), usual)
-        )
+    def _region(self, end: int) -> str:
+        """The region of the server or a device."""
+        return self._server if end == SERVER else self._of[end % len(self._of)]
+
+    def _connection(self, source: int, destination: int) -> Connection:
+        """The connection between two ends; without an entry one without limit."""
+        pair = self._region(source), self._region(destination)
+        if pair in self._table:
+            return self._table[pair]
+        return self._table.get(pair[::-1], Connection(0.0, math.inf))
 
     def _rate(self, source: int, destination: int) -> float:
-        return self._window_rule(source, destination).rate * self._connections
+        return self._connection(source, destination).rate * self._connections
 
     def route(self, source: int, destination: int) -> list[str]:
-        return (
-            []
-            if self._rate(source, destination) == math.inf
-            else [f"{self.name(source)} -> {self.name(destination)}"]
-        )
+        if self._rate(source, destination) == math.inf:
+            return []
+        return [f"{self.name(source)} -> {self.name(destination)}"]
 
     def links_between(self, source: int, destination: int) -> list[tuple[str, float]]:
         return [(link, self._rate(source, destination)) for link in self.route(source, destination)]
 
     def built_rate(self, link: str) -> float:
-        source, found, destination = link.partition(" -> ")
-        return (
-            self._rate(self.endpoint(source), self.endpoint(destination))
-            if found
-            else super().built_rate(link)
-        )
+        source, arrow, destination = link.partition(" -> ")
+        if not arrow:
+            return super().built_rate(link)
+        return self._rate(self.endpoint(source), self.endpoint(destination))
 
     def _exact_latency_s(self, source: int, destination: int) -> float:
-        own = sum(self._own_s.item(end) for end in (source, destination) if end != SERVER)
-        return own + self._window_rule(source, destination).round_trip / 2
+        access = sum(self._access_s.item(end) for end in (source, destination) if end != SERVER)
+        return access + self._connection(source, destination).round_trip / 2
 
 
 class RegionsSpec(NetworkModel):
-    """Devices and a server in regions of clouds, over TCP connections of measured round trip and
-    rate.
+    """Devices and a server in regions of clouds, over measured TCP connections.
 
     Rates of several connections add up, as far as devices' own links (``device``) allow. For pairs
     without a measurement the rate is the window of the receiver's cloud over the round trip: 0.86
@@ -407,37 +428,31 @@ class RegionsSpec(NetworkModel):
         names = self._names
         if self.file is None:
             facts = cloud_facts()
-            table = {
-                (one, other): facts.connection(one, other)
-                for one in names
-                for other in names
-                if one != other
-            }
+            table = {pair: facts.connection(*pair) for pair in permutations(names, 2)}
         else:
             table = _read(sought(self.file, root))
-            for one, other in combinations(names, 2):
-                if not {(one, other), (other, one)} & {*table}:
+            for source, target in combinations(names, 2):
+                if (source, target) not in table and (target, source) not in table:
                     raise ScenarioError(
-                        f"network.file {self.file!r} has no row from {one!r} to {other!r}, nor back"
+                        f"network.file {self.file!r} has no row from {source!r} to {target!r}, "
+                        "nor back"
                     )
         return Regions(simulation, columns, transport, self.of, server, self.connections, table)
 
 
 def _read(path: Path) -> dict[tuple[str, str], Connection]:
-    """A user's table of connections, by (from, to); ``DataError``: it is missing or malformed."""
+    """Read a user's table of connections, by (from, to); ``DataError`` if it is malformed."""
     table = DeviceTable("network.file", path, ("from", "to", "rtt_ms", "mbit_s"), others=())
     table.note("a row for each connection")
     round_trips = table.values("rtt_ms", _Milliseconds)
     rates = table.values("mbit_s", _Megabits)
     ends = zip(table.values("from", str), table.values("to", str), strict=True)
-    found = [
-        Connection(ms / 1e3, mbit * 1e6 / 8) for ms, mbit in zip(round_trips, rates, strict=True)
-    ]
     connections: dict[tuple[str, str], Connection] = {}
-    for row, (way, connection) in enumerate(zip(ends, found, strict=True)):
-        if way in connections:
+    for row, (pair, ms, mbit) in enumerate(zip(ends, round_trips, rates, strict=True)):
+        if pair in connections:
+            source, target = pair
             raise table.wrong(
-                row, "to", f"there is a row from {way[0]!r} to {way[1]!r} already; allowed is one"
+                row, "to", f"there is a row from {source!r} to {target!r} already; allowed is one"
             )
-        connections[way] = connection
+        connections[pair] = Connection(ms / 1e3, mbit * 1e6 / 8)
     return connections
