@@ -83,7 +83,7 @@ def mark_rows(
         x: list[float] = []
         y: list[float] = []
         for mark in marks:
-            if mark.kind != kind or mark.device not in rows:
+            if mark.kind != kind or mark.device is None or mark.device not in rows:
                 continue
             if first <= mark.time / unit <= last:
                 x.append(mark.time / unit)

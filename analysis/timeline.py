@@ -272,8 +272,9 @@ def _draw_path(axes: Axes, view: View) -> list[Artist]:
     times = []
     lanes = []
     for step in critical_steps(view.history.run):
-        inside = view.start < step.end and step.start < view.end
-        if inside and step.device in view.lanes:
+        if step.device is None or step.device not in view.lanes:
+            continue
+        if view.start < step.end and step.start < view.end:
             times.append([step.start, step.end, step.end])
             lanes.append([view.lanes[step.device]] * 3)
     if not times:

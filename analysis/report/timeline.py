@@ -213,8 +213,9 @@ class _ColumnsOfLanes:
     def _marks(self) -> Columns:
         rows: list[tuple[int, float, int]] = []
         for mark in self.activities.marks:
-            if mark.kind in MARKS and mark.device in self.lanes:
-                rows.append((self.lanes[mark.device], mark.time, MARKS.index(mark.kind)))
+            if mark.kind not in MARKS or mark.device is None or mark.device not in self.lanes:
+                continue
+            rows.append((self.lanes[mark.device], mark.time, MARKS.index(mark.kind)))
         rows.sort()
         return {
             "mark_lane": np.array([lane for lane, _, _ in rows], dtype=np.uint32),
