@@ -130,11 +130,11 @@ def _draw_ranking(ranking: Ranking, colours: dict[int, str]) -> Markup:
 
 
 def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) -> Markup:
-    name = line.name
+    title = line.name
     if line.reference:
-        name += ", a reference"
+        title += ", a reference"
     if line.place == ranking.baseline:
-        name += ", the baseline"
+        title += ", the baseline"
     is_whole = len(line.values) == line.of
     figure = f"{len(line.values)} of {line.of}"
     if is_whole:
@@ -145,7 +145,7 @@ def _ranking_row(line: RankedLine, ranking: Ranking, axis: Axis, colour: str) ->
     is_ranked = is_whole and not line.reference
     return el(
         "tr",
-        el("th", plain(name, 40), scope="row", class_="text", title=plain(name, 200)),
+        el("th", plain(line.name, 40), scope="row", class_="text", title=plain(title, 200)),
         el("td", figure),
         el("td", _draw_dots(line, axis, most, colour), class_="dots"),
         class_=None if is_ranked else "soft",
